@@ -25,7 +25,7 @@ from benchmarks.quantized.judging import Runner
 from benchmarks.timing import Side, compare
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.quantize import calibrate, quantize, to_tflite
+from geutil.quantize import Spec, calibrate, quantize, to_tflite
 
 Array = np.ndarray[Any, Any]
 
@@ -44,11 +44,20 @@ class Way:
 
     Attributes:
         statistics: of the norms that are folded; "" leaves all in float.
-        weight_bits: bits of weights; None for no FakeQuant ops.
+        weight_bits: bits of weights, of depthwise convolutions 8; None for no
+            FakeQuant ops.
     """
 
     statistics: str = ""
     weight_bits: int | None = None
+
+    @property
+    def quantization(self) -> dict[str, Any]:
+        """What `quantize` is told."""
+        if self.weight_bits == 4:
+            return {"scheme": "int8x4"}
+        kept = Spec(weight_bits=8)
+        return {"weight_bits": self.weight_bits, "overrides": {"depthwise": kept}}
 
 
 WAYS = {
@@ -106,7 +115,7 @@ class Trained:
             fold_batch_norms(
                 self.model, is_training=True, statistics=way.statistics, strict=True
             )
-            quantize(self.model, weight_bits=way.weight_bits, ema_decay=DECAY)
+            quantize(self.model, ema_decay=DECAY, **way.quantization)
             data = [{"image": calibration}]
             calibrate(self.model, data, "min_max", progress=False)
         self._step = _step(self.model.to_function())

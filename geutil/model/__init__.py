@@ -1,7 +1,6 @@
 """L4, models: opens, inspects, edits and saves them.
 
-The names are imported when they are first used: `inspect` needs no TensorFlow for files
-that hold none of its graphs.
+The names are imported when they are first used: `inspect` needs no TensorFlow.
 """
 
 import typing

@@ -13,7 +13,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import functions, state, types
 from geutil.model.core import Signatures
-from geutil.model.files import inspection, reading, validation
+from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
 from geutil.model.programs import Ancestor, Program
 from geutil.model.shared_state import SharedState
@@ -121,7 +121,7 @@ def _source(
         if path.suffix in (".pb", ".pbtxt") and not path.is_dir():
             graph_def = reading.read_graph_def(path)
             return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
-        if path.suffix in inspection.KERAS_SUFFIXES and path.is_file():
+        if path.suffix in keras_files.KERAS_SUFFIXES and path.is_file():
             return _of_keras_model(objects.load_keras_file(path), name)
         if path.is_file():
             raise ModelError(f"'{path}' is {reading.what_is(path)}; pass {ACCEPTED}")

@@ -60,15 +60,16 @@ def test_inspect(geutil, folder):
     said = geutil("inspect", folder / "net")
     assert said.code == 0
     assert "image: float32 [n,8,8,3]" in said.out
-    assert "ops by scope" in said.out
-    found = json.loads(geutil("inspect", folder / "net", "--json").out)
+    assert "ops by scope" not in said.out
+    assert "ops by scope" in geutil("inspect", folder / "net", "--scopes").out
+    found = json.loads(geutil("inspect", folder / "net", "--json", "--scopes").out)
     assert found["kind"] == "SavedModel"
     assert sum(found["scopes"].values()) > 0
     assert len(found["variables"]) == 7
 
 
 def test_inspect_shows_scopes_where_there_are_several(geutil, folder):
-    found = json.loads(geutil("inspect", folder / "net", "--json").out)
+    found = json.loads(geutil("inspect", folder / "net", "--json", "--scopes").out)
     scopes = [scope.rpartition("/")[2] for scope in found["scopes"]]
     assert len(scopes) > 1
     assert scopes[0].startswith("norm")
@@ -78,17 +79,23 @@ def test_inspect_shows_scopes_where_there_are_several(geutil, folder):
 
 def test_inspect_tells_of_what_cannot_be_opened(geutil, tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
-    said = geutil("inspect", tmp_path / "empty")
+    said = geutil("inspect", tmp_path / "empty", "--scopes")
     assert said.code == 0
     assert "ops by scope: not known" in said.out
-    found = json.loads(geutil("inspect", tmp_path / "empty", "--json").out)
+    found = json.loads(geutil("inspect", tmp_path / "empty", "--json", "--scopes").out)
     assert found["scopes"] is None
+
+
+def test_a_signature_of_inspect_goes_with_scopes(geutil, folder):
+    said = geutil("inspect", folder / "net", "--signature", "serving_default")
+    assert said.code != 0
+    assert "--signature goes with --scopes" in said.err
 
 
 @pytest.mark.parametrize("name", ["net", "net.pb", "net.pbtxt", "net.keras"])
 def test_every_format_is_read(geutil, formats, name):
     assert geutil("ops", formats / name, "--type", "Conv2D").out.count("\n") == 1
-    found = json.loads(geutil("inspect", formats / name, "--json").out)
+    found = json.loads(geutil("inspect", formats / name, "--json", "--scopes").out)
     assert len(found["scopes"]) > 1
     assert found["bytes_total"] > 1000
     assert geutil("diff", formats / name, formats / name).code == 0

@@ -1,17 +1,23 @@
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
+from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from benchmarks.inspecting import in_a_child
 from geutil.errors import ModelError
-from geutil.graph.protos import SavedModel
+from geutil.graph.protos import DATA_TYPES, SavedModel
 from geutil.model import inspect
+from geutil.model import open as open_model
+from geutil.model.files import checkpoint_index, schema
 from geutil.model.files.reading import read_graph_def, read_saved_model
 from tests.model import fuzzing
 from tests.processes import forked
@@ -77,8 +83,8 @@ def test_a_saved_model(models, tmp_path, form):
     assert {
         (v.name, v.tensor.dtype, v.tensor.shape, v.trainable) for v in found.variables
     } == {
-        ("weight", tf.float32, (4, 3), True),
-        ("bias", tf.float32, (3,), False),
+        ("weight", "float32", (4, 3), True),
+        ("bias", "float32", (3,), False),
     }
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert found.bytes_total == sum(p.stat().st_size for p in files)
@@ -135,6 +141,66 @@ def test_variables_of_a_version_1_model_come_from_the_index(v1_saved_model):
         index.write_bytes(data)
 
 
+def test_an_index_is_read_as_tensorflow_does(tmp_path):
+    random = np.random.default_rng(0)
+    dtypes = [tf.float32, tf.int64, tf.bool, tf.bfloat16, tf.string, tf.complex64]
+    with tf.Graph().as_default(), tf1.Session() as session:
+        for i in range(400):
+            shape = random.integers(0, 4, random.integers(0, 4))
+            name = f"{'scope/' * random.integers(0, 4)}v{i}"
+            zeros = tf.cast(tf.zeros(shape), dtypes[i % 4]) if i % 6 < 4 else None
+            if zeros is None:
+                zeros = tf.fill(shape, "text") if i % 6 == 4 else tf.complex(0.0, 0.0)
+            tf1.get_variable(name, initializer=zeros, use_resource=bool(i % 2))
+        tf1.get_variable(
+            "parted",
+            [6, 3],
+            partitioner=tf1.fixed_size_partitioner(3),
+            use_resource=False,
+        )
+        session.run(tf1.global_variables_initializer())
+        prefix = tf1.train.Saver().save(session, str(tmp_path / "it"))
+    reader = tf.train.load_checkpoint(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    found = checkpoint_index.entries(Path(prefix))
+    assert [(e.name, e.dtype, list(e.shape)) for e in found] == [
+        (name, dtypes[name].name, shapes[name]) for name in sorted(shapes)
+    ]
+    assert len(found) == 401
+
+
+def test_a_signature_that_is_another_is_listed_once(tmp_path):
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Input([3], name="a"), tf.keras.layers.Dense(2, name="b")]
+    )
+    model.export(tmp_path / "net", verbose=False)
+    found = inspect(tmp_path / "net")
+    assert set(found.signatures) == {"serve", "serving_default"}
+    assert dict(found.aliases) == {"serve": "serving_default"}
+    text = str(found)
+    assert text.count("  in  ") == 1
+    assert "signature serving_default, also called serve" in text
+
+
+def test_signatures_that_differ_are_no_aliases(tmp_path):
+    module = tf.Module()
+    module.v = [tf.Variable(1.0), tf.Variable(2.0)]
+    spec = [tf.TensorSpec([2], name="x")]
+
+    def times(which, sign=1.0):
+        return tf.function(lambda x: {"y": sign * module.v[which] * x}, spec)
+
+    first = times(0)
+    signatures = {"a": first, "b": first, "c": times(1), "d": times(0, -1.0)}
+    tf.saved_model.save(
+        module,
+        str(tmp_path / "net"),
+        {name: f.get_concrete_function() for name, f in signatures.items()},
+    )
+    assert dict(inspect(tmp_path / "net").aliases) == {"b": "a"}
+
+
 def test_tags_choose_the_meta_graph(v1_saved_model):
     assert inspect(v1_saved_model).tags == ("serve",)
     train = inspect(v1_saved_model, tags=["gpu", "train"])
@@ -174,6 +240,59 @@ def keras_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("keras") / "model.keras"
     model.save(file)
     return file
+
+
+def keras_models():
+    layers = tf.keras.layers
+    a, b = layers.Input([4], name="p"), layers.Input([4], name="q")
+    x = layers.Concatenate()([a, b])
+    ends = layers.Dense(3, name="y")(x), layers.Softmax(name="z")(x)
+    image = layers.Input([8, 8, 3], 2, dtype="uint8", name="image")
+    pooled = layers.GlobalAveragePooling2D(keepdims=True)(
+        layers.Conv2D(4, 3, name="c")(layers.Rescaling(1 / 255)(image))
+    )
+    return {
+        "list": tf.keras.Model([a, b], ends),
+        "dictionary": tf.keras.Model({"p": a, "q": b}, {"u": ends[0], "v": ends[1]}),
+        "one": tf.keras.Model(image, layers.Flatten(name="f")(pooled)),
+        "sequential": tf.keras.Sequential(
+            [layers.Input([6], name="a"), layers.Dense(4), layers.Reshape([2, 2])]
+        ),
+        "mixed": tf.keras.Sequential(
+            [layers.Input([6], name="a"), layers.Dense(4, dtype="mixed_bfloat16")]
+        ),
+    }
+
+
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+@pytest.mark.parametrize("name", keras_models())
+def test_the_ends_of_a_keras_file(tmp_path, name, suffix):
+    model = keras_models()[name]
+    file = tmp_path / f"model.{suffix}"
+    model.save(file)
+    opened = open_model(file)
+    ends = inspect(file).signatures["serving_default"]
+    unknown = suffix == "h5"
+    for found, expected in (
+        (ends.inputs, opened.inputs),
+        (ends.outputs, opened.outputs),
+    ):
+        assert list(found) == sorted(expected)
+        for key, info in found.items():
+            assert info.dtype == expected[key].dtype
+            if info.shape is not None or not unknown:
+                assert info.shape == tuple(expected[key].shape)
+    assert all(info.shape is not None for info in ends.inputs.values())
+
+
+def test_ends_that_a_configuration_does_not_tell_are_unknown(tmp_path):
+    layers = tf.keras.layers
+    image = layers.Input([8, 8, 3], name="image")
+    tf.keras.Model(image, layers.Conv2D(4, 3, name="c")(image)).save(
+        tmp_path / "a.keras"
+    )
+    found = inspect(tmp_path / "a.keras")
+    assert "  out c: float32 of unknown rank" in str(found).splitlines()
 
 
 def test_a_keras_file(keras_file):
@@ -263,3 +382,72 @@ def test_a_large_model_takes_little_memory(tmp_path):
         seconds, peak = in_a_child(tmp_path)
     assert peak < 1.5 * len(data)
     assert seconds < 5
+
+
+PROTOS = {
+    "SavedModel": SavedModel.DESCRIPTOR,
+    "BundleEntryProto": tensor_bundle_pb2.BundleEntryProto.DESCRIPTOR,
+}
+
+
+def test_the_schema_is_that_of_tensorflow():
+    """Walk the table along TensorFlow's definitions: numbers, types, labels."""
+    pending, seen = dict(PROTOS), set()
+    while pending:
+        name, theirs = pending.popitem()
+        seen.add(name)
+        ours = schema.message_class(name).DESCRIPTOR
+        for field in ours.fields:
+            expected = theirs.fields_by_number[field.number]
+            assert expected.name == field.name
+            inner, wanted = field.message_type, expected.message_type
+            assert (inner is None) == (wanted is None)
+            # Both are numbers on the wire.
+            same = field.type if field.type != field.TYPE_INT32 else expected.type
+            assert expected.type == same
+            if field.type == field.TYPE_INT32:
+                assert expected.type in (field.TYPE_INT32, field.TYPE_ENUM)
+            repeated = expected.label == expected.LABEL_REPEATED
+            assert (field.label == field.LABEL_REPEATED) == repeated
+            if inner is not None and inner.GetOptions().map_entry:
+                inner, wanted = (d.fields_by_name["value"] for d in (inner, wanted))
+                assert inner.type == wanted.type
+                inner, wanted = inner.message_type, wanted.message_type
+            if inner is not None and inner.name not in seen:
+                pending[inner.name] = wanted
+    assert seen == set(schema.MESSAGES)
+
+
+def test_the_names_of_types_are_those_of_tensorflow():
+    for number in sorted(DATA_TYPES - {0}):
+        try:
+            expected = tf.dtypes.as_dtype(number).name
+        except TypeError:
+            continue
+        assert schema.type_name(number) == expected
+    assert [schema.type_name(n) for n in (0, -1, 99, 100, 200, 201)] == [None] * 6
+
+
+@pytest.mark.parametrize("suffix", ["", ".pb", ".keras", ".h5", ".tflite"])
+def test_no_tensorflow_is_imported(models, keras_file, tmp_path, suffix):
+    paths = {
+        "": models / "lookup",
+        ".pb": models / "frozen.pb",
+        ".keras": keras_file,
+        ".h5": tmp_path / "a.h5",
+        ".tflite": tmp_path / "a.tflite",
+    }
+    tf.keras.models.load_model(keras_file).save(tmp_path / "a.h5")
+    (tmp_path / "a.tflite").write_bytes(b"no such thing")
+    code = (
+        "import sys\n"
+        "from geutil.cli.main import main\n"
+        f"sys.argv = ['geutil', 'inspect', {str(paths[suffix])!r}]\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "print('tensorflow' in sys.modules, 'keras' in sys.modules)\n"
+    )
+    # The server of tests.processes has imported TensorFlow.
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False"

@@ -226,41 +226,49 @@ _SHOWN = 12
 
 
 def inspect(
-    path: SourceOrLite, signature: Signature = None, as_json: Json = False
+    path: SourceOrLite,
+    with_scopes: Annotated[
+        bool,
+        typer.Option(
+            "--scopes",
+            help="Count the ops of each name scope, too; the model is opened for it.",
+        ),
+    ] = False,
+    signature: Signature = None,
+    as_json: Json = False,
 ) -> None:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size.
 
-    Of a .tflite file also what its ops compute in, and its quantization.
+    Of a .tflite file also what its ops compute in, and its quantization. TensorFlow is
+    started for `--scopes` and for text forms only.
     """
     files.check_source(path, or_tflite=True)
     if files.is_lite(path):
-        _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")
-        _inspect_lite(path, as_json)
-        return
-    files.start_tensorflow()
+        scopes = True if with_scopes else None
+        unused = {"--scopes": scopes, "--signature": signature}
+        _refuse_unused(unused, "is of models, and no .tflite file")
+    if not with_scopes:
+        _refuse_unused({"--signature": signature}, "goes with --scopes")
     import geutil.model
 
     with working(f"reading {path.name}"):
         inspection = geutil.model.inspect(str(path))
+    if not with_scopes:
+        show(inspection, as_json=as_json)
+        return
     if not as_json:
         print(inspection)
+    files.start_tensorflow()
     try:
         opened = files.read_model(path, signature)
         names = [op.name for op in opened.graph.get_operations()]
-        scopes, unknown = _scopes(names), ""
+        counts, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
-        scopes, unknown = None, in_words(str(error))
+        counts, unknown = None, in_words(str(error))
     if as_json:
-        show({**plain(inspection), "scopes": scopes}, as_json=True)
+        show({**plain(inspection), "scopes": counts}, as_json=True)
     else:
-        print("\n".join(_shown(scopes, unknown)))
-
-
-def _inspect_lite(path: Path, as_json: bool) -> None:
-    """Show what is in a TFLite file, for which no TensorFlow is started."""
-    from geutil.model import inspect
-
-    show(inspect(str(path)), as_json=as_json)
+        print("\n".join(_shown(counts, unknown)))
 
 
 def _scopes(names: Iterable[str]) -> dict[str, int]:

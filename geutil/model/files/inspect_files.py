@@ -1,21 +1,26 @@
-"""Inspections of SavedModels and GraphDefs: no graph is built, no weights are read."""
+"""Inspections of SavedModels and GraphDefs: no graph is built, no weights are read.
+
+No TensorFlow is needed, but for text forms.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from geutil.errors import ModelError
-from geutil.graph import protos
-from geutil.graph.protos import FunctionDef, GraphDef, MetaGraphDef, SavedModel
-from geutil.model.files import inspection, loading, reading, wire
-from geutil.model.files.inspection import Inspection, TensorInfo, VariableInfo
+from geutil.model.files import checkpoint_index, reading, schema, wire
+from geutil.model.files.inspection import (
+    FunctionInfo,
+    Inspection,
+    SignatureInfo,
+    TensorInfo,
+    VariableInfo,
+)
+from geutil.model.files.schema import message_class
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
 
 _NODE, _LIBRARY = 1, 2
@@ -23,6 +28,10 @@ _GRAPH = 2
 _META_GRAPHS = 2
 _OBJECTS = 7
 _CONSTANT = "Const"
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+_WRAPPER = 8
+"""Ops that a function has at most which calls another one for a signature."""
+_KNOWN = "serving_default"
 _INTERNAL = "__saved_model_"
 """Begins the names of signatures that TensorFlow keeps for its loader."""
 
@@ -53,7 +62,7 @@ def _inspect_file(file: Path) -> Inspection:
 
 def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
     file = reading.saved_model_file(folder)
-    prefix = loading.variables_prefix(folder)
+    prefix = checkpoint_index.variables_prefix(folder)
     partial_inspection = Inspection(
         SAVED_MODEL,
         folder,
@@ -80,49 +89,128 @@ def _with_saved_model(
     partial_inspection: Inspection, buffer: Buffer, tags: Iterable[str] | None
 ) -> Inspection:
     places = wire.spans(buffer, (0, len(buffer)), _META_GRAPHS)
-    # Everything of each MetaGraph but its graph and objects: 1 and 3 to 6.
-    slim = SavedModel()
+    meta_graph_class = message_class("MetaGraphDef")
+    slim = message_class("SavedModel")()
     for place in places:
-        meta_graph = wire.message(buffer, place, MetaGraphDef, 1, 3, 4, 5, 6)
-        slim.meta_graphs.append(meta_graph)
+        # Everything but the graph and the objects: tags, signatures, assets.
+        slim.meta_graphs.append(wire.message(buffer, place, meta_graph_class, 1, 5, 6))
     chosen = reading.select_meta_graph(slim, tags)
     place = next(
         place
         for place, meta_graph in zip(places, slim.meta_graphs, strict=True)
         if meta_graph is chosen
     )
+    signatures = {
+        name: chosen.signature_def[name]
+        for name in sorted(chosen.signature_def)
+        if not name.startswith(_INTERNAL)
+    }
     partial_inspection = replace(
         partial_inspection,
         tags=tuple(chosen.meta_info_def.tags),
         version=chosen.meta_info_def.tensorflow_version,
-        signatures={
-            name: _signature(chosen.signature_def[name])
-            for name in sorted(chosen.signature_def)
-            if not name.startswith(_INTERNAL)
-        },
+        signatures={name: _signature(proto) for name, proto in signatures.items()},
         assets=tuple(asset.filename for asset in chosen.asset_file_def),
         variables=_variables(partial_inspection.path, buffer, place),
     )
     for graph in wire.spans(buffer, place, _GRAPH):
-        partial_inspection = _with_graph(partial_inspection, buffer, graph)
+        calls = _Calls()
+        partial_inspection = _with_graph(partial_inspection, buffer, graph, calls)
+        aliases = _aliases(signatures, calls)
+        partial_inspection = replace(partial_inspection, aliases=aliases)
     return partial_inspection
 
 
+@dataclass
+class _Calls:
+    """What is known of the calls in a graph: enough to tell equal signatures.
+
+    Attributes:
+        nodes: the nodes of the main graph that call functions, by name.
+        wrappers: what small functions do, with their arguments by number: functions of
+            which this is equal compute the same.
+    """
+
+    nodes: dict[str, Any] = field(default_factory=dict)
+    wrappers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def note_function(self, signature: Any, nodes: list[Any], ret: Any) -> None:
+        """Note what a function does, if it does little."""
+        numbers = {arg.name: f"#{i}" for i, arg in enumerate(signature.input_arg)}
+        body = tuple(
+            (
+                node.name,
+                node.op,
+                tuple(numbers.get(name, name) for name in node.input),
+                tuple(sorted((k, v.SerializeToString()) for k, v in node.attr.items())),
+            )
+            for node in nodes
+        )
+        results = tuple(ret[arg.name] for arg in signature.output_arg)
+        given = tuple(numbers.get(name, name) for name in results)
+        self.wrappers[signature.name] = (len(numbers), body, given)
+
+    def computed(self, signature: Any) -> tuple[Any, ...] | None:
+        """Return what a signature computes, for comparison; None if it is no call."""
+        names = {_op_name(signature.inputs[key].name): key for key in signature.inputs}
+        found = []
+        for key in sorted(signature.outputs):
+            tensor = signature.outputs[key].name
+            node = self.nodes.get(_op_name(tensor))
+            if node is None:
+                return None
+            callee = node.attr["func" if "func" in node.attr else "f"].func.name
+            given = tuple(f"input {names[n]}" if n in names else n for n in node.input)
+            function = self.wrappers.get(callee, (callee,))
+            found.append((key, tensor.partition(":")[2], node.op, function, given))
+        return tuple(found)
+
+
+def _op_name(tensor: str) -> str:
+    return tensor.partition(":")[0]
+
+
+def _aliases(signatures: Mapping[str, Any], calls: _Calls) -> dict[str, str]:
+    """Return the signatures that are the same as another, and which one."""
+    first: dict[Any, str] = {}
+    aliases = {}
+    # The name that users know stands for the others.
+    for name in sorted(signatures, key=lambda name: (name != _KNOWN, name)):
+        proto = signatures[name]
+        computed = calls.computed(proto)
+        if computed is not None:
+            info = str(_signature(proto))
+            known = first.setdefault((info, computed), name)
+            if known != name:
+                aliases[name] = known
+    return aliases
+
+
 def _with_graph(
-    partial_inspection: Inspection, buffer: Buffer, graph: Span
+    partial_inspection: Inspection,
+    buffer: Buffer,
+    graph: Span,
+    calls: _Calls | None = None,
 ) -> Inspection:
     """Add the ops, functions and constants of a `GraphDef` to an inspection."""
-    ops, constants = _count(wire.elements(buffer, graph, GraphDef, "node"))
+    known = _Calls() if calls is None else calls
+    graph_class, function_class = map(message_class, (GRAPH_DEF, "FunctionDef"))
+    ops, constants = _count(wire.elements(buffer, graph, graph_class, "node"), known)
     function_ops: Counter[str] = Counter()
     functions = []
     for library in wire.spans(buffer, graph, _LIBRARY):
         for place in wire.spans(buffer, library, _NODE):
-            signature = wire.message(buffer, place, FunctionDef, 1).signature
-            counts, more = _count(wire.elements(buffer, place, FunctionDef, "node_def"))
+            head = wire.message(buffer, place, function_class, 1, 4)
+            signature = head.signature
+            nodes = wire.elements(buffer, place, function_class, "node_def")
+            small: list[Any] = []
+            counts, more = _count(_kept(nodes, small))
+            if len(small) <= _WRAPPER:
+                known.note_function(signature, small, head.ret)
             function_ops.update(counts)
             constants += more
             functions.append(
-                inspection.FunctionInfo(
+                FunctionInfo(
                     signature.name,
                     counts.total(),
                     len(signature.input_arg),
@@ -138,7 +226,20 @@ def _with_graph(
     )
 
 
-def _count(nodes: Iterable[tuple[Any, int]]) -> tuple[Counter[str], int]:
+def _kept(
+    nodes: Iterable[tuple[Any, int]], first: list[Any]
+) -> Iterable[tuple[Any, int]]:
+    """Pass nodes on, and keep the first: one more than a wrapper has."""
+    for node, left_out in nodes:
+        if len(first) <= _WRAPPER:
+            # One that has lost a long value is like no other.
+            first += [node] * (_WRAPPER + 1 if left_out else 1)
+        yield node, left_out
+
+
+def _count(
+    nodes: Iterable[tuple[Any, int]], calls: _Calls | None = None
+) -> tuple[Counter[str], int]:
     """Return how many nodes of each type there are, and the bytes of constants."""
     counts: Counter[str] = Counter()
     constants = 0
@@ -147,6 +248,8 @@ def _count(nodes: Iterable[tuple[Any, int]]) -> tuple[Counter[str], int]:
         counts[op] += 1
         if op == _CONSTANT and "value" in node.attr:
             constants += node.attr["value"].tensor.ByteSize() + left_out
+        elif calls is not None and op in _CALLS:
+            calls.nodes[node.name] = node
     return counts, constants
 
 
@@ -154,49 +257,44 @@ def _ordered(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _signature(signature: Any) -> inspection.SignatureInfo:
+def _signature(signature: Any) -> SignatureInfo:
     def tensors(infos: Any) -> dict[str, TensorInfo]:
         return {
-            name: tensor_info(infos[name].dtype, infos[name].tensor_shape)
+            name: _tensor_info(infos[name].dtype, infos[name].tensor_shape)
             for name in sorted(infos)
         }
 
-    return inspection.SignatureInfo(
-        tensors(signature.inputs), tensors(signature.outputs)
-    )
+    return SignatureInfo(tensors(signature.inputs), tensors(signature.outputs))
 
 
-def tensor_info(dtype: int, shape: Any) -> TensorInfo:
+def _tensor_info(dtype: int, shape: Any) -> TensorInfo:
     """Return the type and shape that protos tell."""
-    tf_dtype = None
-    with suppress(TypeError):
-        tf_dtype = tf.dtypes.as_dtype(dtype)
+    name = schema.type_name(dtype)
     if shape.unknown_rank:
-        return TensorInfo(tf_dtype, None)
-    return TensorInfo(
-        tf_dtype, tuple(d.size if d.size >= 0 else None for d in shape.dim)
-    )
+        return TensorInfo(name, None)
+    return TensorInfo(name, tuple(d.size if d.size >= 0 else None for d in shape.dim))
 
 
 def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo, ...]:
     """Return the variables of the object graph, or else those of the checkpoint."""
+    graph_class = message_class("SavedObjectGraph")
     variables = [
         VariableInfo(
             variable.name,
-            tensor_info(variable.dtype, variable.shape),
+            _tensor_info(variable.dtype, variable.shape),
             variable.trainable,
         )
         for objects in wire.spans(buffer, place, _OBJECTS)
-        for node, _ in wire.elements(buffer, objects, protos.SavedObjectGraph, "nodes")
-        if node.WhichOneof("kind") == "variable"
+        for node, _ in wire.elements(buffer, objects, graph_class, "nodes")
+        if node.HasField("variable")
         for variable in (node.variable,)
     ]
-    prefix = loading.variables_prefix(folder)
-    if variables or not loading.has_checkpoint(prefix):
+    prefix = checkpoint_index.variables_prefix(folder)
+    if variables or not checkpoint_index.has_checkpoint(prefix):
         return tuple(variables)
     return tuple(
         VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
-        for entry in loading.entries(prefix)
+        for entry in checkpoint_index.entries(prefix)
     )
 
 

@@ -1,6 +1,6 @@
 """The inspection of a model by its files, of whatever kind they are.
 
-TensorFlow is imported for those alone that hold its graphs.
+No TensorFlow is imported, but for text forms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
-from geutil.model.files import inspection, tflite_inspection
+from geutil.model.files import keras_files, tflite_inspection
+from geutil.model.files.inspect_files import inspect_graphs
 from geutil.model.files.inspection import Inspection
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         ModelError: there is nothing there, it is damaged, or of another kind.
 
     Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
-    whole. A `.tflite` or `.keras` file is inspected without TensorFlow.
+    whole, by TensorFlow; all else is inspected without it.
 
     Example:
         >>> found = inspect("testdata/two_signatures")
@@ -48,11 +49,8 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
     if not source.exists():
         raise ModelError(f"'{source}' does not exist")
     is_directory = source.is_dir()
-    if not is_directory and source.suffix in inspection.KERAS_SUFFIXES:
-        return inspection.inspect_keras(source)
+    if not is_directory and source.suffix in keras_files.KERAS_SUFFIXES:
+        return keras_files.inspect_keras(source)
     if not is_directory and is_tflite_file(source):
         return tflite_inspection.inspect_tflite(source)
-    # It imports TensorFlow.
-    from geutil.model.files.inspect_files import inspect_graphs
-
     return inspect_graphs(source, tags, is_directory=is_directory)

@@ -1,20 +1,12 @@
-"""Inspections: a model from its files alone, those of Keras among them."""
+"""Inspections: what is told of a model from its files alone."""
 
 from __future__ import annotations
 
-import json
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from geutil.errors import ModelError
 from geutil.notebook_display import Shown
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 _SHOWN = 10
 
@@ -24,19 +16,19 @@ class TensorInfo:
     """A tensor's type and shape.
 
     Attributes:
-        dtype: its type; of a TFLite file its name, since no TensorFlow is needed to
-            read that. None if the file names one that this TensorFlow lacks.
+        dtype: the name of its type, such as "float32", which equals `tf.float32`. None
+            if the file gives one that is not known here.
         shape: its size in each dimension, None where it is free; None as a whole if
             not even the rank is known.
     """
 
-    dtype: tf.DType | str | None
+    dtype: str | None
     shape: tuple[int | None, ...] | None
 
     def __str__(self) -> str:
-        name = str(getattr(self.dtype, "name", self.dtype or "unknown"))
+        name = self.dtype or "unknown"
         if self.shape is None:
-            return f"{name} of any shape"
+            return f"{name} of unknown rank"
         return f"{name} [{','.join('n' if s is None else str(s) for s in self.shape)}]"
 
     @property
@@ -117,6 +109,8 @@ class Inspection(Shown):
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
             "" if the file does not say.
         signatures: inputs and outputs by the name of the signature.
+        aliases: names of signatures that are the same as another, and that one's name:
+            Keras exports one as "serve" and as "serving_default".
         ops: how many ops of each type the main graph has, the most frequent first.
         function_ops: the same for all functions together.
         functions: the functions of the library, in its order.
@@ -133,6 +127,7 @@ class Inspection(Shown):
     tags: tuple[str, ...] = ()
     version: str = ""
     signatures: Mapping[str, SignatureInfo] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     ops: Mapping[str, int] = field(default_factory=dict)
     function_ops: Mapping[str, int] = field(default_factory=dict)
     functions: tuple[FunctionInfo, ...] = ()
@@ -158,7 +153,10 @@ def lines_of(info: Inspection) -> Iterable[str]:
     )
     yield f"size: {total}, of it variables {variables}, constants {constants}"
     for name, signature in info.signatures.items():
-        yield from signature_lines(f"signature {name}", signature)
+        if name not in info.aliases:
+            others = [alias for alias, of in info.aliases.items() if of == name]
+            also = f", also called {', '.join(others)}" if others else ""
+            yield from signature_lines(f"signature {name}{also}", signature)
     yield from counted("ops", info.ops)
     yield from counted("ops in functions", info.function_ops)
     yield from listed(
@@ -210,134 +208,3 @@ def size_text(count: int) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} GiB"
-
-
-KERAS = "Keras"
-KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
-_CONFIG, _METADATA = "config.json", "metadata.json"
-_WEIGHTS = ".weights.h5"
-_CODE = ("Lambda", "__lambda__")
-_FAULTS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    # A compression that Python lacks, encryption, an end that comes too early.
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    # JSON: no JSON, no text, or nested too deeply (a RuntimeError).
-    ValueError,
-)
-
-
-def inspect_keras(file: Path) -> Inspection:
-    """Tell what a file of Keras is: its Keras version, its layers, its size.
-
-    Args:
-        file: a `.keras` or HDF5 file.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
-
-    Cost: linear in the configuration; weights are not read.
-    """
-    if file.suffix == ".keras":
-        config, version, weights = _in_archive(file)
-    else:
-        config, version, weights = _in_hdf5(file)
-    return Inspection(
-        KERAS,
-        file,
-        version=version,
-        layers=tuple(_layers(config)),
-        bytes_total=file.stat().st_size,
-        bytes_variables=weights,
-    )
-
-
-def refuse_code(file: Path) -> None:
-    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself.
-
-    Raises:
-        ModelError: it holds code, or no model.
-    """
-    config, _, _ = _in_hdf5(file)
-    waiting = [config]
-    while waiting:
-        item = waiting.pop()
-        if _item(item, "class_name") in _CODE:
-            raise ModelError(
-                f"'{file}' holds code of Python (a Lambda layer), which geutil does "
-                "not run: load it with Keras if you trust it, and pass the model"
-            )
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item
-
-
-def _in_archive(file: Path) -> tuple[Any, str, int]:
-    """Return the configuration, the version, and the bytes of the weights."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            if _CONFIG not in names:
-                raise ModelError(f"it holds no {_CONFIG}, so it is no Keras model")
-            config = json.loads(archive.read(_CONFIG))
-            metadata = json.loads(archive.read(_METADATA)) if _METADATA in names else {}
-            weights = sum(
-                entry.compress_size
-                for entry in archive.infolist()
-                if entry.filename.endswith(_WEIGHTS)
-            )
-    except ModelError as error:
-        raise ModelError(f"'{file}': {error}") from error
-    except _FAULTS as error:
-        raise ModelError(
-            f"'{file}' is no whole .keras file, which is a zip archive: {error}"
-        ) from error
-    return config, str(_item(metadata, "keras_version") or ""), weights
-
-
-def _in_hdf5(file: Path) -> tuple[Any, str, int]:
-    """Return the configuration, the version, and the bytes of the weights."""
-    import h5py
-
-    sizes: list[int] = []
-
-    def count(_: str, item: Any) -> None:
-        sizes.append(getattr(item, "nbytes", 0))
-
-    try:
-        with h5py.File(file) as opened:
-            config_text = opened.attrs.get("model_config")
-            version = opened.attrs.get("keras_version", "")
-            opened.visititems(count)
-        config = None if config_text is None else json.loads(config_text)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
-    if config is None:
-        raise ModelError(
-            f"'{file}' holds weights and no model: make the model, load them with its "
-            "load_weights, and pass the model"
-        )
-    return config, str(version), sum(sizes)
-
-
-def _layers(config: Any) -> list[LayerInfo]:
-    """Return the layers of a model, those of models within it in their place."""
-    layers = []
-    pending = [config]
-    while pending:
-        item = pending.pop()
-        inner = _item(_item(item, "config"), "layers")
-        if isinstance(inner, list):
-            pending += reversed(inner)
-        else:
-            name = _item(_item(item, "config"), "name") or _item(item, "name")
-            layers.append(LayerInfo(str(name or ""), str(_item(item, "class_name"))))
-    return layers
-
-
-def _item(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None

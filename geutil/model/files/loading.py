@@ -7,9 +7,7 @@ Only the index is read, never the values.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +16,8 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.protos import GraphDef, SavedModel
 from geutil.graph.types import Graph
-from geutil.model.files import reading, validation, wire
+from geutil.model.files import checkpoint_index, reading, validation
 from geutil.model.files.reading import PathLike
-
-_FOOTER = 48
-_MAGIC = bytes.fromhex("57fb808b247547db")
-_TRAILER = 5
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
-
-
-@dataclass(frozen=True)
-class CheckpointEntry:
-    """One tensor that a checkpoint holds.
-
-    Attributes:
-        name: its key in the checkpoint.
-        dtype: its type.
-        shape: its shape.
-    """
-
-    name: str
-    dtype: tf.DType
-    shape: tuple[int, ...]
-
-
-def variables_prefix(folder: Path) -> Path:
-    """Return the prefix of the checkpoint's files in a SavedModel's directory."""
-    return folder / "variables" / "variables"
-
-
-def has_checkpoint(prefix: Path) -> bool:
-    """Tell whether there is any file of the checkpoint."""
-    return prefix.parent.is_dir() and any(prefix.parent.glob(prefix.name + ".*"))
 
 
 def open_checkpoint(prefix: Path) -> Any:
@@ -66,74 +34,11 @@ def open_checkpoint(prefix: Path) -> Any:
 
     Cost: linear in the index; the shards are not read.
     """
-    index = prefix.with_name(prefix.name + ".index")
-    if not index.is_file():
-        raise ModelError(f"'{index}' is missing: the variables have no index")
-    _check_footer(index)
-    _check_shards(prefix)
+    index = checkpoint_index.checked_index(prefix)
     try:
         return tf.train.load_checkpoint(str(prefix))
     except Exception as error:  # TensorFlow raises several kinds, RuntimeError too.
         raise ModelError(f"'{index}' is damaged: {error}") from error
-
-
-def entries(prefix: Path) -> list[CheckpointEntry]:
-    """Return what the index lists, by name.
-
-    Raises:
-        ModelError: see `open_checkpoint`.
-    """
-    reader = open_checkpoint(prefix)
-    try:
-        shapes = reader.get_variable_to_shape_map()
-        dtypes = reader.get_variable_to_dtype_map()
-    except Exception as error:  # As above.
-        raise ModelError(f"the index of '{prefix}' is damaged: {error}") from error
-    return [
-        CheckpointEntry(name, dtypes[name], tuple(shapes[name]))
-        for name in sorted(shapes)
-    ]
-
-
-def _check_footer(index: Path) -> None:
-    """Check where the index says that its blocks lie.
-
-    A checksum protects the blocks, but nothing this: TensorFlow would allocate as much
-    as it says.
-    """
-    size = index.stat().st_size
-    if size < _FOOTER:
-        raise ModelError(f"'{index}' is truncated: it has {size} bytes")
-    with index.open("rb") as file:
-        file.seek(size - _FOOTER)
-        footer = file.read(_FOOTER)
-    if not footer.endswith(_MAGIC):
-        raise ModelError(f"'{index}' is no index of a checkpoint, or is truncated")
-    at = 0
-    for _ in ("blocks' metadata", "blocks"):
-        start, at = wire.varint(footer, at, _FOOTER)
-        length, at = wire.varint(footer, at, _FOOTER)
-        if start + length + _TRAILER > size:
-            raise ModelError(
-                f"'{index}' is damaged: it points to {length} bytes at {start}, but "
-                f"has {size}"
-            )
-
-
-def _check_shards(prefix: Path) -> None:
-    numbers_by_count: dict[int, set[int]] = {}
-    for path in prefix.parent.glob(prefix.name + ".data-*"):
-        match = _SHARD.search(path.name)
-        if match:
-            numbers_by_count.setdefault(int(match[2]), set()).add(int(match[1]))
-    if not numbers_by_count:
-        raise ModelError(f"the variables' values are missing: no '{prefix}.data-*'")
-    for count, numbers in numbers_by_count.items():
-        missing = sorted(set(range(count)) - numbers)
-        if missing and len(numbers_by_count) == 1:
-            raise ModelError(
-                f"'{prefix}.data-{missing[0]:05d}-of-{count:05d}' is missing"
-            )
 
 
 def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
@@ -233,8 +138,10 @@ def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
         validation.check_graph_def(
             meta_graph.graph_def, f"'{folder}', MetaGraph '{tags}'"
         )
-    prefix = variables_prefix(folder)
-    if has_checkpoint(prefix) or any(map(_has_variables, saved_model.meta_graphs)):
+    prefix = checkpoint_index.variables_prefix(folder)
+    if checkpoint_index.has_checkpoint(prefix) or any(
+        map(_has_variables, saved_model.meta_graphs)
+    ):
         open_checkpoint(prefix)
 
 

@@ -1,24 +1,27 @@
-"""Reads the protos of models from files, and says what is wrong with a file."""
+"""Reads the protos of models from files, and says what is wrong with a file.
+
+TensorFlow is imported by what parses a proto, and by nothing else here.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from geutil.errors import ModelError
 from geutil.formats import foreign_kind
-from geutil.graph import protos
-from geutil.graph.protos import PARSE_ERRORS, GraphDef, MetaGraphDef, SavedModel
 from geutil.model.files import wire
 from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer
+
+if TYPE_CHECKING:
+    from geutil.graph.protos import GraphDef, MetaGraphDef, SavedModel
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _CHUNKED_FILE = "saved_model.cpb"
-_PROTOS = {GRAPH_DEF: GraphDef, META_GRAPH: MetaGraphDef, SAVED_MODEL: SavedModel}
 _REMEDIES = {
     GRAPH_DEF: "read it with geutil.model.files.reading.read_graph_def",
     META_GRAPH: "import it with tf.compat.v1.train.import_meta_graph and pass the "
@@ -216,10 +219,12 @@ def _check_kind(actual_kind: str | None, expected_kind: str, file: Path) -> None
 
 
 def _from_binary(data: bytes, file: Path, expected_kind: str) -> Any:
+    from geutil.graph import protos
+
     check_binary(data, file, expected_kind)
     try:
-        return _PROTOS[expected_kind].FromString(data)
-    except PARSE_ERRORS as error:
+        return getattr(protos, expected_kind).FromString(data)
+    except protos.PARSE_ERRORS as error:
         raise ModelError(
             f"'{file}' holds no whole {expected_kind}, it is truncated or damaged: "
             f"{error}"
@@ -234,9 +239,11 @@ def _from_text(data: bytes, file: Path, expected_kind: str) -> Any:
     kind = wire.text_kind(text)
     if kind is not None:
         _check_kind(kind, expected_kind, file)
+    from geutil.graph import protos
+
     try:
-        return protos.parse_text(text, _PROTOS[expected_kind]())
-    except PARSE_ERRORS as error:
+        return protos.parse_text(text, getattr(protos, expected_kind)())
+    except protos.PARSE_ERRORS as error:
         raise ModelError(
             f"'{file}' holds no {expected_kind} in text form: {error}"
         ) from error

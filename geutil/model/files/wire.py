@@ -19,8 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from geutil.errors import ModelError
-from geutil.graph.protos import PARSE_ERRORS
 
 Buffer: TypeAlias = bytes | mmap.mmap
 
@@ -243,7 +244,7 @@ def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
         for field in fields(buffer, *span)
         if field.number in numbers
     ]
-    return _parsed(proto, b"".join(parts))
+    return parsed(proto, b"".join(parts))
 
 
 def elements(
@@ -275,7 +276,7 @@ def elements(
             yield from _batch(buffer, (start, end), proto, name)
             start = field.end
             data, left_out = _slim(buffer, field, proto.DESCRIPTOR, 0)
-            for element in getattr(_parsed(proto, data), name):
+            for element in getattr(parsed(proto, data), name):
                 yield element, left_out
         elif field.end - start > _BATCH:
             yield from _batch(buffer, (start, field.end), proto, name)
@@ -290,7 +291,7 @@ def _batch(
     start, end = span
     if start < end:
         # Neighbouring elements make a message by themselves, which C++ parses.
-        for element in getattr(_parsed(proto, buffer[start:end]), name):
+        for element in getattr(parsed(proto, buffer[start:end]), name):
             yield element, 0
 
 
@@ -323,8 +324,13 @@ def _is_scalar(descriptor: Any, number: int) -> bool:
     return field_descriptor is None or field_descriptor.message_type is None
 
 
-def _parsed(proto: Any, data: bytes) -> Any:
+def parsed(proto: Any, data: bytes) -> Any:
+    """Parse a message.
+
+    Raises:
+        ModelError: it is truncated or damaged.
+    """
     try:
         return proto.FromString(data)
-    except PARSE_ERRORS as error:
+    except DecodeError as error:
         raise ModelError(f"truncated or damaged protobuf: {error}") from error

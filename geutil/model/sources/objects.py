@@ -16,7 +16,7 @@ from geutil.graph import keras_calls
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
-from geutil.model.files.inspection import inspect_keras, refuse_code
+from geutil.model.files.keras_files import inspect_keras, refuse_code
 from geutil.model.programs import Ancestor, Program, nodes_by_name
 from geutil.model.shared_state import SharedState
 

@@ -1,0 +1,271 @@
+"""Inspections of the files of Keras: their configuration alone, without Keras."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from geutil.errors import ModelError
+from geutil.model.files.inspection import (
+    Inspection,
+    LayerInfo,
+    SignatureInfo,
+    TensorInfo,
+)
+
+KERAS = "Keras"
+KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
+_CONFIG, _METADATA = "config.json", "metadata.json"
+_WEIGHTS = ".weights.h5"
+_CODE = ("Lambda", "__lambda__")
+_FAULTS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    # A compression that Python lacks, encryption, an end that comes too early.
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    # JSON: no JSON, no text, or nested too deeply (a RuntimeError).
+    ValueError,
+)
+
+
+def inspect_keras(file: Path) -> Inspection:
+    """Tell what a file of Keras is: its Keras version, its layers, its size.
+
+    Also its inputs and outputs. The shape of an output is known if the last layer is of
+    a class that says by its arguments what it makes of its input.
+
+    Args:
+        file: a `.keras` or HDF5 file.
+
+    Raises:
+        ModelError: it is no such file, or it is damaged.
+
+    Cost: linear in the configuration; weights are not read.
+    """
+    if file.suffix == ".keras":
+        config, version, weights = _in_archive(file)
+    else:
+        config, version, weights = _in_hdf5(file)
+    return Inspection(
+        KERAS,
+        file,
+        version=version,
+        signatures=_signatures(config),
+        layers=tuple(_layers(config)),
+        bytes_total=file.stat().st_size,
+        bytes_variables=weights,
+    )
+
+
+def refuse_code(file: Path) -> None:
+    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself.
+
+    Raises:
+        ModelError: it holds code, or no model.
+    """
+    config, _, _ = _in_hdf5(file)
+    waiting = [config]
+    while waiting:
+        item = waiting.pop()
+        if _item(item, "class_name") in _CODE:
+            raise ModelError(
+                f"'{file}' holds code of Python (a Lambda layer), which geutil does "
+                "not run: load it with Keras if you trust it, and pass the model"
+            )
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+
+
+def _in_archive(file: Path) -> tuple[Any, str, int]:
+    """Return the configuration, the version, and the bytes of the weights."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            if _CONFIG not in names:
+                raise ModelError(f"it holds no {_CONFIG}, so it is no Keras model")
+            config = json.loads(archive.read(_CONFIG))
+            metadata = json.loads(archive.read(_METADATA)) if _METADATA in names else {}
+            weights = sum(
+                entry.compress_size
+                for entry in archive.infolist()
+                if entry.filename.endswith(_WEIGHTS)
+            )
+    except ModelError as error:
+        raise ModelError(f"'{file}': {error}") from error
+    except _FAULTS as error:
+        raise ModelError(
+            f"'{file}' is no whole .keras file, which is a zip archive: {error}"
+        ) from error
+    return config, str(_item(metadata, "keras_version") or ""), weights
+
+
+def _in_hdf5(file: Path) -> tuple[Any, str, int]:
+    """Return the configuration, the version, and the bytes of the weights."""
+    import h5py
+
+    sizes: list[int] = []
+
+    def count(_: str, item: Any) -> None:
+        sizes.append(getattr(item, "nbytes", 0))
+
+    try:
+        with h5py.File(file) as opened:
+            config_text = opened.attrs.get("model_config")
+            version = opened.attrs.get("keras_version", "")
+            opened.visititems(count)
+        config = None if config_text is None else json.loads(config_text)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
+    if config is None:
+        raise ModelError(
+            f"'{file}' holds weights and no model: make the model, load them with its "
+            "load_weights, and pass the model"
+        )
+    return config, str(version), sum(sizes)
+
+
+def _layers(config: Any) -> list[LayerInfo]:
+    """Return the layers of a model, those of models within it in their place."""
+    layers = []
+    pending = [config]
+    while pending:
+        item = pending.pop()
+        inner = _item(_item(item, "config"), "layers")
+        if isinstance(inner, list):
+            pending += reversed(inner)
+        else:
+            name = _item(_item(item, "config"), "name") or _item(item, "name")
+            layers.append(LayerInfo(str(name or ""), str(_item(item, "class_name"))))
+    return layers
+
+
+_SIGNATURE = "serving_default"
+"""What a Keras model is called where signatures have names, as `model.open` does."""
+_SAME_SHAPE = frozenset(
+    (
+        *("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax", "Dropout"),
+        *("BatchNormalization", "LayerNormalization", "GroupNormalization"),
+        *("SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
+        *("UnitNormalization", "Rescaling", "Identity", "InputLayer"),
+    )
+)
+
+
+def _signatures(config: Any) -> dict[str, SignatureInfo]:
+    """Return the ends of a model; none if it is a class of its own."""
+    inner = _item(config, "config")
+    layers = _item(inner, "layers")
+    if not isinstance(layers, list) or not layers:
+        return {}
+    by_name = {str(_item(_item(x, "config"), "name")): x for x in layers}
+    inputs, outputs = (_item(inner, f"{role}_layers") for role in ("input", "output"))
+    if inputs is None:
+        # A Sequential: the first layer may be that of the input.
+        shape = _shape(_item(inner, "build_input_shape"))
+        first, *_, last = [*by_name] * 2
+        known = _shape(_input_shape(by_name[first])) if shape is None else shape
+        made = TensorInfo(None, known)
+        for layer in by_name.values():
+            made = _made(layer, made.shape)
+        ends = SignatureInfo(
+            {first: TensorInfo(_dtype(by_name[first]), known)}, {last: made}
+        )
+        return {_SIGNATURE: ends}
+    return {
+        _SIGNATURE: SignatureInfo(
+            {
+                key: TensorInfo(_dtype(layer), _shape(_input_shape(layer)))
+                for key, layer in _named(inputs, by_name)
+            },
+            {key: _made(layer) for key, layer in _named(outputs, by_name)},
+        )
+    }
+
+
+def _named(ends: Any, layers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the ends that a configuration lists as keys and layers, in order of keys.
+
+    It writes [layer, node, tensor], a list of these, or a dictionary.
+    """
+    if isinstance(ends, list) and ends and isinstance(ends[0], str):
+        ends = [ends]
+    if isinstance(ends, list):
+        ends = {str(end[0]): end for end in ends if isinstance(end, list) and end}
+    if isinstance(ends, dict):
+        for key, end in sorted(ends.items()):
+            name = str(end[0]) if isinstance(end, list) and end else ""
+            yield str(key), layers.get(name)
+
+
+def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInfo:
+    """Return what a layer makes, as far as its configuration tells.
+
+    Where that does not tell what it reads, this is of the shape `before`.
+    """
+    config, kind = _item(layer, "config"), _item(layer, "class_name")
+    shape = _shape(_input_shape(layer)) or before
+    units = _item(config, "units")
+    made = None
+    if shape is not None and kind in _SAME_SHAPE:
+        made = shape
+    elif shape and kind == "Dense" and isinstance(units, int):
+        made = (*shape[:-1], units)
+    elif shape and kind in ("GlobalAveragePooling2D", "GlobalMaxPooling2D"):
+        last = _item(config, "data_format") != "channels_first"
+        if _item(config, "keepdims") is False:
+            made = (shape[0], shape[-1 if last else 1])
+    elif shape and kind == "Reshape" and _shape(_item(config, "target_shape")):
+        sizes = _shape(_item(config, "target_shape")) or ()
+        made = (shape[0], *sizes) if all(s and s > 0 for s in sizes) else None
+    elif shape and kind == "Flatten":
+        rest = [size for size in shape[1:] if size is not None]
+        made = (shape[0], prod(rest) if len(rest) == len(shape) - 1 else None)
+    return TensorInfo(_dtype(layer), made)
+
+
+def _input_shape(layer: Any) -> Any:
+    """Return the shape of what a layer reads, as its configuration writes it."""
+    config = _item(layer, "config")
+    for key in ("batch_shape", "batch_input_shape"):
+        if _item(config, key) is not None:
+            return _item(config, key)
+    built = _item(_item(layer, "build_config"), "input_shape")
+    if built is not None:
+        return built
+    # A layer without weights is not built: its call tells what it reads.
+    nodes = _item(layer, "inbound_nodes")
+    if isinstance(nodes, list) and nodes:
+        arguments = _item(nodes[0], "args")
+        if isinstance(arguments, list) and arguments:
+            return _item(_item(arguments[0], "config"), "shape")
+    return None
+
+
+def _shape(value: Any) -> tuple[int | None, ...] | None:
+    if not isinstance(value, list):
+        return None
+    if not all(size is None or isinstance(size, int) for size in value):
+        return None
+    return tuple(value)
+
+
+def _dtype(layer: Any) -> str | None:
+    """Return the type that a layer computes in, from its policy."""
+    policy = _item(_item(layer, "config"), "dtype")
+    if isinstance(policy, dict):
+        policy = _item(_item(policy, "config"), "name")
+    return str(policy).removeprefix("mixed_") if policy else None
+
+
+def _item(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
