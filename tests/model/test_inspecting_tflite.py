@@ -6,7 +6,7 @@ import pytest
 
 from geutil import model
 from geutil.model import ModelError, TFLiteInspection, inspect
-from geutil.model.files.inspection import KERAS_SUFFIXES
+from geutil.model.files.keras_files import KERAS_SUFFIXES
 from tests import tflite_files
 from tests.settings import needs_eager
 
