@@ -15,6 +15,7 @@ from geutil.batchnorm.targets import Place, inlined, is_convolution_call
 from geutil.batchnorm.training_fold import Training, fold_in_training
 from geutil.graph import creation, edits, state, types
 from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.select.names import LayerNames
 from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -70,7 +71,9 @@ class Folder:
             counter = self._training.counter(self._graph)
         left = [in_training.get(n.result.op, (n, o)) for n, o in left]
         refused = [(n, o) for n, o in refused if n.result.op not in in_training]
-        return FoldReport(tuple(self._folded), self._report(refused, left), counter)
+        names = LayerNames(self._graph)
+        folded = tuple(names.noted(self._folded, "norm"))
+        return FoldReport(folded, self._report(refused, left), counter)
 
     def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
         """Fold the norms in training; return those that are left."""
@@ -127,7 +130,7 @@ class Folder:
                     signature,
                 )
             )
-        return tuple(entries)
+        return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _inline(self, refused: Iterable[tuple[Norm, Obstacle]]) -> bool:
         """Put convolutions in the place of calls that are nothing else."""
@@ -265,9 +268,10 @@ def _standing_in(
 def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
     """Return the choices for a place, and why nothing is folded in it, or nothing."""
     scope, prefix = choices.scope, place.prefix
-    if scope is None or scope.startswith(prefix):
-        scope = scope and scope.removeprefix(prefix)
-        return replace(choices, scope=scope), place.fixed
-    if types.is_in_scope(prefix, scope):
+    if scope is None or types.is_in_scope(prefix, scope):
         return replace(choices, scope=None), place.fixed
-    return replace(choices, scope=None), f"is outside of scope '{scope}'"
+    inside = tuple(s.removeprefix(prefix) for s in scope if s.startswith(prefix))
+    if inside:
+        return replace(choices, scope=inside), place.fixed
+    reason = f"is outside of scope {types.quoted(scope)}"
+    return replace(choices, scope=None), reason

@@ -218,7 +218,7 @@ class Plan:
 class Choices:
     """What the caller asks for; see `fold_batch_norms`."""
 
-    scope: str | None = None
+    scope: tuple[str, ...] | None = None
     clone_shared: bool = False
     assume_inference: bool = False
 
@@ -319,7 +319,7 @@ class Planner:
         op = norm.steps[-1].op
         scope = self._choices.scope
         if not types.is_in_scope(norm.name, scope):
-            return Obstacle(f"is outside of scope '{scope}'", op)
+            return Obstacle(f"is outside of scope {types.quoted(scope)}", op)
         if v1_control_flow.is_inside(op):
             return Obstacle(
                 "is in a loop or conditional of version 1, whose parts cannot be "

@@ -16,7 +16,8 @@ from geutil.batchnorm.targets import Places
 from geutil.batchnorm.training_fold import EXACT, Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph import edits, state, types
-from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.types import Graph, IdentitySet
+from geutil.select import names
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -28,11 +29,11 @@ def fold_batch_norms(
     freeze_batch_norm_delay: int | None = None,
     step: Any = None,
     statistics: str = "exact",
-    scope: str | None = None,
+    scope: Any = None,
     strict: bool = False,
     assume_inference: bool = False,
     clone_shared: bool = False,
-    keep: Iterable[Operation | Tensor] = (),
+    keep: Iterable[Any] = (),
 ) -> FoldReport:
     """Fold batch normalization into the layers before it, or behind it.
 
@@ -81,7 +82,8 @@ def fold_batch_norms(
             scale along, and quantized weights are the same multiples; of one range for
             the whole tensor channels whose moving variance is too high get too few
             steps, until the averages have settled.
-        scope: a name scope, with or without a slash at its end: only norms in it; None
+        scope: a name scope, with or without a slash at its end, or a Keras layer, by
+            its name, its path or as it is: only norms in it; None
             is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
@@ -89,7 +91,8 @@ def fold_batch_norms(
             that the graph updates. Ops that update them stay, and are run if somebody
             asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
-        keep: ops and tensors that go on computing what they do, since they are fetched
+        keep: ops, tensors, names of these and Keras layers that go on computing what
+            they do, since they are fetched
             by name. Norms that cannot be folded without changing them are refused.
 
     Returns:
@@ -125,7 +128,8 @@ def fold_batch_norms(
     training = _training(
         is_training, freeze_batch_norm_delay, step, statistics, assume_inference
     )
-    choices = Choices(scope, clone_shared, assume_inference)
+    scopes = _scopes(scope, places)
+    choices = Choices(scopes, clone_shared, assume_inference)
     folders = [
         Folder(place, choices, kept_tensors, training) for place in places.listed
     ]
@@ -134,7 +138,7 @@ def fold_batch_norms(
     if strict:
         # Before anything is touched: functions of a model need not be rebuilt.
         refusals = [r for f in settled for r in f.refusals()]
-        _check_none(FoldReport((), (*refusals, *places.unopened)), scope)
+        _check_none(FoldReport((), (*refusals, *places.unopened)), scopes)
     with ExitStack() as stack:
         for place in places.listed:
             stack.enter_context(_abandoned_on_error(place.graph))
@@ -154,7 +158,7 @@ def fold_batch_norms(
             next((r.step for r in reports if r.step is not None), None),
         )
         if strict:
-            _check_none(whole, scope)
+            _check_none(whole, scopes)
     return whole
 
 
@@ -196,7 +200,17 @@ def _training(
     return None
 
 
-def _check_none(report: FoldReport, scope: str | None) -> None:
+def _scopes(scope: Any, places: Places) -> tuple[str, ...] | None:
+    """Return the scopes that a scope or layer stands for, as reports name them."""
+    if isinstance(scope, str):
+        graphs = [place.graph for place in places.listed if not place.prefix]
+        if any(p.prefix and p.prefix.startswith(scope) for p in places.listed):
+            return (scope.rstrip("/"),)
+        return names.scopes_meant(graphs, scope)
+    return names.scopes_meant([place.graph for place in places.listed], scope)
+
+
+def _check_none(report: FoldReport, scope: tuple[str, ...] | None) -> None:
     """Raise if a norm in the scope was refused."""
     refused = [r for r in report.refused if types.is_in_scope(r.norm, scope)]
     if refused:
@@ -211,9 +225,14 @@ def _kept(keep: Any, places: Places) -> IdentitySet:
     graphs = [place.graph for place in places.listed]
     tensors: IdentitySet = IdentitySet()
     for element in types.as_list(keep):
+        if names.is_name(element):
+            for t in _named(element, graphs):
+                tensors.add(t)
+            continue
         if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
-                f"keep holds ops and tensors of a graph, not {types.type_name(element)}"
+                "keep holds ops and tensors of a graph, names of theirs, or Keras "
+                f"layers, not {types.type_name(element)}"
             )
         if not any(element.graph is graph for graph in graphs):
             raise SelectionError(
@@ -223,3 +242,17 @@ def _kept(keep: Any, places: Places) -> IdentitySet:
         for t in element.outputs if types.is_op(element) else [element]:
             tensors.add(t)
     return tensors
+
+
+def _named(element: Any, graphs: list[Graph]) -> IdentitySet:
+    """Return the tensors of a name or layer, in each graph that has it."""
+    found: IdentitySet = IdentitySet()
+    missing: SelectionError | None = None
+    for graph in graphs:
+        try:
+            found.add(names.tensor_of(graph, element))
+        except SelectionError as error:
+            missing = missing or error
+    if not found and missing is not None:
+        raise SelectionError(f"keep: {missing}")
+    return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geutil.notebook_display import Shown
+from geutil.select.names import with_layer
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Folded:
         into: the op that now does the work of both.
         forward: whether the layer comes after the norm.
         signature: of a model, the signature whose graph it is in; "" for graphs.
+        keras_layer: the path of the Keras layer that the norm is in; "" if none is.
 
     Names of what is in the body of a function begin with the function's, and a slash.
     """
@@ -29,6 +31,7 @@ class Folded:
     into: str
     forward: bool = False
     signature: str = ""
+    keras_layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,14 @@ class Refused:
         reason: why.
         op: the op that stands in the way.
         signature: of a model, the signature whose graph it is in; "" for graphs.
+        keras_layer: the path of the Keras layer that the norm is in; "" if none is.
     """
 
     norm: str
     reason: str
     op: str
     signature: str = ""
+    keras_layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class FoldReport(Shown):
         several = len({entry.signature for entry in entries}) > 1
 
         def label(entry: Folded | Refused) -> str:
-            return f"{entry.signature}: {entry.norm}" if several else entry.norm
+            name = with_layer(entry.keras_layer, entry.norm)
+            return f"{entry.signature}: {name}" if several else name
 
         total = folded + refused
         lines = [f"{folded} of {total} batch norm(s) folded, {refused} refused"]

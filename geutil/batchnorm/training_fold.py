@@ -46,13 +46,17 @@ EXACT, ONE_PASS = "exact", "one_pass"
 
 
 def plan_training(
-    graph: Graph, scope: str | None, *, freezes: bool, one_pass: bool = False
+    graph: Graph,
+    scope: tuple[str, ...] | None,
+    *,
+    freezes: bool,
+    one_pass: bool = False,
 ) -> TrainingPlan:
     """Plan to fold the norms in training of a graph into the layers before them.
 
     Args:
         graph: the graph.
-        scope: a name scope: only norms in it; None is all.
+        scope: name scopes: only norms in them; None is all.
         freezes: whether moving averages are to stop.
         one_pass: whether statistics are taken of the folded layers.
 
@@ -73,7 +77,7 @@ def plan_training(
 
 class _Planner:
     def __init__(
-        self, graph: Graph, scope: str | None, freezes: bool, one_pass: bool
+        self, graph: Graph, scope: tuple[str, ...] | None, freezes: bool, one_pass: bool
     ) -> None:
         self.origins = Origins(graph)
         self.liveness = Liveness(graph)
@@ -83,7 +87,8 @@ class _Planner:
 
     def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
         if not types.is_in_scope(norm.name, self._scope):
-            return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
+            reason = f"is outside of scope {types.quoted(self._scope)}"
+            return Obstacle(reason, norm.result.op)
         # The old layer stays for whoever else reads it, its statistics perhaps.
         path = path_to(norm, self.origins, self.liveness, (), {})
         if isinstance(path, Obstacle):
@@ -193,7 +198,7 @@ class Training:
         if self.step is not None:
             check_step_variable(self.step)
 
-    def plan(self, graph: Graph, scope: str | None) -> TrainingPlan:
+    def plan(self, graph: Graph, scope: tuple[str, ...] | None) -> TrainingPlan:
         """Return what will be folded, and what will not."""
         return plan_training(
             graph,
@@ -242,7 +247,7 @@ class Training:
 
 
 def fold_in_training(
-    graph: Graph, scope: str | None, training: Training
+    graph: Graph, scope: tuple[str, ...] | None, training: Training
 ) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
     """Fold the norms in training of a graph.
 

@@ -66,6 +66,22 @@ class CommandError(GeutilError, ValueError):
     """What the command is asked for cannot be done."""
 
 
+def check_scope(model: Model, scope: str | None) -> None:
+    """Refuse a scope or layer that a model does not have."""
+    from geutil.graph.types import is_in_scope
+    from geutil.select import names
+
+    if scope is None or any(key.startswith(scope) for key in model.functions):
+        return
+    graphs = [signature.graph for signature in model.signatures.values()]
+    scopes = names.scopes_meant(graphs, scope)
+    ops = (op for graph in graphs for op in graph.get_operations())
+    if not any(is_in_scope(op.name, scopes) for op in ops):
+        raise CommandError(
+            f"there is no layer or scope '{scope}'; {names.similar(model.graph, scope)}"
+        )
+
+
 def check_source(path: Path, *, or_tflite: bool = False) -> None:
     """Refuse to read what cannot be a model, before TensorFlow is started.
 

@@ -319,15 +319,22 @@ def scope_finalize(scope: str) -> str:
     return f"{scope}/" if scope and not scope.endswith("/") else scope
 
 
-def is_in_scope(name: str, scope: str | None) -> bool:
+def is_in_scope(name: str, scope: str | tuple[str, ...] | None) -> bool:
     """Tell whether `name` is that of a name scope, or of something in it.
 
     Args:
         name: the name of an op or of a scope.
-        scope: the scope, with or without a slash at its end; the empty one and None
+        scope: the scope, with or without a slash at its end, or several; the empty one
+            and None
             hold everything.
     """
-    return f"{name}/".startswith(scope_finalize(scope or ""))
+    scopes = scope if isinstance(scope, tuple) else (scope or "",)
+    return f"{name}/".startswith(tuple(map(scope_finalize, scopes)))
+
+
+def quoted(names: Iterable[str] | None) -> str:
+    """Return names in quotes, for messages."""
+    return ", ".join(f"'{name}'" for name in names or ())
 
 
 def scopes_around(name: str) -> Iterator[str]:

@@ -201,7 +201,8 @@ def experimental_create_training_graph(
         >>> print(report.quantization.quantized[1].weights)
         4 bits, symmetric, per channel
     """
-    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
+    scopes = (scope,) if scope else None
+    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scopes)
     return _training_graph(
         input_graph, choices, quant_delay, freeze_bn_delay, statistics
     )
@@ -249,7 +250,8 @@ def experimental_create_eval_graph(
         16 bits, symmetric
     """
     plan_insertion.checked_delay(quant_delay, is_training=False)
-    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
+    scopes = (scope,) if scope else None
+    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scopes)
     return _eval_graph(input_graph, choices)
 
 
@@ -264,7 +266,7 @@ def _training_graph(
             is_training=True,
             freeze_batch_norm_delay=freeze,
             statistics=statistics,
-            scope=choices.scope,
+            scope=_scope(choices),
         )
         return RewriteReport(folds, _quantized(graph, choices, delay, is_training=True))
 
@@ -272,7 +274,7 @@ def _training_graph(
 def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
     graph = _graph_or_default(graph)
     with plan_insertion.undone_on_error(graph):
-        folds = fold_batch_norms(graph, scope=choices.scope)
+        folds = fold_batch_norms(graph, scope=_scope(choices))
         return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
 
 
@@ -286,8 +288,12 @@ def _quantized(
         activation_bits=choices.activation_bits,
         symmetric_weights=choices.symmetric_weights,
         quant_delay=delay,
-        scope=choices.scope,
+        scope=_scope(choices),
     )
+
+
+def _scope(choices: QuantizeChoices) -> str | None:
+    return None if choices.scope is None else choices.scope[0]
 
 
 def _graph_or_default(graph: Any) -> Graph:

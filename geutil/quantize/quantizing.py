@@ -13,7 +13,14 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import edits, state
 from geutil.graph.op_types import FUSED_NORMS
-from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
+from geutil.graph.types import (
+    Graph,
+    Operation,
+    Tensor,
+    is_graph,
+    quoted,
+    type_name,
+)
 from geutil.quantize import lowering, plan_insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
 from geutil.quantize.plan_insertion import Mode
@@ -23,6 +30,7 @@ from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
+from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.provenance import Origins
 
@@ -45,7 +53,7 @@ def quantize(
     step: Any = None,
     vars_collection: str | None = None,
     variables: Mapping[str, Any] | None = None,
-    scope: str | None = None,
+    scope: Any = None,
     overrides: Mapping[Any, Override] | None = None,
     activations: Iterable[str] = tuple(sorted(ACTIVATIONS)),
     strict: bool = False,
@@ -97,7 +105,8 @@ def quantize(
             share them: between traces of one function, or replicas. Towers of one
             graph have names of their own, under which they are to be given. Each
             tower or replica moves them in a step.
-        scope: only ops of this name scope; None is all.
+        scope: only ops of this name scope, or of this Keras layer, given by its name,
+            its path or as it is; None is all.
         overrides: for ops, for Keras layers or their names, or for regular expressions
             that are searched for in names of ops, a `Spec` or "skip". A string that
             names a layer is no regular expression. The first one that fits counts. What
@@ -143,7 +152,7 @@ result 8 bits (conv/act_quant)
         symmetric_weights,
         per_channel,
         ema_decay,
-        scope,
+        names.scopes_meant([graph for _, graph, _ in _places(graph_or_model)], scope),
         dict(overrides or {}),
         frozenset(activations),
     )
@@ -159,8 +168,8 @@ result 8 bits (conv/act_quant)
         _check_whole(
             _merged(
                 [
-                    _report(plan, name, choices)
-                    for (name, _, _), plan in zip(places, plans, strict=True)
+                    _report(plan, graph, name, choices)
+                    for (name, graph, _), plan in zip(places, plans, strict=True)
                 ]
             )
         )
@@ -187,7 +196,7 @@ result 8 bits (conv/act_quant)
             counter = state.state_of(graph).step_counter
             steps = None if counter is None else counter.variable
             report = _report(
-                plan, name, choices, quantized_by_tensor, ranges.by_name, steps
+                plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps
             )
             reports.append(replace(report, rewritten=rewritten))
     if choices.weights_only and not is_training and not is_graph(graph_or_model):
@@ -318,6 +327,7 @@ def _check_whole(report: QuantizeReport) -> None:
 
 def _report(
     plan: QuantizePlan,
+    graph: Graph,
     signature: str,
     choices: QuantizeChoices,
     quantized_by_tensor: Mapping[Tensor, Tensor] | None = None,
@@ -335,7 +345,7 @@ def _report(
     ]
     warnings = []
     if choices.scope and not quantized:
-        warnings.append(f"no op in the scope '{choices.scope}' can be quantized")
+        warnings.append(f"no op in the scope {quoted(choices.scope)} can be quantized")
     elif plan.unfed and not quantized and not skipped:
         first = plan.unfed[0]
         warnings.append(
@@ -351,8 +361,13 @@ def _report(
         )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)
+    layers = names.LayerNames(graph)
     return QuantizeReport(
-        tuple(quantized), tuple(skipped), tuple(warnings), variables or {}, step
+        tuple(layers.noted(quantized)),
+        tuple(layers.noted(skipped)),
+        tuple(warnings),
+        variables or {},
+        step,
     )
 
 

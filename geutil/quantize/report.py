@@ -10,6 +10,7 @@ from geutil.graph.types import Tensor, require_tensor
 from geutil.notebook_display import Shown
 from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.spec import Format
+from geutil.select.names import with_layer
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Quantized:
         signature: of a model, the signature whose graph it is in; "" for graphs.
         note: why its weights are stored otherwise than the scheme stores most; "" if
             they are not.
+        keras_layer: the path of the Keras layer that it is in; "" if there is none.
     """
 
     op: str
@@ -42,6 +44,7 @@ class Quantized:
     signature: str = ""
     into: str = ""
     note: str = ""
+    keras_layer: str = ""
 
     def __str__(self) -> str:
         if self.kernel != self.op:
@@ -67,6 +70,7 @@ class Skipped:
         has_kernel: whether TFLite has an int8 kernel for it, so that it counts for the
             coverage.
         signature: of a model, the signature whose graph it is in; "" for graphs.
+        keras_layer: the path of the Keras layer that it is in; "" if there is none.
     """
 
     op: str
@@ -74,6 +78,7 @@ class Skipped:
     reason: str
     has_kernel: bool
     signature: str = ""
+    keras_layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,4 +160,5 @@ class QuantizeReport(Shown):
             for entry in entries:
                 where = f"{entry.signature}: " if several else ""
                 what = entry if isinstance(entry, Quantized) else entry.reason
-                yield f"  {where}{entry.op} ({entry.op_type}): {what}"
+                name = with_layer(entry.keras_layer, entry.op)
+                yield f"  {where}{name} ({entry.op_type}): {what}"

@@ -270,7 +270,7 @@ class QuantizeChoices:
     symmetric_weights: bool = True
     per_channel: bool = True
     ema_decay: float = 0.999
-    scope: str | None = None
+    scope: tuple[str, ...] | None = None
     overrides: Mapping[Any, Override] = field(default_factory=dict)
     activations: frozenset[str] = ACTIVATIONS
     initial: tuple[float, float] = (-6.0, 6.0)

@@ -19,6 +19,7 @@ from geutil.quantize import (
     LayerNoise,
     QuantizeReport,
 )
+from geutil.select.names import with_layer
 from geutil.transform.rewrite import RewriteReport
 
 
@@ -73,13 +74,18 @@ def _same_rows(report: Rows) -> Rows:
     return report
 
 
+def _shown(entry: Any, name: str = "") -> str:
+    """Return how an entry calls its op, or what is named."""
+    return with_layer(entry.keras_layer, name or entry.op)
+
+
 @rows_of.register
 def _fold_rows(report: FoldReport) -> Rows:
     folded = [
         Row(
             "folded",
             True,
-            entry.norm,
+            _shown(entry, entry.norm),
             f"into {entry.layer_type} {entry.layer}"
             + (", which comes behind it" if entry.forward else ""),
             (entry.into, entry.layer, entry.norm),
@@ -87,7 +93,7 @@ def _fold_rows(report: FoldReport) -> Rows:
         for entry in report.folded
     ]
     refused = [
-        Row("refused", False, r.norm, f"{r.op} {r.reason}", (r.op, r.norm))
+        Row("refused", False, _shown(r, r.norm), f"{r.op} {r.reason}", (r.op, r.norm))
         for r in report.refused
     ]
     # Refusals come first, as they are what a reader looks for.
@@ -97,11 +103,11 @@ def _fold_rows(report: FoldReport) -> Rows:
 @rows_of.register
 def _quantize_rows(report: QuantizeReport) -> Rows:
     quantized = [
-        Row("quantized", True, q.op, f"{q.op_type}: {q}", _named(q.op, q.into))
+        Row("quantized", True, _shown(q), f"{q.op_type}: {q}", _named(q.op, q.into))
         for q in report.quantized
     ]
     skipped = [
-        Row("skipped", False, s.op, f"{s.op_type}: {s.reason}", (s.op,))
+        Row("skipped", False, _shown(s), f"{s.op_type}: {s.reason}", (s.op,))
         for s in report.skipped
     ]
     summary = (*_head(report), *report.warnings, *report.rewritten)
@@ -277,7 +283,7 @@ def _noise_rows(report: Int8Comparison) -> Rows:
         Row(
             NOISE_BANDS[noise_band(layer)],
             noise_band(layer) >= _GOOD,
-            layer.op,
+            _shown(layer),
             f"{layer.op_type}: {layer}",
             (layer.op, layer.tensor.rpartition(":")[0]),
         )

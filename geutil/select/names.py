@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -19,6 +19,7 @@ from geutil.graph import keras_calls, types
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
+Entry = TypeVar("Entry", bound=Any)
 _MOST_LISTED = 10
 
 
@@ -391,6 +392,53 @@ def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Oper
     return types.unique(op for layer in layers for op in layer.ops)
 
 
+def scopes_meant(
+    graphs: Iterable[Graph], item: Any, what: str = "the graph"
+) -> tuple[str, ...] | None:
+    """Return the name scopes that a scope or layer stands for; None for None.
+
+    Args:
+        graphs: the graphs of a model.
+        item: a layer, by name, path, record or as it is; or a name scope, with or
+            without a slash at its end. What ends in a slash is a scope only.
+        what: the graphs in words, for messages.
+
+    Returns:
+        The scopes of the calls of a layer; of a name that is no layer's, itself.
+
+    Raises:
+        SelectionError: several layers have the name, or no graph was traced from the
+            layer.
+
+    Cost: linear in ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.select.names import scopes_meant
+        >>> scopes_meant([tf.Graph()], "block/")
+        ('block',)
+    """
+    if item is None or item == "":
+        return None
+    graphs = list(graphs)
+    if isinstance(item, Layer):
+        return (item.scope,)
+    if isinstance(item, str):
+        if item.endswith("/"):
+            return (item.rstrip("/"),)
+        layers = [layer for g in graphs for layer in layers_named(g, item)]
+        return tuple(dict.fromkeys(layer.scope for layer in layers)) or (item,)
+    found, missing = [], None
+    for graph in graphs:
+        try:
+            found += layers_of_keras(graph, item, what)
+        except SelectionError as error:
+            missing = error
+    if not found and missing is not None:
+        raise missing
+    return tuple(dict.fromkeys(layer.scope for layer in found))
+
+
 class LayerNames:
     """The paths of the layers that ops belong to.
 
@@ -411,14 +459,25 @@ class LayerNames:
                 return self._paths[scope]
         return ""
 
-    def shown(self, op_name: str) -> str:
-        """Return the name of an op with the layer around it in front, if there is one.
+    def noted(self, entries: Iterable[Entry], key: str = "op") -> list[Entry]:
+        """Return entries of a report with the layers of their ops as `keras_layer`.
 
-        Example:
-            >>> import tensorflow as tf
-            >>> from geutil.select.names import LayerNames
-            >>> LayerNames(tf.Graph()).shown("conv/Relu")
-            'conv/Relu'
+        Args:
+            entries: the entries, data classes with that field.
+            key: the field that names the op.
         """
-        path = self.of(op_name)
-        return f"{path}: {op_name}" if path else op_name
+        return [
+            replace(entry, keras_layer=self.of(getattr(entry, key)))
+            for entry in entries
+        ]
+
+
+def with_layer(path: str, op_name: str) -> str:
+    """Return the name of an op with the layer around it in front, if there is one.
+
+    Example:
+        >>> from geutil.select.names import with_layer
+        >>> with_layer("conv", "net/conv_1/Relu"), with_layer("", "Relu")
+        ('conv: net/conv_1/Relu', 'Relu')
+    """
+    return f"{path}: {op_name}" if path else op_name

@@ -86,6 +86,18 @@ def test_inspect_tells_of_what_cannot_be_opened(geutil, tmp_path):
     assert found["scopes"] is None
 
 
+@pytest.mark.parametrize("given", ["nope", "norm"])
+def test_the_scope_of_a_fold(geutil, folder, tmp_path, given):
+    said = geutil("fold", folder / "net", "--scope", given, "-o", tmp_path / "out")
+    if given == "nope":
+        assert said.code == 1
+        assert "there is no layer or scope 'nope'" in said.err
+        assert not (tmp_path / "out").exists()
+    else:
+        assert said.code == 0
+        assert "1 of 1 batch norm(s) folded" in said.out
+
+
 def test_a_signature_of_inspect_goes_with_scopes(geutil, folder):
     said = geutil("inspect", folder / "net", "--signature", "serving_default")
     assert said.code != 0

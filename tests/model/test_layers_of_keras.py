@@ -8,9 +8,12 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.errors import ModelError, QuantizeError
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ModelError, QuantizeError, SelectionError
 from geutil.gradients import gradients, last_report
+from geutil.model.strip.report import Stripped
 from geutil.quantize import quantize
+from geutil.select import names
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -233,3 +236,81 @@ def test_checkpoints_are_layers():
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+def two_norms():
+    inner = [
+        layers.Conv2D(4, 3, name="conv"),
+        layers.BatchNormalization(name="norm"),
+        layers.ReLU(name="act"),
+    ]
+    return keras.Sequential(
+        [
+            layers.Input([8, 8, 3], name="image"),
+            keras.Sequential(inner, name="block"),
+            layers.Conv2D(4, 3, name="last"),
+            layers.BatchNormalization(name="norm_1"),
+        ],
+        name="net",
+    )
+
+
+def by_name(network):
+    return "block"
+
+
+def by_object(network):
+    return network.get_layer("block")
+
+
+@pytest.mark.parametrize("given", [by_name, by_object])
+def test_a_scope_may_be_a_layer(given):
+    network = two_norms()
+    m = model.open(network)
+    report = fold_batch_norms(m, scope=given(network))
+    assert [entry.keras_layer for entry in report.folded] == ["block/norm"]
+    assert [entry.keras_layer for entry in report.refused] == ["norm_1"]
+    assert "is outside of scope" in report.refused[0].reason
+    assert "block/norm: " in str(report)
+    report = quantize(m, scope=given(network))
+    kept = {e.keras_layer.partition("/")[0] for e in report.quantized}
+    # The input of the network is quantized for the layer that reads it.
+    assert kept == {"", "block"}
+    assert {e.keras_layer for e in report.skipped} == {"last", "norm_1"}
+
+
+def test_a_name_is_that_of_a_layer_unless_it_ends_in_a_slash():
+    graph = model.open(two_norms()).graph
+    # So is the end called that reads its result.
+    assert any(op.name == "norm_1" for op in graph.get_operations())
+    assert names.scopes_meant([graph], "norm_1") == ("net_1/norm_1_1",)
+    assert names.scopes_meant([graph], "norm_1/") == ("norm_1",)
+    assert names.scopes_meant([graph], None) is None
+    assert names.scopes_meant([graph], "nothing") == ("nothing",)
+
+
+def test_a_layer_of_another_model_is_no_scope():
+    m = model.open(two_norms())
+    with pytest.raises(SelectionError, match="was not made from the Keras layer"):
+        fold_batch_norms(m, scope=layers.Dense(3, name="elsewhere"))
+
+
+def test_what_a_fold_keeps_may_be_a_layer():
+    network = two_norms()
+    m = model.open(network)
+    for kept in ("last", network.get_layer("last"), m.layers[-2]):
+        report = fold_batch_norms(m, keep=kept, scope="norm_1")
+        assert "is asked for as it is" in report.refused[1].reason
+    assert len(fold_batch_norms(m, scope="norm_1").folded) == 1
+    with pytest.raises(SelectionError, match="similar are"):
+        fold_batch_norms(m, keep="lats")
+
+
+def test_what_strip_keeps_may_be_a_layer():
+    m = model.open(two_norms())
+    assert m.strip_training(keep="block").strip_report is not None
+    entry = Stripped("kept", "dropout", "net_1/block_1/act_1/Relu", "why")
+    (noted,) = names.LayerNames(m.graph).noted([entry], "name")
+    assert "'net_1/block_1/act_1/Relu' of layer 'block/act'" in str(noted)
+    with pytest.raises(ModelError, match="layer with ops, 'blokc'; similar are"):
+        m.strip_training(keep="blokc")

@@ -182,7 +182,10 @@ def strip(
     output: Target,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="An op or scope that stays as it is.", show_default=False),
+        typer.Option(
+            help="An op, a scope or a Keras layer that stays as it is.",
+            show_default=False,
+        ),
     ] = None,
     signature: Signature = None,
     form: As = None,
@@ -208,7 +211,8 @@ def fold(
     path: Source,
     output: Target,
     scope: Annotated[
-        str | None, typer.Option(help="Only batch norms of this name scope.")
+        str | None,
+        typer.Option(help="Only batch norms of this name scope or Keras layer."),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a batch norm is refused.")
@@ -229,6 +233,7 @@ def fold(
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
 
+    files.check_scope(model, scope)
     with working("folding"):
         folds = fold_batch_norms(model, scope=scope, strict=strict)
     files.write_model(model, output, form, force)

@@ -304,7 +304,7 @@ def ops(
         str | None, typer.Option("--type", help="Only ops of this type.")
     ] = None,
     scope: Annotated[
-        str | None, typer.Option(help="Only ops of this name scope.")
+        str | None, typer.Option(help="Only ops of this name scope or Keras layer.")
     ] = None,
     signature: Signature = None,
     as_json: Json = False,
@@ -313,16 +313,17 @@ def ops(
     files.check_source(path)
     files.start_tensorflow()
     from geutil.graph.types import is_in_scope
-    from geutil.select import make_regex
+    from geutil.select import make_regex, names
 
     pattern: re.Pattern[str] | None = None if regex is None else make_regex(regex)
     model = files.read_model(path, signature)
+    scopes = names.scopes_meant([model.graph], scope)
     matching_ops = [
         op
         for op in model.graph.get_operations()
         if (pattern is None or pattern.search(op.name))
         and (kind is None or op.type == kind)
-        and is_in_scope(op.name, scope)
+        and is_in_scope(op.name, scopes)
     ]
     rows = (
         (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))

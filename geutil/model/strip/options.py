@@ -8,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, SelectionError
 from geutil.graph.functions import bindings
-from geutil.graph.types import Operation
+from geutil.graph.types import Operation, as_list, is_in_scope
 from geutil.model.core import EditableModel
 from geutil.model.programs import Program
 from geutil.model.sources.objects import program_of_graph
 from geutil.model.to_graph import Parts
+from geutil.select import names
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -65,35 +66,46 @@ def checked_options(
     model: EditableModel,
     switches: Mapping[str, Any] | None,
     statistics: Mapping[str, tuple[str, str]] | None,
-    keep: Iterable[str],
+    keep: Iterable[Any],
 ) -> StripOptions:
     """Return the options.
 
     Raises:
         ModelError: a name is not in the model.
     """
-    kept_names = (keep,) if isinstance(keep, str) else tuple(keep)
-    options = StripOptions(
-        dict(switches or {}), _variables(model, statistics or {}), kept_names
+    scopes = [scope for item in as_list(keep) for scope in _scopes(model, item)]
+    return StripOptions(
+        dict(switches or {}), _variables(model, statistics or {}), tuple(scopes)
     )
-    names = [op.name for op in model.graph.get_operations()]
-    for name in kept_names:
-        if not any(n == name or n.startswith(f"{name}/") for n in names):
-            raise ModelError(f"keep: {model!r} has no op or name scope '{name}'")
-    return options
+
+
+def _scopes(model: EditableModel, item: Any) -> tuple[str, ...]:
+    """Return the scopes of an item of `keep`: an op, a name scope, a layer."""
+    graph = model.graph
+    try:
+        scopes = names.scopes_meant([graph], item, repr(model)) or ("",)
+    except SelectionError as error:
+        raise ModelError(f"keep: {error}") from error
+    if not any(is_in_scope(op.name, scopes) for op in graph.get_operations()):
+        name = str(getattr(item, "name", item))
+        raise ModelError(
+            f"keep: {model!r} has no op, name scope, or layer with ops, '{name}'; "
+            f"{names.similar(graph, name)}"
+        )
+    return scopes
 
 
 def _variables(
     model: EditableModel, statistics: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[tf.Variable, tf.Variable]]:
     variables_by_norm = {}
-    for norm, names in statistics.items():
-        for name in names:
+    for norm, pair in statistics.items():
+        for name in pair:
             if name not in model.variables:
                 raise ModelError(
                     f"statistics: {model!r} has no variable '{name}' for '{norm}'; it "
                     f"has {list(model.variables)[:20]}"
                 )
-        mean, variance = names
+        mean, variance = pair
         variables_by_norm[norm] = (model.variables[mean], model.variables[variance])
     return variables_by_norm

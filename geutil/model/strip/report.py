@@ -21,6 +21,7 @@ class Stripped:
             "side effect", "input", "variable" or "body".
         name: the op, input or variable.
         reason: why.
+        keras_layer: the path of the Keras layer that it is in; "" if there is none.
 
     Example:
         >>> from geutil.model.strip.report import Stripped
@@ -32,9 +33,11 @@ class Stripped:
     kind: str
     name: str
     reason: str
+    keras_layer: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action} {self.kind} '{self.name}': {self.reason}"
+        layer = f" of layer '{self.keras_layer}'" if self.keras_layer else ""
+        return f"{self.action} {self.kind} '{self.name}'{layer}: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
 from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers
 from geutil.model.to_graph import Parts, materialize
+from geutil.select.names import LayerNames
 
 _SHOWN = 5
 
@@ -110,7 +111,8 @@ def strip_training(
     result = model.derived(
         program, holdings=replace(model.holdings, variables=variables)
     )
-    result.strip_report = StripReport(tuple(entries), _dropped(original, needed))
+    noted = LayerNames(model.graph).noted(entries, "name")
+    result.strip_report = StripReport(tuple(noted), _dropped(original, needed))
     return result
 
 

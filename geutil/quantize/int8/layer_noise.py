@@ -37,6 +37,7 @@ from geutil.quantize.int8.stored_results import (
     stored_results,
 )
 from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.select.names import LayerNames, with_layer
 
 Array = np.ndarray[Any, Any]
 
@@ -67,6 +68,7 @@ class LayerNoise:
         unmatched: why no tensor of the file is known; "" if one is.
         silent: whether all values are zero in float, so that an infinite ratio says
             nothing: the data does not reach the layer, or a Relu lets none through.
+        keras_layer: the path of the Keras layer that it is in; "" if there is none.
     """
 
     op: str
@@ -81,6 +83,7 @@ class LayerNoise:
     file_ratio: float | None = None
     unmatched: str = ""
     silent: bool = False
+    keras_layer: str = ""
 
     def __str__(self) -> str:
         clipped = "float" if self.clipped is None else f"{self.clipped:.2%} clipped"
@@ -141,7 +144,8 @@ def _name(layer: LayerNoise | None) -> str:
     why = f": {layer.unmatched}" if layer.unmatched else ""
     output = layer.tensor.rpartition(":")[2]
     which = "" if output == "0" else f":{output}"
-    return f"{layer.op}{which} ({layer.op_type}){why}"
+    name = with_layer(layer.keras_layer, layer.op)
+    return f"{name}{which} ({layer.op_type}){why}"
 
 
 def _cells(layer: LayerNoise) -> tuple[str, ...]:
@@ -214,12 +218,15 @@ class NoiseMeter:
 
     def layers(self) -> tuple[LayerNoise, ...]:
         """Return what was measured, in the order of the graph."""
-        return tuple(
+        noises = [
             _entry(result, found, dict(zip(_SUMS, sums, strict=True)), most)
             for result, found, sums, most in zip(
                 self._results, self._tensors, self._sums, self._most, strict=True
             )
-        )
+        ]
+        if not noises:
+            return ()
+        return tuple(LayerNames(self._results[0].op.graph).noted(noises))
 
     def _named(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
         return {inner: tf.constant(sample[n]) for n, inner in self._inputs.items()}

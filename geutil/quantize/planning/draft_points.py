@@ -425,7 +425,7 @@ class Drafts:
     def refusal(self, op: Operation) -> str:
         """Return why an op is not quantized; "" if it can be."""
         if not self.choices.in_scope(op):
-            return f"is outside the scope '{self.choices.scope}'"
+            return f"is outside the scope {types.quoted(self.choices.scope)}"
         if self.overrides.skipped(op):
             return "is skipped by an override"
         obstacle = self.network.obstacle(op)
