@@ -305,6 +305,12 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
         raise TransformError(
             f"a '{op_type}' cannot stand in for '{op.name}' ({op.type}): {error}"
         ) from error
+    except AssertionError as error:
+        # So TensorFlow says, without a word, that inputs are left over.
+        raise TransformError(
+            f"a '{op_type}' cannot stand in for '{op.name}' ({op.type}): it takes "
+            f"fewer inputs than {len(op.inputs)}; pass a function of them instead"
+        ) from error
     add_control_edges(new_op, op.control_inputs)
     return new_op
 

@@ -91,6 +91,7 @@ def test_control_edges_go_along():
     [
         ("Nothing", "Relu", r"no op of type or name 'Nothing'.*Relu6"),
         ("Relu6", "NoSuchOp", r"no op of type 'NoSuchOp'.*load_op_library"),
+        ("Sub", "Relu", r"'Relu' cannot stand in .* it takes fewer inputs than 2"),
         ("Relu6", "MatMul", r"'MatMul' cannot stand in for 'block/"),
         ("Relu6", lambda x: (x, x), r"returns 2 tensors.*has 1 outputs"),
         ("Relu6", lambda x: tf.cast(x, tf.int32), r"int32"),
