@@ -30,6 +30,7 @@ from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.ordering import OrderPlan
 from geutil.notebook_display import Shown
+from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
 
 _SHOWN = 20
@@ -47,12 +48,14 @@ class KeptTensor:
         bytes: its size. Where dimensions are not known, that of the shape that is given
             or assumed.
         reason: why it is kept.
+        keras_layer: the path of the Keras layer that its op is in; "" if none is.
     """
 
     name: str
     op_type: str
     bytes: int
     reason: str
+    keras_layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,9 +258,14 @@ def make_report(
     return Report(
         mode=keeping.mode,
         kept=tuple(
-            KeptTensor(t.name, t.op.type, tensor_bytes(t), _reason(t, keeping))
-            for t in plan.kept
-            if not is_parameter(t.op)
+            LayerNames(step.graph).noted(
+                (
+                    KeptTensor(t.name, t.op.type, tensor_bytes(t), _reason(t, keeping))
+                    for t in plan.kept
+                    if not is_parameter(t.op)
+                ),
+                "name",
+            )
         ),
         recomputed=tuple(recomputed),
         segments=len(plan.segments),
@@ -366,10 +374,12 @@ def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
     """Return the largest kept tensors as lines of a table."""
     largest = sorted(kept_tensors, key=lambda tensor: -tensor.bytes)
     shown = largest[:_SHOWN]
-    width = max(len(tensor.name) for tensor in shown)
+    named = {t.name: with_layer(t.keras_layer, t.name) for t in shown}
+    width = max(map(len, named.values()))
     lines = [f"{'kept tensor':{width}}  {'bytes':>13}  {'type':20}  why"]
     lines += [
-        f"{t.name:{width}}  {t.bytes:13,}  {t.op_type:20}  {t.reason}" for t in shown
+        f"{named[t.name]:{width}}  {t.bytes:13,}  {t.op_type:20}  {t.reason}"
+        for t in shown
     ]
     if len(largest) > len(shown):
         rest = sum(tensor.bytes for tensor in largest[_SHOWN:])

@@ -139,7 +139,13 @@ def _rewrite_rows(report: RewriteReport) -> Rows:
 @rows_of.register
 def _gradient_rows(report: GradientReport) -> Rows:
     kept_rows = [
-        Row("kept", True, k.name, f"{k.op_type}, {k.bytes:,} bytes: {k.reason}", ())
+        Row(
+            "kept",
+            True,
+            _shown(k, k.name),
+            f"{k.op_type}, {k.bytes:,} bytes: {k.reason}",
+            (),
+        )
         for k in report.kept
     ]
     recomputed_rows = [

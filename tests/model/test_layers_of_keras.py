@@ -228,6 +228,8 @@ def test_checkpoints_are_layers():
     with plain.graph.as_default():
         (expected,) = tf.gradients(plain_y, [plain.inputs["image"]])
     kept = [tensor.name for tensor in report.kept]
+    assert "encoder/act" in {tensor.keras_layer for tensor in report.kept}
+    assert "encoder/act: net_" in str(report)
     assert any("/act_" in name for name in kept)
     assert any("/pool_" in name for name in kept)
     np.testing.assert_allclose(
