@@ -16,11 +16,14 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelFunction",
+    "Power",
+    "Powers",
     "StripReport",
     "Stripped",
     "TFLiteInspection",
     "inspect",
     "open",
+    "powers",
 ]
 
 if typing.TYPE_CHECKING:
@@ -32,6 +35,8 @@ if typing.TYPE_CHECKING:
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
     from geutil.model.opening import open
+    from geutil.model.powers.report import Power, Powers
+    from geutil.model.powers.telling import powers
     from geutil.model.strip.report import Stripped, StripReport
     from geutil.select.names import Layer
 else:
@@ -47,6 +52,8 @@ else:
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
             "opening": ("open",),
+            "powers.report": ("Power", "Powers"),
+            "powers.telling": ("powers",),
             "strip.report": ("StripReport", "Stripped"),
         },
     )

@@ -336,8 +336,8 @@ def test_keep_takes_ops_and_tensors_of_the_graph(setting):
         before = edges(graph)
         with pytest.raises(SelectionError, match=r"'other:0'.*another graph"):
             fold_batch_norms(graph, keep=[other])
-        with pytest.raises(ArgumentTypeError, match=r"not .*str"):
-            fold_batch_norms(graph, keep=["norm"])
+        with pytest.raises(ArgumentTypeError, match=r"Keras layers, not .*float"):
+            fold_batch_norms(graph, keep=[1.0])
         assert edges(graph) == before
 
     setting.run(body)

@@ -131,9 +131,9 @@ def test_errors_in_the_words_of_the_command(geutil, wrong, monkeypatch, line):
 
 
 def test_what_is_not_known_is_told_in_words(geutil, wrong):
-    said = geutil("inspect", wrong / "both")
+    said = geutil("inspect", wrong / "both", "--scopes")
     assert "pass --signature with one of ['one', 'text']" in said.out
-    again = geutil("inspect", wrong / "both", "--signature", "one")
+    again = geutil("inspect", wrong / "both", "--scopes", "--signature", "one")
     assert "not known" not in again.out
     assert "ops by scope" in again.out
     lite = geutil("inspect", wrong / "net.tflite", "--signature", "one")

@@ -326,7 +326,7 @@ def test_a_signature_besides_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": ["nothing"]}, "no op or name scope 'nothing'"),
+        ({"keep": ["nothing"]}, "no op, name scope, or layer with ops, 'nothing'"),
         ({"switches": {"nothing": False}}, "no input or placeholder 'nothing'"),
         ({"switches": {"x": "text"}}, "switch 'x' is float32"),
         ({"switches": {"x": [1.0, 2.0, 3.0]}}, "switch 'x' has shape"),

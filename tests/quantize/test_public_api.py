@@ -68,7 +68,7 @@ quantize(graph_or_model: Any, *, scheme: str | None = None, is_training: bool =
     True, weight_bits: int = 8, activation_bits: int = 8, symmetric_weights: bool =
     True, per_channel: bool = True, ema_decay: float = 0.999, quant_delay: int |
     None = None, step: Any = None, vars_collection: str | None = None, variables:
-    Mapping[str, Any] | None = None, scope: str | None = None, overrides:
+    Mapping[str, Any] | None = None, scope: Any = None, overrides:
     Mapping[Any, Override] | None = None, activations: Iterable[str] = (gelu,
     hard_swish, leaky_relu, log_softmax, prelu, relu, relu6, sigmoid, silu, softmax,
     tanh), strict: bool = False) -> QuantizeReport

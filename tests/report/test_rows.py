@@ -72,7 +72,7 @@ def test_refusals_come_first_with_their_reasons(refused_fold):
     assert rows[0] == Row(
         "refused",
         False,
-        refused.norm,
+        f"{refused.keras_layer}: {refused.norm}",
         f"{refused.op} {refused.reason}",
         (refused.op, refused.norm),
     )

@@ -1,0 +1,263 @@
+"""Ops with powers in graphs and functions, read as protos; no graph is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from geutil.model.files import wire
+from geutil.model.files.schema import message_class
+from geutil.model.files.wire import Buffer, Span
+from geutil.model.powers import op_table
+from geutil.model.powers.op_table import OpEntry
+from geutil.model.powers.report import MAIN
+
+_UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
+_ATTRIBUTES = {
+    # Which attribute decides, and what each beginning of its value stands for.
+    "PrintV2": ("output_stream", {b"file://": op_table.WRITE}, op_table.PRINT),
+    "DecodeProtoV2": (
+        "descriptor_source",
+        {b"local://": op_table.COMPUTE, b"bytes://": op_table.COMPUTE},
+        op_table.READ,
+    ),
+    "EncodeProto": (
+        "descriptor_source",
+        {b"local://": op_table.COMPUTE, b"bytes://": op_table.COMPUTE},
+        op_table.READ,
+    ),
+}
+_FILE_ATTRIBUTES = {
+    # Without a file the op does what it says here.
+    "FixedUnigramCandidateSampler": ("vocab_file", op_table.RANDOM),
+}
+_URLS = re.compile(r"Debug(Identity|NanCount|NumericSummary)")
+_FILE_INPUTS = {
+    # The inputs that name files, or hold what is written.
+    **dict.fromkeys(("ReadFile", "WriteFile", "MatchingFiles", "SaveV2"), 0),
+    **dict.fromkeys(("RestoreV2", "Restore", "RestoreSlice", "Save"), 0),
+    **dict.fromkeys(("SaveSlices", "LoadAndRemapMatrix", "LoadDataset"), 0),
+    **dict.fromkeys(("TextLineDataset", "TFRecordDataset", "CSVDataset"), 0),
+    **dict.fromkeys(("TFRecordDatasetV2", "CSVDatasetV2", "LMDBDataset"), 0),
+    **dict.fromkeys(("FixedLengthRecordDataset", "MatchingFilesDataset"), 0),
+    "FixedLengthRecordDatasetV2": 0,
+    **dict.fromkeys(("CacheDataset", "CacheDatasetV2", "SaveDataset"), 1),
+    **dict.fromkeys(("SaveDatasetV2", "DatasetToTFRecord", "SqlDataset"), 1),
+    **dict.fromkeys(("SnapshotDataset", "SnapshotDatasetV2"), 1),
+    **dict.fromkeys(("MergeV2Checkpoints", "InitializeTableFromTextFile"), 1),
+    **dict.fromkeys(("InitializeTableFromTextFileV2", "DistributedSave"), 1),
+    **dict.fromkeys(("CreateSummaryFileWriter", "CreateSummaryDbWriter"), 1),
+    "DataServiceDataset": 3,
+    "DataServiceDatasetV2": 3,
+    "RpcClient": 0,
+    "RpcServer": 0,
+}
+_CACHES = ("CacheDataset", "CacheDatasetV2")
+_DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")
+_PASSING = frozenset(("Identity", "Snapshot", "StopGradient", "PlaceholderWithDefault"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """An op with a power.
+
+    Attributes:
+        node: its definition.
+        kind: the power.
+        detail: what decides, where an attribute tells it.
+    """
+
+    node: Any
+    kind: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of a string that an op reads.
+
+    Attributes:
+        text: its value, where it is a constant.
+        argument: the number of the argument of the function that it is; or None.
+        node: in the main graph, the name of the node that gives it.
+    """
+
+    text: str | None = None
+    argument: int | None = None
+    node: str = ""
+
+
+@dataclass
+class Body:
+    """A graph, or the body of a function, with what is of interest in it.
+
+    Attributes:
+        place: how reports call it.
+        buffer: the file.
+        span: where it lies.
+        proto: the name of its proto.
+        nodes_field: the field of its nodes.
+        arguments: the names of the arguments of a function.
+        found: the ops with powers.
+        calls: the nodes that call functions, with the names of these.
+        count: how many nodes it has.
+    """
+
+    place: str
+    buffer: Buffer
+    span: Span
+    proto: str
+    nodes_field: str
+    arguments: tuple[str, ...] = ()
+    found: list[Found] = field(default_factory=list)
+    calls: list[tuple[Any, tuple[str, ...]]] = field(default_factory=list)
+    count: int = 0
+
+    def elements(self) -> Iterator[Any]:
+        """Yield its nodes, without the long values in them."""
+        kind = message_class(self.proto)
+        for node, _ in wire.elements(self.buffer, self.span, kind, self.nodes_field):
+            yield node
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Any]:
+        """Its nodes by name: read when they are asked for, since most never are."""
+        return {node.name: node for node in self.elements()}
+
+    def cone(self, roots: Iterable[str]) -> set[str]:
+        """Return the names of all nodes that some depend on, with these."""
+        seen: set[str] = set()
+        waiting = [name for name in roots if name in self.nodes]
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                inputs = map(node_name, self.nodes[name].input)
+                waiting += [n for n in inputs if n in self.nodes and n not in seen]
+        return seen
+
+    def value(self, tensor: str) -> Value:
+        """Return what is known of a string by the name of its tensor."""
+        seen: set[str] = set()
+        while True:
+            name = node_name(tensor)
+            if name in self.arguments:
+                return Value(argument=self.arguments.index(name))
+            node = self.nodes.get(name)
+            if node is None or name in seen:
+                return Value()
+            seen.add(name)
+            if node.op == "Const":
+                strings = node.attr["value"].tensor.string_val
+                text = (
+                    strings[0].decode(errors="replace") if len(strings) == 1 else None
+                )
+                return Value(text, node=name)
+            if node.op not in _PASSING or not node.input:
+                return Value(node=name)
+            tensor = node.input[0]
+
+    def detail(self, found: Found) -> tuple[str, Value]:
+        """Return what decides what an op does, in words and as it is read."""
+        index = _FILE_INPUTS.get(found.node.op)
+        inputs = [name for name in found.node.input if not name.startswith("^")]
+        if found.detail or index is None or index >= len(inputs):
+            return found.detail, Value()
+        value = self.value(inputs[index])
+        return ("" if value.text is None else f"'{value.text}'"), value
+
+
+def node_name(tensor: str) -> str:
+    """Return the name of the node of an input, as graphs or functions write it."""
+    return tensor.lstrip("^").partition(":")[0]
+
+
+def scan(body: Body) -> None:
+    """Note the ops with powers in a body, and its calls.
+
+    Cost: linear in the nodes; memory for a few of them at a time.
+    """
+    known = op_table.table()
+    for node in body.elements():
+        body.count += 1
+        entry = known.get(node.op, _UNKNOWN)
+        if entry.functions or entry is _UNKNOWN:
+            called = tuple(_called(node, entry))
+            if called:
+                body.calls.append((node, called))
+        if entry.power in op_table.HARMLESS:
+            continue
+        kind, detail = _deciding(node, entry.power)
+        if kind not in op_table.HARMLESS:
+            body.found.append(Found(node, kind, detail))
+
+
+def _called(node: Any, entry: OpEntry) -> Iterator[str]:
+    """Yield the functions that a node calls; of an unknown op all that it names."""
+    names = entry.functions or tuple(node.attr)
+    for name in names:
+        if name in node.attr:
+            value = node.attr[name]
+            if value.HasField("func"):
+                yield value.func.name
+            yield from (func.name for func in value.list.func)
+
+
+def _deciding(node: Any, power: str) -> tuple[str, str]:
+    """Return the power of a node, and the attribute that decides, as text."""
+    if node.op in _ATTRIBUTES:
+        name, kinds, otherwise = _ATTRIBUTES[node.op]
+        text = node.attr[name].s if name in node.attr else b""
+        for beginning, kind in kinds.items():
+            if text.startswith(beginning):
+                return kind, f"'{text.decode(errors='replace')}'"
+        return otherwise, f"'{text.decode(errors='replace')}'" if text else ""
+    if node.op in _FILE_ATTRIBUTES:
+        name, otherwise = _FILE_ATTRIBUTES[node.op]
+        if not (node.attr[name].s if name in node.attr else b""):
+            return otherwise, ""
+    if _URLS.match(node.op):
+        urls = node.attr["debug_urls"].list.s if "debug_urls" in node.attr else []
+        if not urls:
+            return op_table.COMPUTE, ""
+        text = ", ".join(f"'{url.decode(errors='replace')}'" for url in urls)
+        is_file = all(url.startswith(b"file://") for url in urls)
+        return op_table.WRITE if is_file else op_table.CONNECT, text
+    for name in _DETAILS:
+        if name in node.attr and node.attr[name].s:
+            return power, f"{name} '{node.attr[name].s.decode(errors='replace')}'"
+    return power, ""
+
+
+def is_memory_cache(body: Body, found: Found) -> bool:
+    """Tell whether an op caches a dataset in memory: its file has no name."""
+    return found.node.op in _CACHES and body.detail(found)[1].text == ""
+
+
+def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
+    """Return the main body of a `GraphDef` and those of its functions, scanned.
+
+    Cost: linear in the nodes.
+    """
+    main = Body(MAIN, buffer, graph, "GraphDef", "node")
+    scan(main)
+    functions = {}
+    function_class = message_class("FunctionDef")
+    for library in wire.spans(buffer, graph, 2):
+        for place in wire.spans(buffer, library, 1):
+            signature = wire.message(buffer, place, function_class, 1).signature
+            arguments = tuple(arg.name for arg in signature.input_arg)
+            body = Body(
+                f"function '{signature.name}'",
+                buffer,
+                place,
+                "FunctionDef",
+                "node_def",
+                arguments,
+            )
+            scan(body)
+            functions[signature.name] = body
+    return main, functions

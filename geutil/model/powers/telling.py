@@ -1,0 +1,55 @@
+"""What a model can do, told from its files, of whatever kind they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geutil.errors import ModelError
+from geutil.model.powers import saved_models
+from geutil.model.powers.op_table import POWERS
+from geutil.model.powers.report import Powers
+
+if TYPE_CHECKING:
+    from geutil.model.files.reading import PathLike
+
+
+def powers(source: PathLike) -> Powers:
+    """Tell what a model can do beyond computing and keeping its own state.
+
+    A graph of TensorFlow is a program: its ops can read and write files, open
+    connections and run Python, as it is loaded or as it runs. Each op of TensorFlow is
+    in one class of a table, and what the table lacks is told as unknown. Function
+    bodies, initializers and every MetaGraph are looked at. Nothing is run, no graph is
+    built, and no TensorFlow is imported, but for text forms.
+
+    Faults of kernels (memory that they write to by mistake) and libraries of custom ops
+    are not looked at: a model from a stranger is safest in a process that may do
+    nothing else.
+
+    Args:
+        source: the directory of a SavedModel, or a `.pb` or `.pbtxt` file.
+
+    Returns:
+        What it can do, op by op.
+
+    Raises:
+        ModelError: there is nothing there, it is damaged, or of another kind.
+
+    Cost: linear in the nodes; memory for some of them at a time. Graphs in which ops
+    with powers are found are held whole, without their long constants.
+
+    Example:
+        >>> from geutil.model import powers
+        >>> powers("testdata/two_signatures").computes_only
+        True
+    """
+    path = Path(source)
+    if not path.exists():
+        raise ModelError(f"'{path}' does not exist")
+    if path.is_dir():
+        entries, ops = saved_models.powers_of_directory(path)
+    else:
+        entries, ops = saved_models.powers_of_file(path)
+    order = {kind: place for place, kind in enumerate(POWERS)}
+    return Powers(path, tuple(sorted(entries, key=lambda e: order[e.kind])), ops)
