@@ -135,7 +135,7 @@ setup(
     package_data={
         "geutil": ["py.typed"],
         # What pages show graphs with, as `make web` builds it.
-        "geutil.model.powers": ["ops.tsv"],
+        "geutil.model.scanning": ["ops.tsv"],
         "geutil.report": ["static/*"],
     },
     # TensorFlow 2.20 is the first release for Python 3.13. There is none for 3.14.

@@ -35,8 +35,8 @@ if typing.TYPE_CHECKING:
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
     from geutil.model.opening import open
-    from geutil.model.powers.report import Power, Powers
-    from geutil.model.powers.telling import powers
+    from geutil.model.scanning.report import Power, Powers
+    from geutil.model.scanning.scan import powers
     from geutil.model.strip.report import Stripped, StripReport
     from geutil.select.names import Layer
 else:
@@ -52,8 +52,8 @@ else:
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
             "opening": ("open",),
-            "powers.report": ("Power", "Powers"),
-            "powers.telling": ("powers",),
+            "scanning.report": ("Power", "Powers"),
+            "scanning.scan": ("powers",),
             "strip.report": ("StripReport", "Stripped"),
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from geutil.graph import functions, state, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
+from geutil.model.scanning import scan
 from geutil.model.programs import Ancestor, Program
 from geutil.model.shared_state import SharedState
 from geutil.model.sources import graph_defs, objects
@@ -38,11 +40,12 @@ def open(
     inputs: Ends = None,
     outputs: Ends = None,
     session: Any = None,
+    powers: str = "any",
 ) -> Model:
     """Open a model to edit it.
 
     Nothing of the model is run, beyond what `tf.saved_model.load` runs itself: it fills
-    the tables.
+    the tables. Where a file can do more than compute, a warning says so before.
 
     Args:
         source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
@@ -60,13 +63,16 @@ def open(
         outputs: for a graph, the tensors that are its outputs; a mapping also gives
             them names. If None, what nothing reads.
         session: for a `tf.Graph`, the Session that holds its variables' values.
+        powers: "compute" refuses a file that can do more than compute and keep its own
+            state, before anything of it is loaded; see `geutil.model.powers`. "any"
+            warns of it.
 
     Returns:
         The model of one signature; the others are in its `signatures`.
 
     Raises:
         ModelError: the source cannot be opened; the message names what was found and
-            what is accepted.
+            what is accepted. Or it can do what `powers` does not allow.
 
     Cost: linear in ops, function bodies included, and in the bytes of the variables.
 
@@ -95,9 +101,33 @@ def open(
                 f"{', '.join(unused)} is for graphs only; rename or cut the model that "
                 "is opened"
             )
+    if powers not in _ALLOWED:
+        raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
+    if isinstance(source, str | os.PathLike):
+        _check_powers(Path(source), allowed=powers)
     origin = _source(source, signature, tags, inputs, outputs, session)
     name = origin.chosen(signature)
     return Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
+
+
+_ALLOWED = ("any", "compute")
+_logger = logging.getLogger("geutil")
+
+
+def _check_powers(path: Path, *, allowed: str) -> None:
+    """Warn of what a file can do beyond computing, or refuse it."""
+    if not path.exists():
+        return
+    found = scan.powers(path)
+    if found.computes_only:
+        return
+    first = str(found).partition("\n")[0].removeprefix("it ")
+    if allowed == "compute":
+        raise ModelError(
+            f"'{path}' {first}: {found.dangers[0]}; geutil.model.powers lists it all, "
+            "and powers='any' opens it"
+        )
+    _logger.warning("'%s' %s; geutil.model.powers lists where", path, first)
 
 
 def _is_graph_source(source: Any) -> bool:

@@ -11,14 +11,15 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     Body Comparison Difference Inspection Layer Model ModelError ModelFunction
-    StripReport Stripped TFLiteInspection inspect open
+    Power Powers StripReport Stripped TFLiteInspection inspect open powers
 """
 # What methods and functions take and give, annotations included.
 SIGNATURES = """
 inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection
 open(source: Any, *, signature: str | None = None, tags: Sequence[str] | str | None =
     None, inline: bool = True, inputs: Ends = None, outputs: Ends = None,
-    session: Any = None) -> Model
+    session: Any = None, powers: str = any) -> Model
+powers(source: PathLike) -> Powers
 Model.run(self, data: Any = None, /, **inputs: Any) -> dict[str, np.ndarray[Any,
     Any]]
 Model.restore(self, checkpoint: str | Path) -> list[str]

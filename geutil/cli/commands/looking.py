@@ -223,6 +223,7 @@ def _file_compared(
 
 
 _SHOWN = 12
+_STRICT = 3
 
 
 def inspect(
@@ -234,13 +235,20 @@ def inspect(
             help="Count the ops of each name scope, too; the model is opened for it.",
         ),
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 3 if the model can do more than compute."
+        ),
+    ] = False,
     signature: Signature = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size.
 
-    Of a .tflite file also what its ops compute in, and its quantization. TensorFlow is
-    started for `--scopes` and for text forms only.
+    And what it can do beyond computing, such as to write files. Of a .tflite file also
+    what its ops compute in, and its quantization. TensorFlow is started for `--scopes`
+    and for text forms only.
     """
     files.check_source(path, or_tflite=True)
     if files.is_lite(path):
@@ -253,11 +261,16 @@ def inspect(
 
     with working(f"reading {path.name}"):
         inspection = geutil.model.inspect(str(path))
-    if not with_scopes:
-        show(inspection, as_json=as_json)
-        return
+        powers = geutil.model.powers(str(path))
+    code = _STRICT if strict and not powers.computes_only else 0
+    told = {**plain(inspection), "powers": plain(powers.entries)}
     if not as_json:
         print(inspection)
+        print(f"powers: {powers}")
+    if not with_scopes:
+        if as_json:
+            show(told, as_json=True)
+        return code
     files.start_tensorflow()
     try:
         opened = files.read_model(path, signature)
@@ -266,9 +279,10 @@ def inspect(
     except geutil.model.ModelError as error:
         counts, unknown = None, in_words(str(error))
     if as_json:
-        show({**plain(inspection), "scopes": counts}, as_json=True)
+        show({**told, "scopes": counts}, as_json=True)
     else:
         print("\n".join(_shown(counts, unknown)))
+    return code
 
 
 def _scopes(names: Iterable[str]) -> dict[str, int]:

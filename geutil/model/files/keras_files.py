@@ -22,6 +22,8 @@ KERAS = "Keras"
 KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 _CONFIG, _METADATA = "config.json", "metadata.json"
 _WEIGHTS = ".weights.h5"
+_LONGEST = 64 << 20
+"""Bytes of a configuration beyond which it is none: that of ResNet152 has 400,000."""
 _CODE = ("Lambda", "__lambda__")
 _FAULTS = (
     zipfile.BadZipFile,
@@ -50,10 +52,7 @@ def inspect_keras(file: Path) -> Inspection:
 
     Cost: linear in the configuration; weights are not read.
     """
-    if file.suffix == ".keras":
-        config, version, weights = _in_archive(file)
-    else:
-        config, version, weights = _in_hdf5(file)
+    config, version, weights = configuration(file)
     return Inspection(
         KERAS,
         file,
@@ -63,6 +62,15 @@ def inspect_keras(file: Path) -> Inspection:
         bytes_total=file.stat().st_size,
         bytes_variables=weights,
     )
+
+
+def configuration(file: Path) -> tuple[Any, str, int]:
+    """Return what a file of Keras says of its layers, its version, its weights' bytes.
+
+    Raises:
+        ModelError: it is no such file, or it is damaged.
+    """
+    return _in_archive(file) if file.suffix == ".keras" else _in_hdf5(file)
 
 
 def refuse_code(file: Path) -> None:
@@ -93,8 +101,8 @@ def _in_archive(file: Path) -> tuple[Any, str, int]:
             names = archive.namelist()
             if _CONFIG not in names:
                 raise ModelError(f"it holds no {_CONFIG}, so it is no Keras model")
-            config = json.loads(archive.read(_CONFIG))
-            metadata = json.loads(archive.read(_METADATA)) if _METADATA in names else {}
+            config = json.loads(_text(archive, _CONFIG))
+            metadata = json.loads(_text(archive, _METADATA) or "{}")
             weights = sum(
                 entry.compress_size
                 for entry in archive.infolist()
@@ -107,6 +115,17 @@ def _in_archive(file: Path) -> tuple[Any, str, int]:
             f"'{file}' is no whole .keras file, which is a zip archive: {error}"
         ) from error
     return config, str(_item(metadata, "keras_version") or ""), weights
+
+
+def _text(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return an entry of an archive, if there is one, and refuse a bomb."""
+    if name not in archive.namelist():
+        return b""
+    with archive.open(name) as opened:
+        data = opened.read(_LONGEST + 1)
+    if len(data) > _LONGEST:
+        raise ModelError(f"its {name} is longer than {_LONGEST >> 20} MiB")
+    return data
 
 
 def _in_hdf5(file: Path) -> tuple[Any, str, int]:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geutil.errors import ModelError
-from geutil.model.powers import saved_models
-from geutil.model.powers.op_table import POWERS
-from geutil.model.powers.report import Powers
+from geutil.formats import is_tflite_file
+from geutil.model.files.keras_files import KERAS_SUFFIXES
+from geutil.model.scanning import archives, saved_models
+from geutil.model.scanning.op_table import POWERS
+from geutil.model.scanning.report import Powers
 
 if TYPE_CHECKING:
     from geutil.model.files.reading import PathLike
@@ -27,8 +29,14 @@ def powers(source: PathLike) -> Powers:
     are not looked at: a model from a stranger is safest in a process that may do
     nothing else.
 
+    Of files of Keras the configuration is looked through, at any depth: for layers that
+    hold code, and for classes that would be imported from elsewhere; of HDF5 files the
+    links, and of archives the names of entries. Of TFLite files custom ops are told,
+    and ops of TensorFlow by the same table.
+
     Args:
-        source: the directory of a SavedModel, or a `.pb` or `.pbtxt` file.
+        source: the directory of a SavedModel, or a `.pb`, `.pbtxt`, `.keras`, `.h5` or
+            `.tflite` file.
 
     Returns:
         What it can do, op by op.
@@ -49,6 +57,10 @@ def powers(source: PathLike) -> Powers:
         raise ModelError(f"'{path}' does not exist")
     if path.is_dir():
         entries, ops = saved_models.powers_of_directory(path)
+    elif path.suffix in KERAS_SUFFIXES:
+        entries, ops = archives.powers_of_keras(path)
+    elif is_tflite_file(path):
+        entries, ops = archives.powers_of_tflite(path)
     else:
         entries, ops = saved_models.powers_of_file(path)
     order = {kind: place for place, kind in enumerate(POWERS)}

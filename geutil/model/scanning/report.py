@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from geutil.model.powers.op_table import POWERS, TOLERATED
+from geutil.model.scanning.op_table import POWERS, TOLERATED
 from geutil.notebook_display import Shown
 
 LOADED, RUN = "loaded", "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,8 @@ from geutil.errors import ModelError
 from geutil.model.files import reading, wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
-from geutil.model.powers import op_table
-from geutil.model.powers.graph_scan import (
+from geutil.model.scanning import op_table
+from geutil.model.scanning.graph_scan import (
     Body,
     Found,
     Value,
@@ -20,13 +21,14 @@ from geutil.model.powers.graph_scan import (
     is_memory_cache,
     node_name,
 )
-from geutil.model.powers.report import LOADED, RUN, Power
+from geutil.model.scanning.report import LOADED, RUN, Power
 
 _INIT, _SAVER = "loading", "saving and restoring variables"
 _INIT_SIGNATURE = "__saved_model_init_op"
 _INIT_COLLECTIONS = ("legacy_init_op", "saved_model_main_op", "table_initializer")
 _AT_LOAD = frozenset(("_initialize", "_create_resource", "_destroy_resource"))
 """The functions of resources that loaders call."""
+_TRACE = re.compile(r"\.trace_\d+$")
 _SAVING = frozenset(("SaveV2", "RestoreV2", "MergeV2Checkpoints"))
 _TABLE_FILES = ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
 _ASSETS = "assets"
@@ -329,16 +331,17 @@ class _Reach:
             names = list(node.function.concrete_functions)
             if node.HasField("bare_concrete_function"):
                 names.append(node.bare_concrete_function.concrete_function_name)
-            if names:
-                path = paths.get(number, "")
+            path = _TRACE.sub("", paths.get(number, ""))[1:]
+            # The functions of signatures are reached by their nodes as well.
+            if names and not path.startswith("signatures."):
                 at_load = path.rpartition(".")[2] in _AT_LOAD or number in restoring
-                yield (_INIT if at_load else f"function '{path[1:]}'"), names
+                yield (_INIT if at_load else f"function '{path}'"), names
 
     def assets(self, function: str, value: Value) -> list[str] | None:
         """Return the assets that a string names; None if it may be anything else."""
         if value.argument is None:
-            known = self._by_node.get(value.node) if not function else None
-            return None if known is None else [known]
+            named = [] if function else [n for n in value.nodes if n in self._by_node]
+            return [self._by_node[name] for name in named] or None
         found = [*self._bound(function, value.argument)]
         for caller, body in {"": self._main, **self._functions}.items():
             for node, names in body.calls:

@@ -11,9 +11,9 @@ from typing import Any
 from geutil.model.files import wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import Buffer, Span
-from geutil.model.powers import op_table
-from geutil.model.powers.op_table import OpEntry
-from geutil.model.powers.report import MAIN
+from geutil.model.scanning import op_table
+from geutil.model.scanning.op_table import OpEntry
+from geutil.model.scanning.report import MAIN
 
 _UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
 _ATTRIBUTES = {
@@ -82,12 +82,12 @@ class Value:
     Attributes:
         text: its value, where it is a constant.
         argument: the number of the argument of the function that it is; or None.
-        node: in the main graph, the name of the node that gives it.
+        nodes: the names of the nodes that it comes from, each passed on by the last.
     """
 
     text: str | None = None
     argument: int | None = None
-    node: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -141,24 +141,43 @@ class Body:
 
     def value(self, tensor: str) -> Value:
         """Return what is known of a string by the name of its tensor."""
-        seen: set[str] = set()
-        while True:
+        passed: dict[str, None] = {}
+        text = argument = None
+        while argument is None:
             name = node_name(tensor)
-            if name in self.arguments:
-                return Value(argument=self.arguments.index(name))
             node = self.nodes.get(name)
-            if node is None or name in seen:
-                return Value()
-            seen.add(name)
-            if node.op == "Const":
+            if name in self.arguments:
+                argument = self.arguments.index(name)
+            elif node is None or name in passed:
+                break
+            else:
+                passed[name] = None
                 strings = node.attr["value"].tensor.string_val
-                text = (
-                    strings[0].decode(errors="replace") if len(strings) == 1 else None
-                )
-                return Value(text, node=name)
-            if node.op not in _PASSING or not node.input:
-                return Value(node=name)
-            tensor = node.input[0]
+                if node.op == "Const" and len(strings) == 1:
+                    text = strings[0].decode(errors="replace")
+                before = self._passed_on(node)
+                if before is None:
+                    break
+                tensor = before
+        return Value(text, argument, tuple(passed))
+
+    def _passed_on(self, node: Any) -> str | None:
+        """Return the tensor whose value a node passes on; None if it computes one."""
+        if node.op == "ReadVariableOp":
+            # TensorFlow keeps the path of an asset in a variable that is set once.
+            sources = self._assigned.get(node_name(node.input[0]), [])
+            return sources[0] if len(sources) == 1 else None
+        return node.input[0] if node.op in _PASSING and node.input else None
+
+    @cached_property
+    def _assigned(self) -> dict[str, list[str]]:
+        """What is assigned to each variable, by the name of its handle."""
+        sources: dict[str, list[str]] = {}
+        for node in self.nodes.values():
+            if node.op == "AssignVariableOp" and len(node.input) > 1:
+                handle, value = node.input[0], node.input[1]
+                sources.setdefault(node_name(handle), []).append(value)
+        return sources
 
     def detail(self, found: Found) -> tuple[str, Value]:
         """Return what decides what an op does, in words and as it is read."""

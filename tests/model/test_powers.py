@@ -1,0 +1,405 @@
+"""What models can do, against TensorFlow's registry and against what they did."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session
+
+from geutil import model
+from geutil.errors import ModelError
+from geutil.model import powers
+from geutil.model.scanning import op_table
+from testdata.powers import HIDDEN, SAMPLES, save
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+tf1 = tf.compat.v1
+layers = keras.layers
+
+
+def registry():
+    buffer = pywrap_tf_session.TF_GetAllOpList()
+    data = pywrap_tf_session.TF_GetBuffer(buffer)
+    return op_def_pb2.OpList.FromString(data).op
+
+
+def test_every_op_of_tensorflow_is_in_the_table():
+    table = op_table.table()
+    missing = [op.name for op in registry() if op.name not in table]
+    assert missing == []
+    assert {entry.power for entry in table.values()} < {
+        *op_table.POWERS,
+        *op_table.HARMLESS,
+    }
+    assert all(entry.evidence for entry in table.values())
+
+
+def test_what_calls_functions_is_known():
+    table = op_table.table()
+    for op in registry():
+        called = {a.name for a in op.attr if a.type in ("func", "list(func)")}
+        assert set(table[op.name].functions) == called, op.name
+
+
+NAMES_A_FILE = re.compile(
+    r"(.*_)?(file|files|filename|filenames|logdir|log_dir|dir|path|paths|prefix|uri|"
+    r"url|urls|address|patterns?)"
+)
+NO_FILE = {
+    # Regular expressions, and a prefix of names of counters.
+    *("RegexFullMatch", "RegexReplace", "StaticRegexFullMatch", "StaticRegexReplace"),
+    *("SetStatsAggregatorDataset", "ExperimentalSetStatsAggregatorDataset"),
+    # They make a name and open nothing.
+    *("ShardedFilename", "ShardedFilespec"),
+    # How many paths of its search it gives.
+    "CTCBeamSearchDecoder",
+}
+
+
+def test_what_takes_the_name_of_a_file_or_an_address_is_not_harmless():
+    table = op_table.table()
+    for op in registry():
+        named = {a.name for a in (*op.attr, *op.input_arg)} - {"is_files"}
+        if any(map(NAMES_A_FILE.fullmatch, named)) and op.name not in NO_FILE:
+            assert table[op.name].power not in op_table.HARMLESS, op.name
+
+
+def test_what_has_state_says_why_it_only_computes():
+    table = op_table.table()
+    for op in registry():
+        if op.is_stateful:
+            assert table[op.name].evidence != "stateless", op.name
+
+
+@pytest.fixture
+def marker(tmp_path):
+    folder = tmp_path / "marked"
+    folder.mkdir()
+    return folder / "marker"
+
+
+def run(folder):
+    loaded = tf.saved_model.load(str(folder))
+    loaded.signatures["serving_default"](x=tf.constant(1.0))
+    return loaded
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_is_told_and_does_what_is_told(tmp_path, marker, name):
+    kind, sample = SAMPLES[name]
+    folder = tmp_path / "net"
+    save(sample, folder, marker)
+    found = powers(folder)
+    assert kind in {entry.kind for entry in found.dangers}
+    by = {reason for entry in found.dangers for reason in entry.by}
+    assert "signature 'serving_default'" in by
+    assert not list(marker.parent.iterdir())
+    if kind == "write files":
+        run(folder)
+        assert list(marker.parent.iterdir())
+        return
+    with pytest.raises(tf.errors.OpError):
+        run(folder)
+    marker.write_text("a,1\n")
+    run(folder)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_ops_are_told(tmp_path, marker, name):
+    folder = tmp_path / "net"
+    save(HIDDEN[name], folder, marker)
+    found = powers(folder)
+    assert found.kinds == ("write files",)
+    assert all(entry.type == "WriteFile" for entry in found.entries)
+    places = {entry.place for entry in found.entries}
+    assert all(place.startswith("function '") for place in places)
+    details = {entry.detail for entry in found.entries}
+    assert details == ({""} if name == "computed path" else {f"'{marker}'"})
+    run(folder)
+    assert list(marker.parent.iterdir())
+
+
+def test_text_forms_are_read(tmp_path, marker):
+    from google.protobuf import text_format
+
+    from geutil.model.files.reading import read_saved_model
+
+    folder = tmp_path / "net"
+    save(SAMPLES["WriteFile"][1], folder, marker)
+    text = text_format.MessageToString(read_saved_model(folder))
+    (folder / "saved_model.pb").unlink()
+    (folder / "saved_model.pbtxt").write_text(text)
+    assert powers(folder).kinds == ("write files",)
+
+
+def test_what_only_prints_or_draws_is_told_as_that(tmp_path, marker):
+    folder = tmp_path / "net"
+
+    def chatty(_, x):
+        tf.print("x")
+        return x + tf.random.normal([])
+
+    save(chatty, folder, marker)
+    found = powers(folder)
+    assert found.kinds == ("print", "draw random numbers")
+    assert {entry.kind for entry in found.dangers} == {"print"}
+
+
+def test_functions_of_objects_are_looked_at(tmp_path, marker):
+    module = tf.Module()
+    spec = [tf.TensorSpec([], name="x")]
+    module.f = tf.function(lambda x: {"y": x}, input_signature=spec)
+    sample = SAMPLES["WriteFile"][1]
+    module.child = tf.Module()
+    module.child.hidden = tf.function(
+        lambda: sample(str(marker), tf.constant(1.0)), input_signature=[]
+    )
+    signature = module.f.get_concrete_function()
+    tf.saved_model.save(module, str(tmp_path / "net"), {"f": signature})
+    (entry,) = powers(tmp_path / "net").entries
+    assert entry.by == ("function 'child.hidden'",)
+    tf.saved_model.load(str(tmp_path / "net")).child.hidden()
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("how", ["initializer", "restore"])
+def test_what_runs_as_a_model_is_loaded_is_told(tmp_path, marker, how):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [])
+        v = tf1.get_variable("v", initializer=1.0, use_resource=False)
+        wrote = tf.io.write_file(str(marker), "x")
+        saver = tf1.train.Saver()
+        if how == "restore":
+            restore = session.graph.get_operation_by_name("save/restore_all")
+            restore._add_control_input(wrote)
+        session.run(tf1.global_variables_initializer())
+        builder = tf1.saved_model.Builder(str(tmp_path / "net"))
+        builder.add_meta_graph_and_variables(
+            session,
+            ["serve"],
+            {
+                "serving_default": tf1.saved_model.predict_signature_def(
+                    {"x": x}, {"y": x * v}
+                )
+            },
+            main_op=wrote if how == "initializer" else None,
+            saver=saver,
+        )
+        builder.save()
+    (entry,) = powers(tmp_path / "net").dangers
+    assert (entry.kind, entry.when) == ("write files", "loaded")
+    assert not marker.exists()
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.saved_model.load(session, ["serve"], str(tmp_path / "net"))
+    assert marker.exists()
+
+
+def vocabulary(folder):
+    file = folder / "words.txt"
+    file.write_text("a\nb\n")
+    return tf.lookup.StaticHashTable(
+        tf.lookup.TextFileInitializer(
+            str(file),
+            tf.string,
+            tf.lookup.TextFileIndex.WHOLE_LINE,
+            tf.int64,
+            tf.lookup.TextFileIndex.LINE_NUMBER,
+        ),
+        -1,
+    )
+
+
+def save_with_asset(folder, source):
+    module = tf.Module()
+    module.table = vocabulary(source)
+    module.f = tf.function(
+        lambda x: {"y": module.table.lookup(x)},
+        input_signature=[tf.TensorSpec([None], tf.string, name="x")],
+    )
+    signature = module.f.get_concrete_function()
+    tf.saved_model.save(module, str(folder), {"serving_default": signature})
+
+
+def test_assets_of_a_model_are_its_own(tmp_path):
+    save_with_asset(tmp_path / "net", tmp_path)
+    assert powers(tmp_path / "net").entries == ()
+
+
+def test_assets_that_lead_elsewhere_are_told(tmp_path):
+    save_with_asset(tmp_path / "net", tmp_path)
+    asset = tmp_path / "net" / "assets" / "words.txt"
+    asset.unlink()
+    asset.symlink_to(tmp_path / "words.txt")
+    (entry,) = powers(tmp_path / "net").dangers
+    assert (entry.kind, entry.when) == ("read files", "loaded")
+    assert "outside of the model" in entry.detail
+
+
+def harmless():
+    made = {}
+    image = layers.Input([8, 8, 3], name="image")
+    x = layers.Conv2D(4, 3)(image)
+    x = layers.Dropout(0.5)(layers.BatchNormalization()(x))
+    made["conv"] = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
+    text = layers.Input([6], name="text")
+    x = layers.LSTM(4)(layers.Embedding(10, 4)(text))
+    made["lstm"] = keras.Model(text, layers.Dense(2)(x))
+    tokens = layers.Input([5, 8])
+    made["mha"] = keras.Model(tokens, layers.MultiHeadAttention(2, 4)(tokens, tokens))
+    return made
+
+
+@pytest.mark.parametrize("name", harmless())
+@pytest.mark.parametrize("suffix", ["", ".keras", ".h5"])
+def test_keras_models_do_no_more_than_compute(tmp_path, name, suffix):
+    network = harmless()[name]
+    path = tmp_path / f"net{suffix}"
+    network.compile("adam", "mse")
+    if suffix:
+        network.save(path)
+    else:
+        network.export(path, verbose=False)
+    found = powers(path)
+    assert found.computes_only
+    assert found.ops > 3
+
+
+def wrapped(layer):
+    image = layers.Input([4, 3])
+    return keras.Model(image, layer(image))
+
+
+def test_code_in_files_of_keras_is_told(tmp_path):
+    hidden = layers.TimeDistributed(layers.Lambda(lambda x: 2 * x, name="doubled"))
+    for suffix in ("keras", "h5"):
+        file = tmp_path / f"a.{suffix}"
+        wrapped(hidden).save(file)
+        found = powers(file)
+        assert found.kinds == ("run code",)
+        assert "Lambda" in {entry.type for entry in found.entries}
+        assert all(entry.when == "loaded" for entry in found.entries)
+
+
+def edited(file, change):
+    """Save a small network, and change its configuration."""
+    wrapped(layers.Dense(2)).save(file)
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(entries["config.json"])
+    change(config)
+    entries["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return file
+
+
+def test_classes_from_elsewhere_are_told(tmp_path):
+    def elsewhere(config):
+        config["config"]["layers"][1]["module"] = "subprocess"
+
+    def compiled(config):
+        config["compile_config"]["loss"] = {
+            "module": "builtins",
+            "class_name": "__lambda__",
+            "config": {"value": "no code"},
+        }
+
+    for change, text in ((elsewhere, "module 'subprocess'"), (compiled, "__lambda__")):
+        found = powers(edited(tmp_path / "a.keras", change))
+        assert found.kinds == ("run code",)
+        assert text in str(found)
+
+
+def test_odd_entries_of_archives_are_told(tmp_path):
+    file = edited(tmp_path / "a.keras", lambda config: None)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("../outside", "x")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("config.json", "{}")
+    details = " ".join(entry.detail for entry in powers(file).dangers)
+    assert "outside of the archive" in details
+    assert "more than once" in details
+
+
+def test_a_configuration_that_expands_without_end_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", b"[" + b" " * (65 << 20))
+    with pytest.raises(ModelError, match="longer than 64 MiB"):
+        powers(tmp_path / "a.keras")
+
+
+def test_links_of_hdf5_files_are_told(tmp_path):
+    file = tmp_path / "a.h5"
+    wrapped(layers.Dense(2)).save(file)
+    with h5py.File(file, "a") as opened:
+        opened["model_weights/linked"] = h5py.ExternalLink("/etc/passwd", "/")
+        opened.create_dataset(
+            "external", (4,), np.uint8, external=[("/etc/hostname", 0, 4)]
+        )
+    found = powers(file)
+    assert found.kinds == ("read files",)
+    assert {e.detail for e in found.entries} == {"'/etc/passwd'", "'/etc/hostname'"}
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [(tf.io.read_file, "read files"), (tf.io.matching_files, "unknown")],
+)
+def test_ops_of_tensorflow_in_tflite_files_are_told(tmp_path, op, kind):
+    function = tf.function(
+        lambda x: {"y": op(x)}, input_signature=[tf.TensorSpec([], tf.string, "x")]
+    )
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [function.get_concrete_function()]
+    )
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.SELECT_TF_OPS]
+    # What TFLite may not take from TensorFlow is a custom op of that name.
+    converter.allow_custom_ops = True
+    (tmp_path / "a.tflite").write_bytes(converter.convert())
+    assert powers(tmp_path / "a.tflite").kinds == (kind,)
+
+
+def test_a_library_that_geutil_does_not_know_is_unknown(tmp_path):
+    graph_def = tf1.GraphDef()
+    graph_def.node.add(name="mine", op="MyOwnOp")
+    (tmp_path / "a.pb").write_bytes(graph_def.SerializeToString())
+    (entry,) = powers(tmp_path / "a.pb").dangers
+    assert (entry.kind, entry.type) == ("unknown", "MyOwnOp")
+
+
+def test_opening_warns_or_refuses(tmp_path, marker, caplog):
+    folder = tmp_path / "net"
+    save(SAMPLES["WriteFile"][1], folder, marker)
+    model.open(folder)
+    assert "can do more than compute: write files" in caplog.text
+    with pytest.raises(ModelError, match=r"write files.*WriteFile"):
+        model.open(folder, powers="compute")
+    with pytest.raises(ModelError, match="is none of"):
+        model.open(folder, powers="all")
+    caplog.clear()
+    model.open("testdata/two_signatures", powers="compute", signature="encode")
+    assert not caplog.text
+    assert not marker.exists()
+
+
+def test_reports_can_be_read(tmp_path, marker):
+    folder = tmp_path / "net"
+    save(SAMPLES["WriteFile"][1], folder, marker)
+    lines = str(powers(folder)).splitlines()
+    assert lines[0] == "it can do more than compute: write files (2)"
+    assert f"write files '{marker}': WriteFile 'WriteFile' in function" in lines[1]
+    shutil.rmtree(folder)
+    with pytest.raises(ModelError, match="does not exist"):
+        powers(Path(folder))
