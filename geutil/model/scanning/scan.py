@@ -63,5 +63,8 @@ def powers(source: PathLike) -> Powers:
         entries, ops = archives.powers_of_tflite(path)
     else:
         entries, ops = saved_models.powers_of_file(path)
-    order = {kind: place for place, kind in enumerate(POWERS)}
-    return Powers(path, tuple(sorted(entries, key=lambda e: order[e.kind])), ops)
+    # Libraries have their functions in an order that differs from file to file.
+    ordered = sorted(
+        entries, key=lambda e: (POWERS.index(e.kind), e.when, e.by, e.name, e.place)
+    )
+    return Powers(path, tuple(ordered), ops)
