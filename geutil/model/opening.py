@@ -16,8 +16,8 @@ from geutil.graph import functions, state, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
-from geutil.model.scanning import scan
 from geutil.model.programs import Ancestor, Program
+from geutil.model.scanning import scan
 from geutil.model.shared_state import SharedState
 from geutil.model.sources import graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
