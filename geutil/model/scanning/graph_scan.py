@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from geutil.model.files import wire
 from geutil.model.files.schema import message_class
@@ -90,6 +91,28 @@ class Value:
     nodes: tuple[str, ...] = ()
 
 
+class Node(NamedTuple):
+    """What is kept of a node to follow edges.
+
+    Attributes:
+        op: its type.
+        input: the names of its inputs.
+        strings: the values of a constant of strings.
+    """
+
+    op: str
+    input: tuple[str, ...]
+    strings: tuple[bytes, ...]
+
+
+def _edges_of(node: Any) -> Node:
+    op = sys.intern(node.op)
+    strings = ()
+    if op == "Const" and "value" in node.attr:
+        strings = tuple(node.attr["value"].tensor.string_val)
+    return Node(op, tuple(map(sys.intern, node.input)), strings)
+
+
 @dataclass
 class Body:
     """A graph, or the body of a function, with what is of interest in it.
@@ -123,9 +146,9 @@ class Body:
             yield node
 
     @cached_property
-    def nodes(self) -> Mapping[str, Any]:
+    def nodes(self) -> Mapping[str, Node]:
         """Its nodes by name: read when they are asked for, since most never are."""
-        return {node.name: node for node in self.elements()}
+        return {sys.intern(node.name): _edges_of(node) for node in self.elements()}
 
     def cone(self, roots: Iterable[str]) -> set[str]:
         """Return the names of all nodes that some depend on, with these."""
@@ -152,16 +175,15 @@ class Body:
                 break
             else:
                 passed[name] = None
-                strings = node.attr["value"].tensor.string_val
-                if node.op == "Const" and len(strings) == 1:
-                    text = strings[0].decode(errors="replace")
+                if len(node.strings) == 1:
+                    text = node.strings[0].decode(errors="replace")
                 before = self._passed_on(node)
                 if before is None:
                     break
                 tensor = before
         return Value(text, argument, tuple(passed))
 
-    def _passed_on(self, node: Any) -> str | None:
+    def _passed_on(self, node: Node) -> str | None:
         """Return the tensor whose value a node passes on; None if it computes one."""
         if node.op == "ReadVariableOp":
             # TensorFlow keeps the path of an asset in a variable that is set once.

@@ -16,6 +16,7 @@ from geutil.model.scanning import op_table
 from geutil.model.scanning.graph_scan import (
     Body,
     Found,
+    Node,
     Value,
     bodies_of,
     is_memory_cache,
@@ -229,7 +230,7 @@ def _is_within(body: Body, path: str) -> bool:
         elif node is None or node.op not in _PATH_OPS:
             return False
         elif node.op == "Const":
-            if not all(map(_is_piece, node.attr["value"].tensor.string_val)):
+            if not all(map(_is_piece, node.strings)):
                 return False
         else:
             inputs = [n for n in node.input if not n.startswith("^")]
@@ -245,7 +246,7 @@ _PATH_OPS = frozenset(
 )
 
 
-def _is_fed(node: Any) -> bool:
+def _is_fed(node: Node) -> bool:
     return node.op in ("Placeholder", "PlaceholderWithDefault")
 
 
