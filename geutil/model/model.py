@@ -29,6 +29,7 @@ from geutil.model.functions.body import BodyOutputs, EditableBody
 from geutil.model.functions.library import Entry, FunctionLibrary, Functions
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
+from geutil.model.scanning import without_powers
 from geutil.model.shared_state import SharedState, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
@@ -625,7 +626,7 @@ class Model(EditableModel):
         *,
         switches: Mapping[str, Any] | None = None,
         statistics: Mapping[str, tuple[str, str]] | None = None,
-        keep: Iterable[str] = (),
+        keep: Iterable[Any] = (),
     ) -> Model:
         """Return the model without what serves training only.
 
@@ -651,7 +652,7 @@ class Model(EditableModel):
             statistics: for batch norms whose moving averages the graph does not tell
                 (because nothing that runs updates them) the names of the variables of
                 mean and variance. The refusal says what the norms are called.
-            keep: names of ops and name scopes that stay as they are.
+            keep: names of ops, name scopes and Keras layers that stay as they are.
 
         Returns:
             A new model. If there is nothing to strip, it equals this one.
@@ -676,6 +677,38 @@ class Model(EditableModel):
             {'y': array([2., 4.], dtype=float32)}
         """
         return stripping.strip_training(self, switches, statistics, keep)
+
+    def without_powers(self) -> Model:
+        """Return the model without what it can do beyond computing.
+
+        Ops that read or write files, print, open connections and the like (see
+        `geutil.model.powers`) go, unless the value of an output needs them, or what
+        sets a variable does. Functions of a loaded object that no signature calls are
+        no part of a model, and are gone already.
+
+        Returns:
+            A new model, whose `strip_report` lists what was removed, and what could not
+            be. If there is nothing to remove, it equals this one.
+
+        Raises:
+            ModelError: TensorFlow refuses the graph that is left.
+
+        Cost: linear in ops and edges, function bodies included.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def f(x):
+            ...     tf.print("noted", output_stream="file:///tmp/notes")
+            ...     return {"y": 2 * x}
+            >>> m = model.open(f).without_powers()
+            >>> print(m.strip_report.removed[0])
+            removed power 'PrintV2': can write files, and no output needs it
+            >>> print(m.run(x=1.0)["y"])
+            2.0
+        """
+        return without_powers.without_powers(self)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
         """Return the model with some ops replaced.

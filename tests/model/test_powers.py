@@ -403,3 +403,61 @@ def test_reports_can_be_read(tmp_path, marker):
     shutil.rmtree(folder)
     with pytest.raises(ModelError, match="does not exist"):
         powers(Path(folder))
+
+
+def test_what_no_output_needs_is_cut_off(tmp_path, marker):
+    def sample(marker, x):
+        for name in ("WriteFile", "PrintV2"):
+            SAMPLES[name][1](marker, x)
+        return HIDDEN["branch"](marker, 3 * x)
+
+    save(sample, tmp_path / "net", marker)
+    opened = model.open(tmp_path / "net")
+    less = opened.without_powers()
+    kept = less.strip_report.kept
+    assert {entry.name for entry in less.strip_report.removed} >= {"PrintV2"}
+    # The branch gives a value, and what it does besides cannot be parted from that.
+    assert [entry.kind for entry in kept] == ["power"]
+    assert "an output needs it" in kept[0].reason
+    less.save(tmp_path / "less")
+    assert {e.type for e in powers(tmp_path / "less").dangers} == {"WriteFile"}
+
+
+def test_a_model_without_powers_computes_the_same(tmp_path, marker):
+    variable = tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+    def function(x):
+        tf.io.write_file(str(marker), "x")
+        variable.assign_add(1.0)
+        return {"y": variable * x}
+
+    less = model.open(function).without_powers()
+    assert less.run(x=[1.0, 2.0])["y"].tolist() == [3.0, 6.0]
+    # What the model keeps to itself still happens.
+    assert less.run(x=[1.0])["y"].tolist() == [4.0]
+    assert not marker.exists()
+    less.save(tmp_path / "less")
+    assert powers(tmp_path / "less").computes_only
+    assert model.open(function).without_powers().strip_report.removed
+
+
+def test_a_model_that_only_computes_stays_as_it_is():
+    opened = model.open("testdata/two_signatures", signature="encode")
+    same = opened.without_powers()
+    assert same.strip_report.entries == ()
+    assert same.graph.as_graph_def() == opened.graph.as_graph_def()
+
+
+def test_what_sets_a_variable_stays(tmp_path, marker):
+    text = tf.Variable("")
+    marker.write_text("read")
+
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def function(x):
+        text.assign(tf.io.read_file(str(marker)))
+        return {"y": x}
+
+    (entry,) = model.open(function).without_powers().strip_report.entries
+    assert entry.action == "kept"
+    assert "sets a variable" in entry.reason
