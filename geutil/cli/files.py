@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geutil.cli.child import go_on_in_a_child
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import VERBOSE, working
 from geutil.errors import GeutilError
@@ -30,16 +31,23 @@ _STDERR = 2
 
 
 def start_tensorflow() -> None:
-    """Import TensorFlow; what it says is told only if that fails."""
+    """Import TensorFlow; what it says is told only if that fails.
+
+    The command goes on in a process of its own for it.
+    """
     if "tensorflow" in sys.modules:
         return
+    go_on_in_a_child()
     with working("starting TensorFlow"), held_back(told_after_errors=True):
         import tensorflow  # noqa: F401
 
 
 @contextmanager
 def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
-    """Hold back what TensorFlow's C++ part writes to the process's stderr."""
+    """Hold back what TensorFlow's C++ part writes to the process's stderr.
+
+    What Python writes there is not held back.
+    """
     if VERBOSE.get():
         yield
         return
@@ -47,7 +55,8 @@ def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
         original_stderr = os.dup(_STDERR)
         os.dup2(capture_file.fileno(), _STDERR)
         try:
-            yield
+            with _python_writes_to(original_stderr):
+                yield
         except BaseException:
             if told_after_errors:
                 capture_file.seek(0)
@@ -56,6 +65,20 @@ def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
         finally:
             os.dup2(original_stderr, _STDERR)
             os.close(original_stderr)
+
+
+@contextmanager
+def _python_writes_to(descriptor: int) -> Iterator[None]:
+    before = sys.stderr
+    if before is not sys.__stderr__:
+        # Somebody keeps it elsewhere already.
+        yield
+        return
+    with open(descriptor, "w", buffering=1, closefd=False) as sys.stderr:
+        try:
+            yield
+        finally:
+            sys.stderr = before
 
 
 _SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
@@ -116,7 +139,7 @@ def read_model(path: Path, signature: str | None = None) -> Model:
     start_tensorflow()
     from geutil.model import open
 
-    with working(f"opening {path.name}"):
+    with working(f"opening {path.name}"), held_back():
         return open(str(path), signature=signature)
 
 

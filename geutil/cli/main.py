@@ -8,6 +8,7 @@ import sys
 import traceback
 from typing import Any
 
+from geutil.cli import child
 from geutil.cli.wording import in_words
 from geutil.errors import GeutilError
 
@@ -28,6 +29,7 @@ def main() -> None:
             raise
         print(_MISSING, file=sys.stderr)
         sys.exit(1)
+    child.PARENT.set(not child.is_child())
     sys.exit(run(app, sys.argv[1:]))
 
 

@@ -13,6 +13,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from geutil.cli.child import note
+
 T = TypeVar("T")
 VERBOSE = ContextVar("VERBOSE", default=False)
 """Whether what TensorFlow and its converters say is shown, too."""
@@ -21,6 +23,7 @@ VERBOSE = ContextVar("VERBOSE", default=False)
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show on a terminal that something takes its time, and how long it has."""
+    note(what)
     if not sys.stderr.isatty():
         yield
         return

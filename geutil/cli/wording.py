@@ -44,6 +44,7 @@ _PHRASES = (
         "Pass --keep NAME",
     ),
     # What names a function that is a command.
+    (r"geutil\.model\.powers lists where", "`geutil inspect` lists where"),
     (
         r"save model\.rename\(inputs=\{'([^']*)': '([^']*)'\}\)",
         r"call it otherwise: `geutil rename --input '\1=\2'`",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +44,7 @@ def open(
     outputs: Ends = None,
     session: Any = None,
     powers: str = "any",
+    isolated: bool = False,
 ) -> Model:
     """Open a model to edit it.
 
@@ -66,13 +70,17 @@ def open(
         powers: "compute" refuses a file that can do more than compute and keep its own
             state, before anything of it is loaded; see `geutil.model.powers`. "any"
             warns of it.
+        isolated: whether a file is opened in another process first, which takes as long
+            again and some seconds: where TensorFlow aborts, that process dies, and the
+            file is refused.
 
     Returns:
         The model of one signature; the others are in its `signatures`.
 
     Raises:
         ModelError: the source cannot be opened; the message names what was found and
-            what is accepted. Or it can do what `powers` does not allow.
+            what is accepted. Or it can do what `powers` does not allow, or ends the
+            process that opens it.
 
     Cost: linear in ops, function bodies included, and in the bytes of the variables.
 
@@ -105,6 +113,8 @@ def open(
         raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
     if isinstance(source, str | os.PathLike):
         _check_powers(Path(source), allowed=powers)
+        if isolated:
+            _try_elsewhere(Path(source), {"signature": signature, "tags": tags})
     origin = _source(source, signature, tags, inputs, outputs, session)
     name = origin.chosen(signature)
     return Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
@@ -128,6 +138,28 @@ def _check_powers(path: Path, *, allowed: str) -> None:
             "and powers='any' opens it"
         )
     _logger.warning("'%s' %s; geutil.model.powers lists where", path, first)
+
+
+_CODE = """
+import sys
+from geutil.model import ModelError, open
+try:
+    open(sys.argv[1], **eval(sys.argv[2]))
+except ModelError:
+    pass
+"""
+
+
+def _try_elsewhere(path: Path, options: dict[str, Any]) -> None:
+    """Open a file in a process of its own, and refuse it if that dies."""
+    command = [sys.executable, "-c", _CODE, str(path), repr(options)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise ModelError(
+            f"'{path}' ends the process that opens it ({name}): it is damaged, or was "
+            "made to do that"
+        )
 
 
 def _is_graph_source(source: Any) -> bool:

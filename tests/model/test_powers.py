@@ -21,6 +21,7 @@ from geutil.errors import ModelError
 from geutil.model import powers
 from geutil.model.scanning import op_table
 from testdata.powers import HIDDEN, SAMPLES, save
+from tests.cli.test_child import deadly
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -461,3 +462,12 @@ def test_what_sets_a_variable_stays(tmp_path, marker):
     (entry,) = model.open(function).without_powers().strip_report.entries
     assert entry.action == "kept"
     assert "sets a variable" in entry.reason
+
+
+def test_a_file_that_ends_the_process_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"ends the process that opens it \(SIGABRT\)"):
+        model.open(deadly(tmp_path / "a.pb"), isolated=True)
+    whole = model.open("testdata/two_signatures", signature="encode", isolated=True)
+    assert list(whole.outputs) == ["code"]
+    with pytest.raises(ModelError, match="no signature 'nope'"):
+        model.open("testdata/two_signatures", signature="nope", isolated=True)

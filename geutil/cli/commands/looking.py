@@ -257,6 +257,8 @@ def inspect(
         _refuse_unused(unused, "is of models, and no .tflite file")
     if not with_scopes:
         _refuse_unused({"--signature": signature}, "goes with --scopes")
+    if with_scopes:
+        files.start_tensorflow()
     import geutil.model
 
     with working(f"reading {path.name}"):
@@ -271,7 +273,6 @@ def inspect(
         if as_json:
             show(told, as_json=True)
         return code
-    files.start_tensorflow()
     try:
         opened = files.read_model(path, signature)
         names = [op.name for op in opened.graph.get_operations()]

@@ -1,0 +1,58 @@
+"""The command goes on in a child, whose death is told in one line."""
+
+import subprocess
+import sys
+
+import tensorflow as tf
+
+from geutil.cli import child
+
+CODE = "from geutil.cli.main import main; main()"
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", CODE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def deadly(file):
+    """Write a graph whose shapes TensorFlow cannot multiply: its check aborts."""
+    graph_def = tf.compat.v1.GraphDef()
+    for name in ("a", "b"):
+        node = graph_def.node.add(name=name, op="Placeholder")
+        node.attr["dtype"].type = tf.float32.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(tf.TensorShape([2**62]).as_proto())
+    node = graph_def.node.add(name="c", op="TPUPartitionedInput", input=["a", "b"])
+    node.attr["N"].i = 2
+    node.attr["T"].type = tf.float32.as_datatype_enum
+    node.attr["partition_dim"].i = 0
+    file.write_bytes(graph_def.SerializeToString())
+    return file
+
+
+def test_the_death_of_the_process_is_one_line(tmp_path):
+    done = command("ops", deadly(tmp_path / "a.pb"))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("geutil: TensorFlow ended the process (SIGABRT) while ")
+    assert "opening a.pb" in last
+    assert all(line.startswith("geutil: ") for line in done.stderr.splitlines())
+    assert "Check failed" in command("ops", tmp_path / "a.pb", "--verbose").stderr
+
+
+def test_output_errors_and_codes_are_those_of_the_child():
+    done = command("ops", "testdata/cond_v1.pbtxt", "--type", "Placeholder")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") > 1
+    done = command("cut", "testdata/cond_v1.pbtxt", "--to", "no", "-o", "no.pb")
+    assert done.returncode == 1
+    assert done.stderr.startswith("geutil: ")
+
+
+def test_a_call_in_python_stays_in_its_process():
+    assert not child.PARENT.get()
+    child.go_on_in_a_child()
