@@ -20,6 +20,9 @@ With TensorFlow 2.21 the converter goes wrong with these:
 - A sum with zeros, or a product with ones, is dropped, and the FakeQuant ops before and
   behind it meet: the ranges of two tensors are one's then, which may contradict that of
   a concat. With a number that is next to zero, or to one, it is kept.
+- A product with one number, or a quotient by one, before a convolution becomes part of
+  its weights, which keep the range that they had before: behind images that are scaled
+  by 1/255 all weights are zeros. With a vector of that number it stays apart.
 - Layers that read the same data, and whose weights have the same values, become one. If
   what they make is to be stored in two ranges, that one computes in float. Weights of
   which one's range is wider by a float32 rounding error are not the same.
@@ -310,6 +313,51 @@ def with_bias_vectors(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
                 read_instead(readers, op.outputs[0], new_sum)
                 break
     return [sum_by_result.get(t, t) for t in results]
+
+
+def with_factors_apart(graph: Graph) -> None:
+    """Keep products with one number out of the weights of convolutions behind them.
+
+    The number becomes a vector; where there is one channel, or no telling how many, a
+    maximum that changes nothing stands between.
+
+    Args:
+        graph: the graph, which is changed, with factors that are constants; the caller
+            is in it.
+
+    Cost: linear in the ops of the graph.
+    """
+    for op in graph.get_operations():
+        if op.type not in _SCALINGS or op.outputs[0].shape.rank not in _OF_IMAGES:
+            continue
+        first, second = op.inputs
+        if _is_one(second):
+            _keep_apart(op, first, second)
+        elif _is_one(first) and op.type in _PRODUCTS:
+            _keep_apart(op, second, first)
+
+
+_PRODUCTS = ("Mul",)
+_SCALINGS = (*_PRODUCTS, "RealDiv")
+_OF_IMAGES = (None, 4, 5)
+
+
+def _is_one(tensor: Tensor) -> bool:
+    return tensor.dtype == tf.float32 and tensor.shape.num_elements() == 1
+
+
+def _keep_apart(op: Operation, data: Tensor, factor: Tensor) -> None:
+    readers = op.outputs[0].consumers()
+    channels = data.shape[-1] if data.shape.rank else None
+    if channels is None or channels < 2:
+        lowest = tf.constant(np.finfo(np.float32).min)
+        apart = tf.maximum(op.outputs[0], lowest, name=f"{op.name}0")
+    else:
+        vector = tf.broadcast_to(tf.reshape(factor, [1]), [channels])
+        scaled = tf.multiply if op.type in _PRODUCTS else tf.realdiv
+        # The file tells the op by its name, but for digits.
+        apart = scaled(data, vector, name=f"{op.name}0")
+    read_instead(readers, op.outputs[0], apart)
 
 
 def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:

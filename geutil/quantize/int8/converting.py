@@ -123,6 +123,7 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
             part_weights(copy.graph)
         block_weights.mark_blocks(copies[len(model.outputs) :])
         if fuse:
+            converter_workarounds.with_factors_apart(copy.graph)
             output_tensors = converter_workarounds.with_bias_vectors(
                 copy.graph, output_tensors
             )
