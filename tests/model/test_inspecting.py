@@ -183,6 +183,14 @@ def test_a_signature_that_is_another_is_listed_once(tmp_path):
     assert "signature serving_default, also called serve" in text
 
 
+def test_a_model_without_variables_has_none(tmp_path):
+    module = tf.Module()
+    spec = [tf.TensorSpec([2], name="x")]
+    module.f = tf.function(lambda x: {"y": 2 * x}, input_signature=spec)
+    tf.saved_model.save(module, str(tmp_path / "net"))
+    assert inspect(tmp_path / "net").variables == ()
+
+
 def test_signatures_that_differ_are_no_aliases(tmp_path):
     module = tf.Module()
     module.v = [tf.Variable(1.0), tf.Variable(2.0)]

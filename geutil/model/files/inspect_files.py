@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
+from geutil.graph.op_types import CALLS
 from geutil.model.files import checkpoint_index, reading, schema, wire
 from geutil.model.files.inspection import (
     FunctionInfo,
@@ -28,10 +29,11 @@ _GRAPH = 2
 _META_GRAPHS = 2
 _OBJECTS = 7
 _CONSTANT = "Const"
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _WRAPPER = 8
 """Ops that a function has at most which calls another one for a signature."""
 _KNOWN = "serving_default"
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""The entry of a checkpoint that says which object has which variable."""
 _INTERNAL = "__saved_model_"
 """Begins the names of signatures that TensorFlow keeps for its loader."""
 
@@ -248,7 +250,7 @@ def _count(
         counts[op] += 1
         if op == _CONSTANT and "value" in node.attr:
             constants += node.attr["value"].tensor.ByteSize() + left_out
-        elif calls is not None and op in _CALLS:
+        elif calls is not None and op in CALLS:
             calls.nodes[node.name] = node
     return counts, constants
 
@@ -295,6 +297,7 @@ def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo,
     return tuple(
         VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
         for entry in checkpoint_index.entries(prefix)
+        if entry.name != _OBJECT_GRAPH
     )
 
 

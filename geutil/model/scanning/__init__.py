@@ -1,1 +1,1 @@
-"""What a model can do beyond computing, told from its files alone: nothing is run."""
+"""Powers of models: what they can do beyond computing, told from their files."""

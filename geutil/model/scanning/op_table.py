@@ -1,4 +1,4 @@
-"""What each op of TensorFlow can do: a table of all that are registered.
+"""The powers of ops: a table of all that TensorFlow registers.
 
 `ops.tsv` has a line for each op of TensorFlow 2.16 to 2.21: its one power, the
 attributes that hold functions it calls, and the evidence: the attribute or input that

@@ -1,4 +1,4 @@
-"""What a model can do, told from its files, of whatever kind they are."""
+"""The powers of a model, told from its files, of whatever kind they are."""
 
 from __future__ import annotations
 
