@@ -124,6 +124,17 @@ export class Drawing {
     this.reframe("whole");
   }
 
+  /** The keys of the scopes that are open. */
+  get openKeys(): string[] {
+    return this.hierarchy.scopes.filter((item) => item.open).map(({ key }) => key);
+  }
+
+  /** Opens the scopes with some keys and no others; to be drawn afterwards. */
+  setOpenKeys(keys: Set<string>): void {
+    for (const item of this.hierarchy.scopes) item.open = keys.has(item.key);
+    this.hierarchy.root.open = true;
+  }
+
   zoomBy(factor: number): void {
     const chosen = this.chosen;
     const about = chosen && this.seen(chosen) ? centre(chosen) : undefined;

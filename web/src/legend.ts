@@ -12,13 +12,18 @@ import { element } from "./dom";
 import { ADDED, FUSED, REMOVED, STATUS_NAMES, type Payload } from "./payload";
 import { fill, onTheme, stroke, tones } from "./theme";
 
-export function graphLegend({ kind, graphs }: Payload): HTMLElement {
+/** Returns the legend of the graphs that are shown, and what draws it anew. */
+export function graphLegend(
+  kind: Payload["kind"],
+  shown: () => Payload["graphs"],
+): { panel: HTMLElement; draw: () => void } {
   const legend = element("footer", { className: "legend" });
   const draw = (): void => {
+    const graphs = shown();
     const fills = [...(fillLegend(graphs) ?? LEGEND), ["closed scope", GROUP] as const];
     const { chosen, found, edge, control } = tones();
     legend.replaceChildren(
-      ...(kind === "diff"
+      ...(kind !== "view"
         ? part("border", [...statuses(graphs), ["same", PLAIN] as const], bordered)
         : []),
       ...part("fill", fills, filled),
@@ -30,7 +35,7 @@ export function graphLegend({ kind, graphs }: Payload): HTMLElement {
   };
   draw();
   onTheme(draw);
-  return legend;
+  return { panel: legend, draw };
 }
 
 type Entry = readonly [label: string, colour: string];
@@ -38,7 +43,10 @@ type Entry = readonly [label: string, colour: string];
 /** What the fill of ops means, where it is not their kind. */
 function fillLegend(graphs: Payload["graphs"]): Entry[] | undefined {
   const noises = graphs.find((graph) => graph.noiseNames)?.noiseNames;
-  if (noises) return noiseLegend(noises);
+  if (noises) {
+    const isAll = graphs.every((graph) => graph.noiseNames || !graph.names.length);
+    return isAll ? noiseLegend(noises) : [...noiseLegend(noises), ...LEGEND];
+  }
   const precisions = graphs.flatMap((graph) => graph.precisionNames ?? []);
   if (!precisions.length) return undefined;
   const entries: Entry[] = precisionLegend(precisions);
