@@ -77,6 +77,16 @@ class Stage:
         }
 
 
+def simulates_quantization(value: object) -> bool:
+    """Tell whether a value is a model with FakeQuant ops.
+
+    Cost: linear in the ops.
+    """
+    return isinstance(value, Model) and any(
+        op.type in FAKE_QUANT for op in value.reached_ops()
+    )
+
+
 def _op_count(subject: Drawn) -> int:
     if isinstance(subject, FileSubject):
         return sum(node.op is not None for node in subject.nodes)
