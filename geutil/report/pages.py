@@ -15,7 +15,13 @@ from geutil.model import Model
 from geutil.quantize import Int8Comparison
 from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import Drawn, graph_and_file, pairs_of, statuses
-from geutil.report.graphs import PHASES, add_noise, curve_data, timeline_data
+from geutil.report.graphs import (
+    PHASES,
+    add_noise,
+    curve_data,
+    lifetimes_data,
+    timeline_data,
+)
 from geutil.report.page import Page
 from geutil.report.rows import Row, rows_of
 from geutil.report.stages import pipeline_data, stages_of
@@ -46,13 +52,16 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
         report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
             returned: its lines are listed and lead to the ops that they are about. What
             `compare_int8` returned with `layers=True` colours ops by the noise that
-            they add by themselves, too.
+            they add by themselves, too. With the `Timeline` that `geutil.memory.predict`
+            returned, a slider goes through the step, and ops whose results are held
+            are lit by their bytes.
 
     Returns:
         The page, to `save`; a notebook shows it.
 
     Raises:
         ArgumentTypeError: `subject` is nothing that has a graph.
+        ReportError: the timeline is of another graph, or has no lifetimes.
         ModelError: it is a TFLite file that cannot be read, or is not whole.
 
     Cost: linear in ops and edges.
@@ -67,6 +76,11 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
     """
     drawn = subject_of(subject)
     heading = f"{drawn.label}" if title is None else title
+    if isinstance(report, Timeline):
+        graphs = drawn.data()
+        lives = lifetimes_data(graphs[0], report)
+        payload = _payload("view", heading, graphs, None)
+        return Page(heading, {**payload, "lives": lives})
     if isinstance(drawn, FileSubject) and report is None:
         report = precision_rows(drawn)
     return _graph_page("view", heading, drawn.data(), report, sides=1)

@@ -6,7 +6,7 @@ import { Graph } from "./graph";
 import { HINT, listenToKeys } from "./keyboard";
 import type { Point } from "./layered";
 import { layOut, type Known } from "./layout";
-import { labelOf } from "./looks";
+import { fillOf, labelOf } from "./looks";
 import { paint, type Marks } from "./painter";
 import { STATUS_NAMES, type GraphData } from "./payload";
 import { Progress } from "./progress";
@@ -175,6 +175,12 @@ export class Drawing {
   /** What is framed. */
   get chosen(): SceneNode | undefined {
     return this.marks.chosen;
+  }
+
+  /** Colours what is drawn anew, after what the colours tell has changed. */
+  recolour(): void {
+    for (const node of this.scene.nodes) node.fill = fillOf(node.item, this.graph);
+    this.viewport.repaint();
   }
 
   /** Rings some ops, or the closed scopes that they are in. */

@@ -5,6 +5,7 @@ import { Drawing, type Chosen } from "./drawing";
 import { element } from "./dom";
 import { frame } from "./framing";
 import { graphLegend } from "./legend";
+import { MemorySlider } from "./lives";
 import type { ComparisonData, GraphData, Payload, ReportRow } from "./payload";
 import { graphPicker } from "./picker";
 import { changesPanel, reportPanel } from "./rows";
@@ -38,6 +39,7 @@ class GraphPage {
   private readonly changes = element("div");
   private readonly legend: ReturnType<typeof graphLegend>;
   private readonly strip: StageStrip | undefined;
+  private readonly memory: MemorySlider | undefined;
   private readonly compared = new Map<ComparisonData, Sheet[]>();
   private readonly made = new Map<GraphData, Drawing>();
   /** What can be shown in turn: the model first, then functions. */
@@ -64,9 +66,14 @@ class GraphPage {
       rows: payload.report?.rows ?? [],
     };
     this.side.setAttribute("aria-label", "details");
-    this.legend = graphLegend(payload.kind, () => this.shown);
+    const isHeld = (): boolean => payload.lives !== undefined && this.shown === this.sheets[0];
+    this.legend = graphLegend(payload.kind, () => this.shown, isHeld);
     const strip = this.strip?.panel;
-    const stage = element("div", { className: "stage" }, strip, this.chooser, this.row, this.legend.panel);
+    const [drawing] = this.drawings;
+    const { lives } = payload;
+    this.memory = lives && new MemorySlider(lives, drawing, (op) => this.show({ drawing, op }));
+    const below = [this.memory?.panel, this.legend.panel];
+    const stage = element("div", { className: "stage" }, strip, this.chooser, this.row, ...below);
     this.fillPicker();
     this.fillTabs();
     const side = element("aside", {}, this.tabs.panel, this.side);
@@ -79,6 +86,7 @@ class GraphPage {
 
   start(): void {
     for (const drawing of this.drawings) drawing.start();
+    this.memory?.start();
     this.followLink();
     window.addEventListener("hashchange", () => this.followLink());
     document.body.dataset.ready = "true";
@@ -137,6 +145,10 @@ class GraphPage {
       this.changes.append(changesPanel(this.drawings, show));
       tabs.add("changes", this.changes);
       tabs.show("changes");
+    }
+    if (this.memory) {
+      tabs.add("memory", this.memory.list);
+      tabs.show("memory");
     }
     if (this.payload.report) {
       tabs.add("report", reportPanel(this.payload.report, (row) => this.showRow(row)));

@@ -2,6 +2,7 @@
 
 import {
   GROUP,
+  HELD_LEGEND,
   LEGEND,
   noiseLegend,
   PLAIN,
@@ -16,11 +17,13 @@ import { fill, onTheme, stroke, tones } from "./theme";
 export function graphLegend(
   kind: Payload["kind"],
   shown: () => Payload["graphs"],
+  isHeld: () => boolean = () => false,
 ): { panel: HTMLElement; draw: () => void } {
   const legend = element("footer", { className: "legend" });
   const draw = (): void => {
     const graphs = shown();
-    const fills = [...(fillLegend(graphs) ?? LEGEND), ["closed scope", GROUP] as const];
+    const scope = ["closed scope", GROUP] as const;
+    const fills = isHeld() ? HELD_LEGEND : [...(fillLegend(graphs) ?? LEGEND), scope];
     const { chosen, found, edge, control } = tones();
     legend.replaceChildren(
       ...(kind !== "view"

@@ -108,6 +108,20 @@ export interface MemoryData {
   curve?: CurveData;
 }
 
+/** When which buffers of a step are held; ops are places in the graph, -1 of others. */
+export interface LivesData {
+  timeline: TimelineData;
+  phaseNames: string[];
+  /** The op of each moment. */
+  steps: number[];
+  /** For each buffer: its name, the op that made it, its bytes, its moments. */
+  names: string[];
+  ops: number[];
+  bytes: number[];
+  first: number[];
+  last: number[];
+}
+
 export interface StageData {
   label: string;
   ops: number;
@@ -142,6 +156,7 @@ export interface Payload {
   report?: ReportData;
   memory?: MemoryData;
   pipeline?: PipelineData;
+  lives?: LivesData;
 }
 
 /** In notebooks the data are packed: as bytes of a deflated text, in base 64. */

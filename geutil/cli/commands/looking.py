@@ -49,6 +49,24 @@ def view(
             show_default=False,
         ),
     ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Show what the model holds in memory, op by op."),
+    ] = False,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training", help="Draw a training step, and what it holds in memory."
+        ),
+    ] = False,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="input=8,8,3: with --memory or --training, the shape of an input whose "
+            "file leaves sizes open.",
+            show_default=False,
+        ),
+    ] = None,
     batch: BatchSize = 32,
     signature: Signature = None,
     force: Force = False,
@@ -57,7 +75,9 @@ def view(
 
     Several models are stages of a pipeline (original, folded, quantized, file): any two
     of them are drawn side by side, with what changed. With --data, the quantized model
-    before the file and the file are coloured by the noise of each layer.
+    before the file and the file are coloured by the noise of each layer. With --memory
+    or --training a slider goes through a step, and lights the ops whose results are in
+    memory, as predicted for a batch of --batch.
     """
     page = Path(f"{paths[0].absolute().stem}.html") if output is None else output
     if data is not None and not (len(paths) > 1 and files.is_lite(paths[-1])):
@@ -65,6 +85,14 @@ def view(
             "--data tells the noise of a .tflite file behind the quantized model that "
             "it was made from; pass both, the file last"
         )
+    held = memory or training
+    if held and (len(paths) > 1 or files.is_lite(paths[0]) or (memory and training)):
+        raise files.CommandError(
+            "--memory and --training are of one model, and no .tflite file; give one "
+            "of the two"
+        )
+    if size and not held:
+        raise files.CommandError("--size goes with --memory or --training")
     for path in paths:
         files.check_source(path, or_tflite=True)
     files.check_page(page, force)
@@ -75,10 +103,36 @@ def view(
 
     if len(paths) == 1:
         title = paths[0].absolute().name
+        if held:
+            graph, timeline = _step_of(models[0], batch, size, training)
+            title += ", a training step" if training else ", memory"
+            files.write_page(
+                page, lambda: report.view(graph, title=title, report=timeline)
+            )
+            return
         files.write_page(page, lambda: report.view(models[0], title=title))
         return
     stages = list(zip(_stage_names(paths), models, strict=True))
     files.write_page(page, lambda: report.pipeline(stages, noise=noise))
+
+
+def _step_of(
+    model: Any, batch: int, size: list[str] | None, training: bool
+) -> tuple[Any, Any]:
+    """Return what a step runs, the model or its training step, and its timeline."""
+    from geutil.cli.commands.memory import check_inputs, given_shapes, input_shapes
+    from geutil.cli.training_step import TrainingStep
+    from geutil.memory import predict
+
+    given = given_shapes(size)
+    check_inputs(model, given)
+    shapes = input_shapes(model, batch, given)
+    with working("predicting the memory"):
+        if training:
+            step = TrainingStep(model, shapes).built(None)
+            return step.fetches[0].graph, step.timeline()
+        of_tensors = {model.inputs[name].name: shape for name, shape in shapes.items()}
+        return model, predict(list(model.outputs.values()), shapes=of_tensors)
 
 
 def _stage_names(paths: Sequence[Path]) -> list[str]:
