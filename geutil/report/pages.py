@@ -52,9 +52,9 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
         report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
             returned: its lines are listed and lead to the ops that they are about. What
             `compare_int8` returned with `layers=True` colours ops by the noise that
-            they add by themselves, too. With the `Timeline` that `geutil.memory.predict`
-            returned, a slider goes through the step, and ops whose results are held
-            are lit by their bytes.
+            they add by themselves, too. With the `Timeline` that
+            `geutil.memory.predict` returned, a slider goes through the step, and ops
+            whose results are held are lit by their bytes.
 
     Returns:
         The page, to `save`; a notebook shows it.

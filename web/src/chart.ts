@@ -57,7 +57,7 @@ export class Chart {
       scales: { x: { time: false }, y: { range: (_, __, most) => [0, most * 1.12] } },
       axes: [
         axis({ label: "ops in order of execution" }),
-        axis({ label: "held, MB (10⁶ bytes)", size: 64 }),
+        axis({ label: this.height < HEIGHT ? "MB held" : "held, MB (10⁶ bytes)", size: 64 }),
       ],
       series: [
         {},

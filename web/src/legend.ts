@@ -30,7 +30,7 @@ export function graphLegend(
         ? part("border", [...statuses(graphs), ["same", PLAIN] as const], bordered)
         : []),
       ...part("fill", fills, filled),
-      ...part("frame", [["chosen", chosen], ["found", found]], framed),
+      ...part("frame", [["chosen", chosen], [isHeld() ? "runs, or found" : "found", found]], framed),
       ...part("line", [["tensor", edge]], (colour) => lined(colour, "solid")),
       ...part("", [["order only", control]], (colour) => lined(colour, "dashed")),
       element("span", { className: "dim" }, "double-click opens and closes"),

@@ -62,8 +62,8 @@ def view(
     size: Annotated[
         list[str] | None,
         typer.Option(
-            help="input=8,8,3: with --memory or --training, the shape of an input whose "
-            "file leaves sizes open.",
+            help="input=8,8,3: with --memory or --training, the shape of an input "
+            "whose file leaves sizes open.",
             show_default=False,
         ),
     ] = None,
