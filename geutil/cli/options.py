@@ -86,6 +86,15 @@ SourceOrLite = Annotated[
         metavar="PATH",
     ),
 ]
+SourcesOrLite = Annotated[
+    list[Path],
+    typer.Argument(
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file; "
+        "several in the order in which they were made.",
+        parser=_path,
+        metavar="PATH...",
+    ),
+]
 Target = Annotated[
     Path,
     typer.Option(

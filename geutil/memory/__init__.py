@@ -9,7 +9,7 @@ from geutil.memory.predicting import predict, step_program
 from geutil.memory.program import Node, Program, execution_order
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import bytes_of
-from geutil.memory.timeline import LiveTensor, Moment, Timeline
+from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 __all__ = [
     "predict",
@@ -25,6 +25,7 @@ __all__ = [
     "Timeline",
     "Moment",
     "LiveTensor",
+    "Lifetime",
     "bytes_of",
     "step_program",
     "Program",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from geutil.errors import PredictionError
 from geutil.memory.program import Node, Program, execution_order, phases_of
-from geutil.memory.timeline import LiveTensor, Moment, Timeline
+from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,26 @@ class Simulation:
             variable_bytes=program.variable_bytes,
             constant_bytes=program.constant_bytes,
             source=source,
+            lifetimes=tuple(self._lifetimes()),
         )
+
+    def _lifetimes(self) -> list[Lifetime]:
+        """Return all buffers by the step that makes them, temporary ones among them."""
+        nodes, sizes = self.program.nodes, self.program.sizes
+        made = [
+            Lifetime(self._live(tensor), nodes[self.order[born]].name, born, freed)
+            for tensor, (born, freed) in enumerate(
+                zip(self.born, self.freed, strict=True)
+            )
+            if born >= 0 and sizes[tensor]
+        ]
+        for step, number in enumerate(self.order):
+            node = nodes[number]
+            if node.temporary:
+                name = f"{node.name} (temporary)"
+                buffer = LiveTensor(name, node.type, node.temporary)
+                made.append(Lifetime(buffer, node.name, step, step))
+        return sorted(made, key=lambda life: life.first)
 
     def _phases(self) -> list[str]:
         """Return the phase of each step; see `phases_of`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from geutil.memory.sizes import megabytes
@@ -35,6 +35,23 @@ class LiveTensor:
 
 
 @dataclass(frozen=True)
+class Lifetime:
+    """A buffer, and the moments in which it is held.
+
+    Attributes:
+        tensor: the buffer.
+        op: the op that made it.
+        first: the place of the first moment among those of the timeline.
+        last: the place of the last one.
+    """
+
+    tensor: LiveTensor
+    op: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Moment:
     """One op of a step.
 
@@ -61,6 +78,8 @@ class Timeline(Shown):
             in `moments`.
         constant_bytes: the constants, likewise.
         source: where the figures come from, for example "predicted".
+        lifetimes: all buffers that are held at some moment, by the order in which they
+            are made; () where that is not known, as of measured steps.
     """
 
     moments: tuple[Moment, ...]
@@ -68,6 +87,7 @@ class Timeline(Shown):
     variable_bytes: int
     constant_bytes: int
     source: str
+    lifetimes: tuple[Lifetime, ...] = field(default=(), repr=False)
 
     @property
     def peak(self) -> int:

@@ -3,7 +3,7 @@
 from geutil.report.bits_page import bits
 from geutil.report.differences import Altered, GraphDifference, Rewired, difference
 from geutil.report.page import Page
-from geutil.report.pages import diff, memory, view
+from geutil.report.pages import diff, memory, pipeline, view
 from geutil.report.tflite_differences import FileDifference, FileOpMatch
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "view",
     "diff",
     "memory",
+    "pipeline",
     "Page",
     "difference",
     "GraphDifference",

@@ -52,21 +52,28 @@ class Subject:
 def sides_of(
     before: object, after: object, labels: Sequence[str] = ("", "")
 ) -> tuple[Subject | FileSubject, Subject | FileSubject]:
-    """Return what to draw of two values; of a file what a model's signature names.
+    """Return what to draw of two values; see `subjects_of`."""
+    first, second = subjects_of((before, after), labels)
+    return first, second
+
+
+def subjects_of(
+    values: Sequence[object], labels: Sequence[str]
+) -> list[Subject | FileSubject]:
+    """Return what to draw of some values; of a file what a model's signature names.
 
     Raises:
         ArgumentTypeError: one is nothing that has a graph.
         ModelError: one is a TFLite file that cannot be read.
     """
-    models = [value for value in (before, after) if isinstance(value, Model)]
+    models = [value for value in values if isinstance(value, Model)]
     signature = models[0].signature if models else None
-    first, second = (
+    return [
         file_subject(value, label, signature)
         if is_file(value)
         else subject_of(value, label)
-        for value, label in zip((before, after), labels, strict=True)
-    )
-    return first, second
+        for value, label in zip(values, labels, strict=True)
+    ]
 
 
 def subject_of(value: object, label: str = "") -> Subject | FileSubject:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError
+from geutil.errors import ArgumentTypeError, ReportError
 from geutil.gradients import PlanCurve
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory import Timeline, program
@@ -41,6 +41,43 @@ def timeline_data(label: str, timeline: Timeline) -> dict[str, Any]:
         ],
         "variables": timeline.variable_bytes,
         "constants": timeline.constant_bytes,
+    }
+
+
+def lifetimes_data(graph: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
+    """Return when which op's results are held, as the viewer takes it.
+
+    Args:
+        graph: the graph that is drawn, as the viewer takes it.
+        timeline: that of a step of the graph.
+
+    Raises:
+        ReportError: the timeline does not know when buffers are held, or is of
+            another graph.
+
+    Cost: linear in the ops.
+    """
+    if not timeline.lifetimes:
+        raise ReportError(
+            "the timeline does not know when each tensor is held; "
+            "geutil.memory.predict makes one that does"
+        )
+    places = {name: place for place, name in enumerate(graph["names"])}
+    makers = [places.get(life.op, -1) for life in timeline.lifetimes]
+    if max(makers) < 0:
+        raise ReportError(
+            "no op whose result is held is in the graph: pass a timeline of this graph"
+        )
+    lives = timeline.lifetimes
+    return {
+        "timeline": timeline_data("step", timeline),
+        "phaseNames": PHASES,
+        "steps": [places.get(moment.op, -1) for moment in timeline.moments],
+        "names": [life.tensor.name for life in lives],
+        "ops": makers,
+        "bytes": [life.tensor.bytes for life in lives],
+        "first": [life.first for life in lives],
+        "last": [life.last for life in lives],
     }
 
 

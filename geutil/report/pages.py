@@ -15,9 +15,16 @@ from geutil.model import Model
 from geutil.quantize import Int8Comparison
 from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import Drawn, graph_and_file, pairs_of, statuses
-from geutil.report.graphs import PHASES, add_noise, curve_data, timeline_data
+from geutil.report.graphs import (
+    PHASES,
+    add_noise,
+    curve_data,
+    lifetimes_data,
+    timeline_data,
+)
 from geutil.report.page import Page
 from geutil.report.rows import Row, rows_of
+from geutil.report.stages import pipeline_data, stages_of
 from geutil.report.tflite_differences import (
     difference_of_file,
     file_rows,
@@ -45,13 +52,16 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
         report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
             returned: its lines are listed and lead to the ops that they are about. What
             `compare_int8` returned with `layers=True` colours ops by the noise that
-            they add by themselves, too.
+            they add by themselves, too. With the `Timeline` that
+            `geutil.memory.predict` returned, a slider goes through the step, and ops
+            whose results are held are lit by their bytes.
 
     Returns:
         The page, to `save`; a notebook shows it.
 
     Raises:
         ArgumentTypeError: `subject` is nothing that has a graph.
+        ReportError: the timeline is of another graph, or has no lifetimes.
         ModelError: it is a TFLite file that cannot be read, or is not whole.
 
     Cost: linear in ops and edges.
@@ -66,6 +76,11 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
     """
     drawn = subject_of(subject)
     heading = f"{drawn.label}" if title is None else title
+    if isinstance(report, Timeline):
+        graphs = drawn.data()
+        lives = lifetimes_data(graphs[0], report)
+        payload = _payload("view", heading, graphs, None)
+        return Page(heading, {**payload, "lives": lives})
     if isinstance(drawn, FileSubject) and report is None:
         report = precision_rows(drawn)
     return _graph_page("view", heading, drawn.data(), report, sides=1)
@@ -125,6 +140,55 @@ def diff(
     else:
         graphs = [graph for pair in pairs_of(*sides) for graph in _compared(*pair)]
     return _graph_page("diff", heading, graphs, report, sides=2)
+
+
+def pipeline(
+    stages: object, *, title: str | None = None, noise: Int8Comparison | None = None
+) -> Page:
+    """Draw the stages of a pipeline: original, folded, quantized, file, say.
+
+    A strip has each stage with its ops, its bytes and what changed against the stage
+    before. Two stages stand side by side as `diff` draws them: neighbours at first, any
+    two on request; keys step along the pipeline, and what is chosen stays chosen where
+    the next stage has it. Ops are told by their names; those of a TFLite file by what
+    they compute, and named after the nearest graph.
+
+    Args:
+        stages: what `view` takes, by name and in order: a mapping, or pairs.
+        title: the title of the page; by default the names of the first and the last.
+        noise: what `compare_int8` returned with `layers=True`: colours the ops of the
+            last quantized graph and of the last quantized file by the noise that they
+            add by themselves, and is listed.
+
+    Returns:
+        The page, to `save`; a notebook shows it. It has each graph once, and for each
+        two stages what became of each op.
+
+    Raises:
+        ArgumentTypeError: `stages` is no mapping and no pairs, or a stage is nothing
+            that has a graph; `noise` is no comparison.
+        ReportError: there are fewer than two stages, or two of one name; `noise` has no
+            layers, or those of no stage.
+        ModelError: a stage is a TFLite file that cannot be read, or is not whole.
+
+    Cost: linear in ops and edges, times the number of stages.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model, report
+        >>> @tf.function(input_signature=[tf.TensorSpec([2], name="x")])
+        ... def f(x):
+        ...     return {"y": tf.nn.relu6(x)}
+        >>> first = model.open(f)
+        >>> second = first.replace_op("Relu6", "Relu")
+        >>> report.pipeline({"relu6": first, "relu": second}).title
+        'relu6 to relu'
+    """
+    named = stages_of(stages)
+    heading = f"{named[0].label} to {named[-1].label}" if title is None else title
+    graphs, told = pipeline_data(named, noise)
+    payload = _payload("pipeline", heading, graphs, noise)
+    return Page(heading, {**payload, "pipeline": told})
 
 
 def memory(

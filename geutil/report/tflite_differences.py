@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
@@ -269,6 +269,54 @@ def node_names(pair: FilePair) -> list[str]:
     return [names[at] for at in range(len(nodes))]
 
 
+def named_after(graph: Subject | None, file: FileSubject) -> FileSubject:
+    """Return a file whose nodes have the names of what they compute of a graph.
+
+    Cost: linear in ops and edges.
+    """
+    if graph is None:
+        return file
+    names = {id(p.subject): node_names(p) for p in pairs_of_file(graph, file)}
+    bodies = tuple(_renamed(body, names.get(id(body))) for body in file.bodies)
+    return replace(_renamed(file, names.get(id(file))), bodies=bodies)
+
+
+def _renamed(subject: FileSubject, names: Sequence[str] | None) -> FileSubject:
+    if names is None:
+        return subject
+    nodes = [
+        replace(
+            node,
+            name=name,
+            inputs=tuple(
+                replace(read, name=f"{names[read.place]}:{read.output}")
+                for read in node.inputs
+            ),
+        )
+        for node, name in zip(subject.nodes, names, strict=True)
+    ]
+    return replace(subject, nodes=tuple(nodes))
+
+
+Partners = dict[int, list[int]]
+
+
+def links_of(
+    pair: FilePair,
+) -> tuple[tuple[list[int], list[int]], tuple[Partners, Partners]]:
+    """Return what became of the ops of both sides, and which of them belong together.
+
+    Cost: linear in ops and edges.
+    """
+    of_ops = {place: list(ats) for place, ats in pair.matching.nodes.items() if ats}
+    of_nodes = {
+        at: list(ops)
+        for at in range(len(pair.subject.nodes))
+        if (ops := pair.matching.ops_of(at))
+    }
+    return _statuses(pair), (of_ops, of_nodes)
+
+
 def page_data(graph: Subject, file: FileSubject) -> list[dict[str, Any]]:
     """Return a graph and a file as the viewer takes them: in pairs, with partners.
 
@@ -281,27 +329,12 @@ def page_data(graph: Subject, file: FileSubject) -> list[dict[str, Any]]:
     graphs: list[dict[str, Any]] = []
     for pair in pairs_of_file(graph, file):
         before, after = ours[pair.graph.label], columns[pair.subject.label]
-        nodes = pair.matching.nodes
-        status = _statuses(pair)
-        graphs.append(
-            {
-                **before,
-                "status": status[0],
-                "partners": {place: list(ats) for place, ats in nodes.items() if ats},
-            }
-        )
-        graphs.append(
-            {
-                **after,
-                "names": node_names(pair),
-                "status": status[1],
-                "partners": {
-                    at: list(ops)
-                    for at in range(len(pair.subject.nodes))
-                    if (ops := pair.matching.ops_of(at))
-                },
-            }
-        )
+        status, partners = links_of(pair)
+        sides = (before, {**after, "names": node_names(pair)})
+        graphs += [
+            {**side, "status": status[at], "partners": partners[at]}
+            for at, side in enumerate(sides)
+        ]
     return graphs
 
 

@@ -535,6 +535,21 @@ def test_view(geutil, folder, tmp_path):
     assert geutil("view", folder / "net", "-o", tmp_path / "net.png").code == 1
 
 
+def test_view_with_memory(geutil, folder, tmp_path):
+    for option in ("--memory", "--training"):
+        page = tmp_path / f"page{option}.html"
+        said = geutil("view", folder / "net", "-o", page, option, "--batch", "4")
+        assert said.code == 0, said.err
+        assert '"lives":' in page.read_text()
+    both = geutil("view", folder / "net", "-o", tmp_path / "new.html", *MEMORY)
+    assert both.code == 1 and "one of the two" in both.err
+    size = geutil("view", folder / "net", "-o", tmp_path / "new.html", "--size", "x=1")
+    assert size.code == 1 and "--size goes with" in size.err
+
+
+MEMORY = ("--memory", "--training")
+
+
 def test_pages_beside_results(geutil, folder, tmp_path):
     for command, *more in (("fold",), ("quantize",)):
         page, result = tmp_path / f"{command}.html", tmp_path / command

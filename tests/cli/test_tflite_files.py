@@ -107,6 +107,51 @@ def pair(tmp_path_factory):
     return place
 
 
+def test_view_of_a_pipeline(geutil, pair, tmp_path):
+    page = tmp_path / "page.html"
+    stages = [pair / name for name in ("float", "model", "net.tflite")]
+    said = geutil("view", *stages, "-o", page, "--data", pair / "data.npz")
+    assert said.code == 0, said.err
+    text = page.read_text()
+    for name in ("float", "model", "net.tflite"):
+        assert f'"label":"{name}"' in text
+    assert text.count('"noises":') == 2
+    plain = tmp_path / "plain.html"
+    assert geutil("view", *stages, "-o", plain).code == 0
+    assert '"noises":' not in plain.read_text()
+
+
+def test_stages_of_one_name_are_told_apart(geutil, pair, tmp_path):
+    copy = tmp_path / "net.tflite"
+    copy.write_bytes((pair / "net.tflite").read_bytes())
+    page = tmp_path / "page.html"
+    assert geutil("view", pair / "net.tflite", copy, "-o", page).code == 0
+    assert f'"label":"{tmp_path.name}/net.tflite"' in page.read_text()
+    twice = geutil("view", copy, copy, "-o", page, "--force")
+    assert twice.code == 0
+    assert f'"label":"2: {tmp_path.name}/net.tflite"' in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("model",), "the file last"),
+        (("net.tflite", "model"), "the file last"),
+        (("net.tflite",), "the file last"),
+        (("float", "net.tflite"), "simulates quantization"),
+    ],
+)
+def test_noise_needs_a_quantized_model_and_its_file(
+    geutil, pair, tmp_path, names, words
+):
+    page = tmp_path / "page.html"
+    stages = [pair / name for name in names]
+    said = geutil("view", *stages, "-o", page, "--data", pair / "data.npz")
+    assert said.code == 1
+    assert words in said.err
+    assert not page.exists()
+
+
 def test_check_of_a_file(geutil, pair):
     arguments = ["check", pair / "net.tflite", "--against", pair / "model"]
     arguments += ["--data", pair / "data.npz"]

@@ -10,9 +10,9 @@ from geutil import memory
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    BatchFit Environment LiveTensor Measurement Moment Node Program Simulation Timeline
-    TimelineComparison WorstCase bytes_of compare execution_order largest_batch measure
-    predict simulate step_program worst_case
+    BatchFit Environment Lifetime LiveTensor Measurement Moment Node Program Simulation
+    Timeline TimelineComparison WorstCase bytes_of compare execution_order largest_batch
+    measure predict simulate step_program worst_case
 """
 SIGNATURES = """
 bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None

@@ -11,7 +11,7 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     Altered FileDifference FileOpMatch GraphDifference Page Rewired bits diff difference
-    memory view
+    memory pipeline view
 """
 SIGNATURES = """
 bits(plan: BitPlan, *, title: str | None = None) -> Page
@@ -20,9 +20,11 @@ diff(before: Any, after: Any, *, title: str | None = None, labels: Sequence[str]
 difference(before: Any, after: Any) -> GraphDifference | FileDifference
 memory(plain: Any, saving: Any = None, *, title: str | None = None, report: object =
     None, curve: object = None) -> Page
+pipeline(stages: object, *, title: str | None = None, noise: Int8Comparison | None =
+    None) -> Page
 view(subject: Any, *, title: str | None = None, report: object = None) -> Page
 """
-WHOLE = ["bits", "diff", "memory", "view"]
+WHOLE = ["bits", "diff", "memory", "pipeline", "view"]
 
 
 def frozen() -> dict[str, str]:

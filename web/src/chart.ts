@@ -12,11 +12,13 @@ const HEIGHT = 300;
 export class Chart {
   readonly panel = element("section", { className: "chart" });
   private plot: uPlot | undefined;
+  private pointed = -1;
 
   constructor(
     private readonly timelines: TimelineData[],
     /** Told the place under the pointer, or null. */
     private readonly onPlace: (place: number | null) => void,
+    private readonly height = HEIGHT,
   ) {
     this.panel.setAttribute("aria-label", "memory over ops");
   }
@@ -31,7 +33,7 @@ export class Chart {
     this.plot = new uPlot(this.options(), [places, ...curves], this.panel);
     onTheme(() => this.plot!.redraw());
     new ResizeObserver(() => {
-      this.plot!.setSize({ width: this.panel.clientWidth, height: HEIGHT });
+      this.plot!.setSize({ width: this.panel.clientWidth, height: this.height });
     }).observe(this.panel);
   }
 
@@ -41,15 +43,21 @@ export class Chart {
     return { left: left / devicePixelRatio, width: width / devicePixelRatio };
   }
 
+  /** Draws a line at a place. */
+  point(place: number): void {
+    this.pointed = place;
+    this.plot?.redraw(false);
+  }
+
   private options(): uPlot.Options {
     return {
       width: this.panel.clientWidth,
-      height: HEIGHT,
+      height: this.height,
       legend: { show: false },
       scales: { x: { time: false }, y: { range: (_, __, most) => [0, most * 1.12] } },
       axes: [
         axis({ label: "ops in order of execution" }),
-        axis({ label: "held, MB (10⁶ bytes)", size: 64 }),
+        axis({ label: this.height < HEIGHT ? "MB held" : "held, MB (10⁶ bytes)", size: 64 }),
       ],
       series: [
         {},
@@ -63,10 +71,18 @@ export class Chart {
         })),
       ],
       hooks: {
-        draw: [(plot) => this.markPeaks(plot)],
+        draw: [(plot) => this.markPeaks(plot), (plot) => this.markPlace(plot)],
         setCursor: [(plot) => this.onPlace(plot.cursor.idx ?? null)],
       },
     };
+  }
+
+  private markPlace(plot: uPlot): void {
+    if (this.pointed < 0) return;
+    const { ctx, bbox } = plot;
+    ctx.fillStyle = tones().chosen;
+    const width = 2 * devicePixelRatio;
+    ctx.fillRect(plot.valToPos(this.pointed, "x", true) - width / 2, bbox.top, width, bbox.height);
   }
 
   private markPeaks(plot: uPlot): void {

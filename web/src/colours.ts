@@ -51,6 +51,22 @@ export function noiseLegend(names: string[]): [string, string][] {
   return [...entries, ["not quantized", NO_NOISE]];
 }
 
+/** What is held of the results of ops, as shares of the peak; and none of it. */
+const HELD: [number, string, string][] = [
+  [0.2, "20 % of the peak and more", "#f08a5d"],
+  [0.05, "5 to 20 %", "#f6b26b"],
+  [0.01, "1 to 5 %", "#fbd99b"],
+  [0, "less than 1 %", "#fff3c4"],
+];
+const NOT_HELD = "#ffffff";
+
+export function heldColour(share: number): string {
+  return HELD.find(([least]) => share > 0 && share >= least)?.[2] ?? NOT_HELD;
+}
+
+export const HELD_LEGEND: [string, string][] = HELD.map(([, label, colour]) => [label, colour]);
+HELD_LEGEND.push(["nothing held", NOT_HELD]);
+
 const KINDS: [string, string, RegExp][] = [
   ["input", "#f0e442", /^(Placeholder|Arg|_Arg|IteratorGetNext|INPUT)/],
   ["parameter", "#dddddd", /^(Const|VarHandleOp|VariableV2|ReadVariableOp|Assign|CONST|VARIABLE)/],

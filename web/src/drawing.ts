@@ -6,7 +6,7 @@ import { Graph } from "./graph";
 import { HINT, listenToKeys } from "./keyboard";
 import type { Point } from "./layered";
 import { layOut, type Known } from "./layout";
-import { labelOf } from "./looks";
+import { fillOf, labelOf } from "./looks";
 import { paint, type Marks } from "./painter";
 import { STATUS_NAMES, type GraphData } from "./payload";
 import { Progress } from "./progress";
@@ -124,6 +124,17 @@ export class Drawing {
     this.reframe("whole");
   }
 
+  /** The keys of the scopes that are open. */
+  get openKeys(): string[] {
+    return this.hierarchy.scopes.filter((item) => item.open).map(({ key }) => key);
+  }
+
+  /** Opens the scopes with some keys and no others; to be drawn afterwards. */
+  setOpenKeys(keys: Set<string>): void {
+    for (const item of this.hierarchy.scopes) item.open = keys.has(item.key);
+    this.hierarchy.root.open = true;
+  }
+
   zoomBy(factor: number): void {
     const chosen = this.chosen;
     const about = chosen && this.seen(chosen) ? centre(chosen) : undefined;
@@ -164,6 +175,12 @@ export class Drawing {
   /** What is framed. */
   get chosen(): SceneNode | undefined {
     return this.marks.chosen;
+  }
+
+  /** Colours what is drawn anew, after what the colours tell has changed. */
+  recolour(): void {
+    for (const node of this.scene.nodes) node.fill = fillOf(node.item, this.graph);
+    this.viewport.repaint();
   }
 
   /** Rings some ops, or the closed scopes that they are in. */

@@ -9,6 +9,8 @@ export interface Read {
 
 export class Graph {
   readonly size: number;
+  /** The share of the peak that is held of each op's results; null where memory is not told. */
+  held: Float64Array | null = null;
   /** For each op: the ops that read a tensor of it, or wait for it. */
   readonly consumers: number[][];
   private readonly parameters: Set<number>;

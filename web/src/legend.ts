@@ -2,6 +2,7 @@
 
 import {
   GROUP,
+  HELD_LEGEND,
   LEGEND,
   noiseLegend,
   PLAIN,
@@ -12,17 +13,24 @@ import { element } from "./dom";
 import { ADDED, FUSED, REMOVED, STATUS_NAMES, type Payload } from "./payload";
 import { fill, onTheme, stroke, tones } from "./theme";
 
-export function graphLegend({ kind, graphs }: Payload): HTMLElement {
+/** Returns the legend of the graphs that are shown, and what draws it anew. */
+export function graphLegend(
+  kind: Payload["kind"],
+  shown: () => Payload["graphs"],
+  isHeld: () => boolean = () => false,
+): { panel: HTMLElement; draw: () => void } {
   const legend = element("footer", { className: "legend" });
   const draw = (): void => {
-    const fills = [...(fillLegend(graphs) ?? LEGEND), ["closed scope", GROUP] as const];
+    const graphs = shown();
+    const scope = ["closed scope", GROUP] as const;
+    const fills = isHeld() ? HELD_LEGEND : [...(fillLegend(graphs) ?? LEGEND), scope];
     const { chosen, found, edge, control } = tones();
     legend.replaceChildren(
-      ...(kind === "diff"
+      ...(kind !== "view"
         ? part("border", [...statuses(graphs), ["same", PLAIN] as const], bordered)
         : []),
       ...part("fill", fills, filled),
-      ...part("frame", [["chosen", chosen], ["found", found]], framed),
+      ...part("frame", [["chosen", chosen], [isHeld() ? "runs, or found" : "found", found]], framed),
       ...part("line", [["tensor", edge]], (colour) => lined(colour, "solid")),
       ...part("", [["order only", control]], (colour) => lined(colour, "dashed")),
       element("span", { className: "dim" }, "double-click opens and closes"),
@@ -30,7 +38,7 @@ export function graphLegend({ kind, graphs }: Payload): HTMLElement {
   };
   draw();
   onTheme(draw);
-  return legend;
+  return { panel: legend, draw };
 }
 
 type Entry = readonly [label: string, colour: string];
@@ -38,7 +46,10 @@ type Entry = readonly [label: string, colour: string];
 /** What the fill of ops means, where it is not their kind. */
 function fillLegend(graphs: Payload["graphs"]): Entry[] | undefined {
   const noises = graphs.find((graph) => graph.noiseNames)?.noiseNames;
-  if (noises) return noiseLegend(noises);
+  if (noises) {
+    const isAll = graphs.every((graph) => graph.noiseNames || !graph.names.length);
+    return isAll ? noiseLegend(noises) : [...noiseLegend(noises), ...LEGEND];
+  }
   const precisions = graphs.flatMap((graph) => graph.precisionNames ?? []);
   if (!precisions.length) return undefined;
   const entries: Entry[] = precisionLegend(precisions);

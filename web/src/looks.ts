@@ -1,6 +1,6 @@
 // What items look like: labels and colours.
 
-import { colourOf, GROUP, noiseColour, PLAIN, precisionColour, STATUS_COLOURS } from "./colours";
+import { colourOf, GROUP, heldColour, noiseColour, PLAIN, precisionColour, STATUS_COLOURS } from "./colours";
 import type { Graph } from "./graph";
 import { ADDED, ALTERED, FUSED, REMOVED, REWIRED, SAME } from "./payload";
 import type { Item } from "./scopes";
@@ -29,6 +29,7 @@ function changesText(item: Item): string {
 
 /** The colour that an item is filled with. */
 export function fillOf(item: Item, graph: Graph): string {
+  if (graph.held) return heldColour(item.ops.reduce((sum, op) => sum + graph.held![op], 0));
   return item.kind === "op" ? opColour(item.op, graph) : scopeColour(item, graph);
 }
 

@@ -108,14 +108,55 @@ export interface MemoryData {
   curve?: CurveData;
 }
 
+/** When which buffers of a step are held; ops are places in the graph, -1 of others. */
+export interface LivesData {
+  timeline: TimelineData;
+  phaseNames: string[];
+  /** The op of each moment. */
+  steps: number[];
+  /** For each buffer: its name, the op that made it, its bytes, its moments. */
+  names: string[];
+  ops: number[];
+  bytes: number[];
+  first: number[];
+  last: number[];
+}
+
+export interface StageData {
+  label: string;
+  ops: number;
+  inFunctions: number;
+  /** Bytes by what takes them: constants and variables, or the file. */
+  sizes: Record<string, number>;
+}
+
+/** Two stages: places of their graphs, -1 of none, and the status of each op as a digit. */
+export interface ComparisonData {
+  stages: [number, number];
+  counts: Record<string, number>;
+  sheets: {
+    graphs: number[];
+    labels: string[];
+    status: string[];
+    partners?: Record<number, number[]>[];
+  }[];
+}
+
+export interface PipelineData {
+  stages: StageData[];
+  comparisons: ComparisonData[];
+}
+
 export interface Payload {
-  kind: "view" | "diff" | "memory";
+  kind: "view" | "diff" | "memory" | "pipeline";
   title: string;
   versions: string;
   /** Of a comparison: before and after in turn, first of the models, then of functions. */
   graphs: GraphData[];
   report?: ReportData;
   memory?: MemoryData;
+  pipeline?: PipelineData;
+  lives?: LivesData;
 }
 
 /** In notebooks the data are packed: as bytes of a deflated text, in base 64. */

@@ -3,17 +3,14 @@
 import { element, plural } from "./dom";
 import { ADDED, SAME, type GraphData } from "./payload";
 
-/** Returns a choice of graphs, of which `sides` at a time stand side by side. */
+/** Returns a choice of graphs, of which one or two at a time are shown. */
 export function graphPicker(
-  graphs: GraphData[],
-  sides: number,
+  sheets: GraphData[][],
   choose: (number: number) => void,
 ): HTMLSelectElement {
   const picker = element("select", { className: "graphs" });
   picker.setAttribute("aria-label", "graph");
-  for (let at = 0; at < graphs.length; at += sides) {
-    picker.append(element("option", {}, choiceOf(graphs.slice(at, at + sides), at === 0)));
-  }
+  sheets.forEach((sheet, at) => picker.append(element("option", {}, choiceOf(sheet, at === 0))));
   picker.onchange = () => choose(picker.selectedIndex);
   return picker;
 }

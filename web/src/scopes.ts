@@ -51,6 +51,11 @@ export class Hierarchy {
     return this.byKey.get(key);
   }
 
+  /** All scopes and groups. */
+  get scopes(): Item[] {
+    return [...this.byKey.values()];
+  }
+
   itemOf(op: number): Item {
     return this.ofOp[op];
   }

@@ -54,18 +54,21 @@ export async function copy(text: string): Promise<boolean> {
 export interface Place {
   op: string;
   graph: string | null;
+  /** Which stages of a pipeline are shown, such as "1-2"; null where there are none. */
+  stages: string | null;
 }
 
 export function placeInLink(): Place | null {
   const parameters = new URLSearchParams(location.hash.slice(1));
   const op = parameters.get("op");
-  return op ? { op, graph: parameters.get("graph") } : null;
+  return op ? { op, graph: parameters.get("graph"), stages: parameters.get("stages") } : null;
 }
 
 /** Puts a place into the address of the page, where a person copies it from. */
 export function linkTo(place: Place | null): void {
   const parts = place && [
     `op=${encodeURIComponent(place.op)}`,
+    ...(place.stages === null ? [] : [`stages=${place.stages}`]),
     ...(place.graph === null ? [] : [`graph=${encodeURIComponent(place.graph)}`]),
   ];
   const { pathname, search } = location;

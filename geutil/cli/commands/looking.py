@@ -21,6 +21,7 @@ from geutil.cli.options import (
     Signature,
     Source,
     SourceOrLite,
+    SourcesOrLite,
 )
 from geutil.cli.output import counted, plain, show, show_rows, working
 from geutil.cli.wording import in_words, meant
@@ -30,26 +31,134 @@ if TYPE_CHECKING:
 
 
 def view(
-    path: SourceOrLite,
+    paths: SourcesOrLite,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="The page to write; by default the model's name with .html.",
+            help="The page to write; by default the first model's name with .html.",
             show_default=False,
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of several models: a .npz file, or a directory of them, to colour "
+            "the layers of the last, a .tflite file, by their noise.",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Show what the model holds in memory, op by op."),
+    ] = False,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training", help="Draw a training step, and what it holds in memory."
+        ),
+    ] = False,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="input=8,8,3: with --memory or --training, the shape of an input "
+            "whose file leaves sizes open.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: BatchSize = 32,
     signature: Signature = None,
     force: Force = False,
 ) -> None:
-    """Draw a model as a page to look into: one file that needs no network."""
-    page = Path(f"{path.absolute().stem}.html") if output is None else output
+    """Draw models as a page to look into: one file that needs no network.
+
+    Several models are stages of a pipeline (original, folded, quantized, file): any two
+    of them are drawn side by side, with what changed. With --data, the quantized model
+    before the file and the file are coloured by the noise of each layer. With --memory
+    or --training a slider goes through a step, and lights the ops whose results are in
+    memory, as predicted for a batch of --batch.
+    """
+    page = Path(f"{paths[0].absolute().stem}.html") if output is None else output
+    if data is not None and not (len(paths) > 1 and files.is_lite(paths[-1])):
+        raise files.CommandError(
+            "--data tells the noise of a .tflite file behind the quantized model that "
+            "it was made from; pass both, the file last"
+        )
+    held = memory or training
+    if held and (len(paths) > 1 or files.is_lite(paths[0]) or (memory and training)):
+        raise files.CommandError(
+            "--memory and --training are of one model, and no .tflite file; give one "
+            "of the two"
+        )
+    if size and not held:
+        raise files.CommandError("--size goes with --memory or --training")
+    for path in paths:
+        files.check_source(path, or_tflite=True)
     files.check_page(page, force)
-    model = files.read_drawn(path, signature)
+    batches = None if data is None else Batches(data, batch)
+    models = [files.read_drawn(path, signature) for path in paths]
+    noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
 
-    files.write_page(page, lambda: report.view(model, title=path.absolute().name))
+    if len(paths) == 1:
+        title = paths[0].absolute().name
+        if held:
+            graph, timeline = _step_of(models[0], batch, size, training)
+            title += ", a training step" if training else ", memory"
+            files.write_page(
+                page, lambda: report.view(graph, title=title, report=timeline)
+            )
+            return
+        files.write_page(page, lambda: report.view(models[0], title=title))
+        return
+    stages = list(zip(_stage_names(paths), models, strict=True))
+    files.write_page(page, lambda: report.pipeline(stages, noise=noise))
+
+
+def _step_of(
+    model: Any, batch: int, size: list[str] | None, training: bool
+) -> tuple[Any, Any]:
+    """Return what a step runs, the model or its training step, and its timeline."""
+    from geutil.cli.commands.memory import check_inputs, given_shapes, input_shapes
+    from geutil.cli.training_step import TrainingStep
+    from geutil.memory import predict
+
+    given = given_shapes(size)
+    check_inputs(model, given)
+    shapes = input_shapes(model, batch, given)
+    with working("predicting the memory"):
+        if training:
+            step = TrainingStep(model, shapes).built(None)
+            return step.fetches[0].graph, step.timeline()
+        of_tensors = {model.inputs[name].name: shape for name, shape in shapes.items()}
+        return model, predict(list(model.outputs.values()), shapes=of_tensors)
+
+
+def _stage_names(paths: Sequence[Path]) -> list[str]:
+    """Return the names of files; with their folders, or numbers, where names repeat."""
+    absolute = [path.absolute() for path in paths]
+    for depth in (1, 2):
+        names = ["/".join(path.parts[-depth:]) for path in absolute]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{at}: {name}" for at, name in enumerate(names, 1)]
+
+
+def _noise_of(models: Sequence[Any], batches: Batches) -> Int8Comparison:
+    """Return the noise of the layers of the last file, made from a model before it."""
+    from geutil.quantize import compare_int8
+    from geutil.report.stages import simulates_quantization
+
+    quantized = [one for one in models if simulates_quantization(one)]
+    if not quantized:
+        raise files.CommandError(
+            "none of the models simulates quantization, so the noise of layers is not "
+            "known; pass the quantized model before the file, or leave out --data"
+        )
+    blob = Path(models[-1]).read_bytes()
+    counted_batches = counted(batches, "running both", len(batches))
+    return compare_int8(quantized[-1], blob, counted_batches, layers=True)
 
 
 Other = Annotated[Path, typer.Argument(help="The other model.", show_default=False)]

@@ -85,25 +85,21 @@ def memory(
         raise CommandError("--budget and --extra-time are two questions: ask one")
     if largest and (budget is not None or extra_time is not None):
         raise CommandError("--largest-batch has a limit, --memory: leave out others")
-    shapes = _shapes(size)
+    shapes = given_shapes(size)
     check_page(html, force)
     model = read_model(path, signature)
     from geutil import report
     from geutil.cli.training_step import TrainingStep
     from geutil.gradients import Budget
 
-    unknown = sorted(set(shapes) - set(model.inputs))
-    if unknown:
-        raise CommandError(
-            f"there is no input '{unknown[0]}'; the inputs are {list(model.inputs)}"
-        )
+    check_inputs(model, shapes)
     if available is not None:
         _show_largest(model, shapes, available, as_json)
         return
-    input_shapes = _input_shapes(model, batch, shapes)
+    sizes = input_shapes(model, batch, shapes)
     wanted = budget is not None or extra_time is not None
     checkpoints = Budget(budget, extra_time=extra_time) if wanted else "memory"
-    step = TrainingStep(model, input_shapes)
+    step = TrainingStep(model, sizes)
     with working("planning"):
         plain_step, saving_step = step.built(None), step.built(checkpoints)
     gradient_report = saving_step.report
@@ -168,14 +164,14 @@ def _show_largest(
 
     def steps_of(checkpoints: str | None, *, order: bool) -> Callable[[int], Any]:
         def step(rows: int) -> Any:
-            built = TrainingStep(model, _input_shapes(model, rows, shapes))
+            built = TrainingStep(model, input_shapes(model, rows, shapes))
             return built.built(checkpoints, order=order).fetches
 
         return step
 
     @cache
     def planned(rows: int) -> BuiltStep | None:
-        built = TrainingStep(model, _input_shapes(model, rows, shapes))
+        built = TrainingStep(model, input_shapes(model, rows, shapes))
         return built.within(byte_count(available) or 0)
 
     def planned_steps(extra_time: float) -> Callable[[int], Any]:
@@ -209,9 +205,19 @@ def _show_largest(
     show_rows(["gradients", "largest batch", "with variables"], rows, as_json=False)
 
 
-def _input_shapes(
+def check_inputs(model: Any, shapes: dict[str, list[int]]) -> None:
+    """Refuse shapes of inputs that a model does not have."""
+    unknown = sorted(set(shapes) - set(model.inputs))
+    if unknown:
+        raise CommandError(
+            f"there is no input '{unknown[0]}'; the inputs are {list(model.inputs)}"
+        )
+
+
+def input_shapes(
     model: Any, batch: int, shapes: dict[str, list[int]]
 ) -> dict[str, list[int]]:
+    """Return the whole shape of each input."""
     return {
         name: _known(name, t.shape, batch, shapes) for name, t in model.inputs.items()
     }
@@ -221,7 +227,8 @@ def _mega(size: int | None) -> str:
     return "needs geutil[plan]" if size is None else f"{size / _MEGA:.4g} MB"
 
 
-def _shapes(size_options: list[str] | None) -> dict[str, list[int]]:
+def given_shapes(size_options: list[str] | None) -> dict[str, list[int]]:
+    """Return the shapes that options such as input=8,8,3 give."""
     shapes = {}
     for value in size_options or ():
         name, mark, sizes = value.partition("=")
