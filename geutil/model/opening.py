@@ -128,7 +128,13 @@ def _check_powers(path: Path, *, allowed: str) -> None:
     """Warn of what a file can do beyond computing, or refuse it."""
     if not path.exists():
         return
-    found = scan.powers(path)
+    try:
+        found = scan.powers(path)
+    except ModelError:
+        if allowed == "compute":
+            raise
+        # What it is, and what is wrong with it, opening tells.
+        return
     if found.computes_only:
         return
     first = str(found).partition("\n")[0].removeprefix("it ")

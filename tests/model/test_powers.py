@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import zipfile
@@ -22,7 +23,9 @@ from geutil.model import powers
 from geutil.model.scanning import op_table
 from testdata.powers import HIDDEN, SAMPLES, save
 from tests.cli.test_child import deadly
+from tests.model.mutations import mutate
 from tests.settings import needs_eager
+from tests.tflite_files import floats
 
 pytestmark = needs_eager
 tf1 = tf.compat.v1
@@ -469,5 +472,31 @@ def test_a_file_that_ends_the_process_is_refused(tmp_path):
         model.open(deadly(tmp_path / "a.pb"), isolated=True)
     whole = model.open("testdata/two_signatures", signature="encode", isolated=True)
     assert list(whole.outputs) == ["code"]
-    with pytest.raises(ModelError, match="no signature 'nope'"):
-        model.open("testdata/two_signatures", signature="nope", isolated=True)
+
+
+@pytest.fixture(scope="module")
+def whole_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    save(HIDDEN["branch"], folder / "net", folder / "marker")
+    network = wrapped(layers.Dense(2))
+    for suffix in ("keras", "h5"):
+        network.save(folder / f"a.{suffix}")
+    (folder / "a.tflite").write_bytes(floats().blob)
+    files = ("net/saved_model.pb", "a.keras", "a.h5", "a.tflite")
+    return {name: folder / name for name in files}
+
+
+@pytest.mark.parametrize("name", ["net/saved_model.pb", "a.keras", "a.h5", "a.tflite"])
+def test_damage_is_refused_or_survived(whole_files, tmp_path, name):
+    data = whole_files[name].read_bytes()
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    # Each HDF5 file takes a process.
+    for seed in range(8 if name == "a.h5" else 120):
+        path.write_bytes(mutate(data, random.Random(seed))[1])
+        source = path if path.suffix != ".pb" else path.parent
+        for told in (powers, model.inspect):
+            try:
+                assert str(told(source))
+            except ModelError as error:
+                assert str(source) in str(error)

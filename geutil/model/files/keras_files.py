@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
+from geutil.model.files.hdf5 import read_hdf5
 from geutil.model.files.inspection import (
     Inspection,
     LayerInfo,
@@ -130,27 +131,17 @@ def _text(archive: zipfile.ZipFile, name: str) -> bytes:
 
 def _in_hdf5(file: Path) -> tuple[Any, str, int]:
     """Return the configuration, the version, and the bytes of the weights."""
-    import h5py
-
-    sizes: list[int] = []
-
-    def count(_: str, item: Any) -> None:
-        sizes.append(getattr(item, "nbytes", 0))
-
-    try:
-        with h5py.File(file) as opened:
-            config_text = opened.attrs.get("model_config")
-            version = opened.attrs.get("keras_version", "")
-            opened.visititems(count)
-        config = None if config_text is None else json.loads(config_text)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
-    if config is None:
+    found = read_hdf5(file)
+    if found.config is None:
         raise ModelError(
             f"'{file}' holds weights and no model: make the model, load them with its "
             "load_weights, and pass the model"
         )
-    return config, str(version), sum(sizes)
+    try:
+        config = json.loads(found.config)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
+    return config, found.version, found.bytes_weights
 
 
 def _layers(config: Any) -> list[LayerInfo]:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from geutil.graph import tflite_reading
+from geutil.model.files.hdf5 import read_hdf5
 from geutil.model.files.keras_files import configuration
+from geutil.model.files.tflite_inspection import read_tflite
 from geutil.model.scanning import op_table
 from geutil.model.scanning.report import LOADED, MAIN, RUN, Power
 
@@ -106,35 +107,8 @@ def _in_entries(file: Path) -> Iterator[Power]:
 
 def _in_links(file: Path) -> Iterator[Power]:
     """Yield the links and datasets of an HDF5 file that read other files."""
-    import h5py
-
-    def outside(group: Any, path: str) -> Iterator[Power]:
-        for key in group:
-            link = group.get(key, getlink=True)
-            name = f"{path}/{key}"
-            if isinstance(link, h5py.ExternalLink):
-                detail = f"'{link.filename}'"
-                yield Power(
-                    op_table.READ, name, "external link", file.name, LOADED, (), detail
-                )
-                continue
-            item = group.get(key)
-            if isinstance(item, h5py.Dataset) and item.external:
-                detail = f"'{item.external[0][0]}'"
-                yield Power(
-                    op_table.READ, name, "external data", file.name, LOADED, (), detail
-                )
-            elif isinstance(item, h5py.Group) and isinstance(link, h5py.HardLink):
-                waiting.append((item, name))
-
-    with h5py.File(file) as opened:
-        waiting = [(opened, "")]
-        seen = set()
-        while waiting:
-            group, path = waiting.pop()
-            if group.id not in seen:
-                seen.add(group.id)
-                yield from outside(group, path)
+    for name, kind, source in read_hdf5(file).outside:
+        yield Power(op_table.READ, name, kind, file.name, LOADED, (), f"'{source}'")
 
 
 def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
@@ -145,7 +119,7 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
     Raises:
         ModelError: it is no whole TFLite file.
     """
-    content = tflite_reading.read(file.read_bytes())
+    content = read_tflite(file)
     known = op_table.table()
     entries = []
     count = 0
