@@ -14,7 +14,14 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import adjacency, creation, fetched_subgraph, op_types, types
+from geutil.graph import (
+    adjacency,
+    creation,
+    fetched_subgraph,
+    op_types,
+    shape_inference,
+    types,
+)
 from geutil.graph.state import state_of
 from geutil.graph.types import (
     GivenShapes,
@@ -223,6 +230,7 @@ class OpenShapes:
             )
             self._write(graph_def, members, feeds)
             creation.import_ops(scratch, graph_def, {})
+            shape_inference.refine(scratch)
         except Exception as error:  # TensorFlow raises what it likes.
             self.refusal = str(error).splitlines()[0]
             return

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import function_calls, op_types
+from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
@@ -395,13 +395,15 @@ class _Functions:
     def _body(
         self, graph: Graph, name: str, arguments: Sequence[Tensor] | None
     ) -> tuple[Graph, Called] | None:
-        key = (name, *(str(t.shape) for t in arguments or ()))
+        passed = shape_inference.behind(arguments or ())
+        key = (name, *(str(t.shape) for t in arguments or ()), *map(str, passed))
         if key not in self._known and self._depth < _DEEPEST:
             # Nothing, for a function that calls itself.
             self._known[key] = None
             body = function_calls.body_for_call(graph, name, arguments)
             self._depth += 1
             if body is not None:
+                shape_inference.refine(body, passed)
                 self._known[key] = body, self._of_body(body)
             self._depth -= 1
         return self._known.get(key)

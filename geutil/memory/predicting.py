@@ -9,7 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
-from geutil.graph import creation, fetched_subgraph, runtime, types
+from geutil.graph import (
+    creation,
+    fetched_subgraph,
+    runtime,
+    shape_inference,
+    types,
+)
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.graph_to_program import Shapes, read_program
 from geutil.memory.onednn import with_onednn
@@ -228,6 +234,7 @@ def _read(
         node.attr.pop("_class", None)
     scratch = creation.new_graph()
     creation.import_ops(scratch, graph_shapes.told_to(graph_def), {})
+    shape_inference.refine(scratch)
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     program = read_program(scratch, fetched, graph_shapes.bytes_of, onednn)
     graph_shapes.check(fed)
