@@ -8,9 +8,9 @@ bodies of functions and out of them again, and TensorFlow infers the rest from i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -26,12 +26,26 @@ from geutil.graph.types import (
     is_func_graph,
 )
 
-Behind: TypeAlias = tf.TensorShape | None
-"""The shape of the variable or of the elements that a handle leads to, if known.
 
-Of a tensor that is the shape of these, too, what it says.
-"""
-_Facts: TypeAlias = MutableIdentityMap[tf.TensorShape]
+@dataclass(frozen=True)
+class Content:
+    """What a handle leads to: a variable, or each element of a list.
+
+    Attributes:
+        shape: its shape.
+        value: its value, where that is the same each time: the shape of a tensor that
+            was kept for a gradient.
+        is_empty: whether it is a list without elements.
+    """
+
+    shape: tf.TensorShape
+    value: tuple[int, ...] | None = None
+    is_empty: bool = False
+
+
+Behind: TypeAlias = Content | None
+"""What a handle leads to, None where that is not known."""
+_Facts: TypeAlias = MutableIdentityMap[Content]
 
 _HANDLES = (tf.resource, tf.variant)
 _SAME = frozenset(("Identity", "IdentityN", "StopGradient", "ZerosLike", "AddN"))
@@ -44,14 +58,30 @@ _MADE = frozenset(("EmptyTensorList", "TensorListReserve"))
 """Ops that make a list of elements of the shape that is their first input."""
 _SHAPE_BEHIND = frozenset(("TensorListElementShape", "VariableShape"))
 """Ops that tell the shape of what is behind their first input."""
-_TELL_A_SHAPE = _SHAPE_BEHIND | {"Identity"}
-_STOPS = frozenset(
-    (*_TAKEN, *_SHAPE_BEHIND, "Fill", "ResourceGather", "TensorListStack")
-)
+_STOPS = frozenset((*_TAKEN, *_SHAPE_BEHIND, "ResourceGather", "TensorListStack"))
 """Ops, besides those that call functions, at which TensorFlow stops."""
 _CALLERS = op_types.LOOPS | op_types.CALLS | op_types.BRANCHINGS
+_LONGEST = 16
+"""How many dimensions a shape has at most."""
 _DEEPEST = 32
 """How many functions deep shapes are followed."""
+
+
+def inferred_graph(graph_def: Any) -> Graph:
+    """Return a graph of nodes, with the shapes that follow, through loops as well.
+
+    Args:
+        graph_def: the nodes, which lose their colocation: it may name ops that are not
+            among them.
+
+    Cost: as `refine`, and one more copy.
+    """
+    for node in graph_def.node:
+        node.attr.pop("_class", None)
+    graph = creation.new_graph()
+    creation.import_ops(graph, graph_def, {})
+    refine(graph)
+    return graph
 
 
 def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
@@ -72,9 +102,9 @@ def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
 
 
 def behind(handles: Sequence[Tensor]) -> list[Behind]:
-    """Return the shapes of what handles of a refined graph lead to, None if unknown."""
-    facts = [state_of(t.graph).behind for t in handles]
-    return [f and f.get(t) for f, t in zip(facts, handles, strict=True)]
+    """Return what handles of a refined graph lead to."""
+    facts = (state_of(t.graph).behind or {} for t in handles)
+    return [f.get(t) if f else None for f, t in zip(facts, handles, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +116,7 @@ class _Results:
         behind: of each result what it leads to.
     """
 
-    shapes: Sequence[Behind] = ()
+    shapes: Sequence[tf.TensorShape | None] = ()
     behind: Sequence[Behind] = ()
 
 
@@ -106,11 +136,12 @@ class _Refiner:
             return
         facts: _Facts = MutableIdentityMap()
         for place, argument in enumerate(getattr(graph, "inputs", ())):
-            shape = passed[place] if place < len(passed) else None
-            if shape is None and argument.dtype == tf.resource:
-                shape = shape_behind(argument)
-            if shape is not None:
-                facts[argument] = shape
+            content = passed[place] if place < len(passed) else None
+            shape = shape_behind(argument) if argument.dtype == tf.resource else None
+            if content is None and shape is not None and shape.is_fully_defined():
+                content = Content(shape)
+            if content is not None:
+                facts[argument] = content
         self._infer(graph, facts)
         state_of(graph).behind = facts
 
@@ -144,6 +175,9 @@ class _Refiner:
                     copies[t] = t_
                     _set_shape(t_, t.shape)
                 self._tell(op, copy, facts, callers.get(op))
+                for t, value in _values(op, [facts.get(t) for t in op.inputs]):
+                    with scratch.as_default():
+                        copies[t] = tf.constant(value, t.dtype)
         for t, t_ in copies.items():
             _set_shape(t, t_.shape)
 
@@ -153,17 +187,16 @@ class _Refiner:
         """Set the shapes of an op's results, and note what is behind them."""
         inner = [facts.get(t) for t in op.inputs]
         if caller is None:
-            shapes, leads_to = _shapes(copy, inner), _behind(copy, inner)
+            shapes, contents = _shapes(copy, inner), _behind(copy, inner)
         else:
             results = self._called(caller, copy, inner)
-            shapes, leads_to = results.shapes, results.behind
+            shapes, contents = results.shapes, results.behind
         for t, shape in zip(copy.outputs, shapes, strict=False):
-            if shape is not None and t.dtype not in _HANDLES:
+            if shape is not None:
                 _set_shape(t, shape)
-        for t, shape in zip(op.outputs, leads_to, strict=False):
-            tells = t.dtype in _HANDLES or op.type in _TELL_A_SHAPE
-            if shape is not None and shape.is_fully_defined() and tells:
-                facts[t] = shape
+        for t, content in zip(op.outputs, contents, strict=False):
+            if content is not None and t.dtype in _HANDLES:
+                facts[t] = content
 
     def _called(
         self, caller: Caller, copy: Operation, inner: Sequence[Behind]
@@ -186,12 +219,12 @@ class _Refiner:
         names = [callee.name for callee in caller.callees if callee.attribute == "body"]
         graph = caller.op.graph
         # What is put into a list that is empty at first is known after one time.
-        for _ in range(2):
+        for _ in range(3):
             body = self._body(graph, names[0], arguments, passed) if names else None
             if body is None:
                 return _UNKNOWN
             before, pairs = passed, zip(passed, body.behind, strict=True)
-            passed = [after if shape is None else shape for shape, after in pairs]
+            passed = [_joined(content, after) for content, after in pairs]
             if before == passed:
                 break
         ends = zip(arguments, body.shapes, strict=True)
@@ -244,7 +277,7 @@ def _parts(graph: Graph) -> list[list[Operation]]:
     for op in graph.get_operations():
         place = 0
         for t in op.inputs:
-            stops = (t.op.type in _STOPS or _may_call(t.op)) and _is_open(t)
+            stops = t.op.type in _STOPS or (_may_call(t.op) and _is_open(t))
             place = max(place, depth[t.op] + stops)
         depth[op] = place
         parts += [[] for _ in range(place + 1 - len(parts))]
@@ -256,47 +289,79 @@ def _is_open(tensor: Tensor) -> bool:
     return tensor.dtype not in _HANDLES and not tensor.shape.is_fully_defined()
 
 
-def _shapes(
-    op: Operation, inner: Sequence[Behind]
-) -> Sequence[tf.TensorShape | None]:
+def _shapes(op: Operation, inner: Sequence[Behind]) -> Sequence[tf.TensorShape | None]:
     """Return the shapes of an op's results that follow from what is behind handles."""
-    known = inner[0] if inner else None
-    if known is None:
+    content = inner[0] if inner else None
+    if content is None:
         return ()
-    if op.type == "Fill":
-        return [known]
     if op.type in _TAKEN:
-        return [*[None] * _TAKEN[op.type], known]
-    if op.type in _SHAPE_BEHIND:
-        return [tf.TensorShape([known.rank])]
+        return [*[None] * _TAKEN[op.type], content.shape]
     if op.type == "TensorListStack":
         count = op.get_attr("num_elements")
-        return [tf.TensorShape([None if count < 0 else count]).concatenate(known)]
+        rows = tf.TensorShape([None if count < 0 else count])
+        return [rows.concatenate(content.shape)]
     if op.type == "ResourceGather" and not op.get_attr("batch_dims"):
-        return [op.inputs[1].shape.concatenate(known[1:])]
+        return [op.inputs[1].shape.concatenate(content.shape[1:])]
     return ()
+
+
+def _values(
+    op: Operation, inner: Sequence[Behind]
+) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Yield the results of an op that are shapes which are known, and their values."""
+    content = inner[0] if inner else None
+    if content is None:
+        return
+    if op.type in _SHAPE_BEHIND and content.shape.is_fully_defined():
+        yield op.outputs[0], tuple(content.shape.as_list())
+    elif op.type in _TAKEN and content.value is not None:
+        yield op.outputs[_TAKEN[op.type]], content.value
 
 
 def _behind(op: Operation, inner: Sequence[Behind]) -> Sequence[Behind]:
     """Return what the results of an op that are handles lead to."""
-    known = inner[0] if inner else None
+    content = inner[0] if inner else None
     if op.type == "VarHandleOp":
-        return [tf.TensorShape(op.get_attr("shape"))]
+        return [Content(tf.TensorShape(op.get_attr("shape")))]
     if op.type == "TensorListFromTensor":
-        return [op.inputs[0].shape[1:] if op.inputs[0].shape.rank else None]
+        shape = op.inputs[0].shape
+        return [Content(shape[1:]) if shape.rank else None]
     if op.type in _MADE:
         dims = tf.get_static_value(op.inputs[0])
-        has_dims = dims is not None and dims.ndim == 1 and (dims >= 0).all()
-        return [tf.TensorShape(dims) if has_dims else known]
+        is_told = dims is not None and dims.ndim == 1 and (dims >= 0).all()
+        return [Content(tf.TensorShape(dims if is_told else None), is_empty=True)]
     if op.type in _ADDED:
-        return [op.inputs[_ADDED[op.type]].shape if known is None else known]
+        added = op.inputs[_ADDED[op.type]]
+        # Who sets some of the elements leaves others as they are.
+        is_pushed = op.type == "TensorListPushBack"
+        value = _shape_in(added) if is_pushed else None
+        return [_joined(content, Content(added.shape, value))]
     if op.type == "IdentityN":
         return inner
     if op.type in _SAME or op.type == "TensorListPopBack":
         return [_first(inner)]
-    if op.type in _SHAPE_BEHIND:
-        return [known]
     return ()
+
+
+def _joined(content: Behind, added: Behind) -> Behind:
+    """Return what a list leads to that has more elements now."""
+    if content is None or added is None or content == added:
+        return content and added
+    if content.is_empty:
+        is_told = content.shape.is_fully_defined() or added.is_empty
+        return replace(added, shape=content.shape) if is_told else added
+    # Elements may differ where a list leaves their shape open.
+    same = _same(content.shape, added.shape)
+    value = content.value if content.value == added.value else None
+    return Content(content.shape if same else tf.TensorShape(None), value)
+
+
+def _shape_in(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the shape that a tensor holds, None if it holds none that is known."""
+    if not tensor.dtype.is_integer or tensor.shape.rank != 1:
+        return None
+    value = tf.get_static_value(tensor)
+    return None if value is None or value.size > _LONGEST else tuple(map(int, value))
 
 
 def _common(found: Sequence[_Results]) -> _Results:
@@ -313,8 +378,8 @@ def _common(found: Sequence[_Results]) -> _Results:
     return _Results(shapes, [_first(known) for known in all_behind])
 
 
-def _first(shapes: Iterable[Behind]) -> Behind:
-    return next((shape for shape in shapes if shape is not None), None)
+def _first(contents: Iterable[Behind]) -> Behind:
+    return next((content for content in contents if content is not None), None)
 
 
 def _same(first: tf.TensorShape | None, second: tf.TensorShape | None) -> bool:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import (
-    creation,
     fetched_subgraph,
     runtime,
     shape_inference,
@@ -229,12 +228,7 @@ def _read(
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
-    # Colocation may name ops that are not in the step, and fail the import.
-    for node in graph_def.node:
-        node.attr.pop("_class", None)
-    scratch = creation.new_graph()
-    creation.import_ops(scratch, graph_shapes.told_to(graph_def), {})
-    shape_inference.refine(scratch)
+    scratch = shape_inference.inferred_graph(graph_shapes.told_to(graph_def))
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     program = read_program(scratch, fetched, graph_shapes.bytes_of, onednn)
     graph_shapes.check(fed)
