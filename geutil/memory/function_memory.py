@@ -72,6 +72,12 @@ class Loops:
             self._times[op] = min(bounds, default=None)
         return self._times[op]
 
+    def exact_times(self, op: Operation) -> int | None:
+        """Return how often a loop runs, None if anything else may end it."""
+        bounds = list(self._bounds(op))
+        counts = [count for count in bounds if count is not None]
+        return min(counts) if counts and len(counts) == len(bounds) else None
+
     def piled(self, op: Operation) -> Piled:
         """Return what the results of a loop hold.
 
@@ -103,6 +109,7 @@ class Loops:
         return Piled(sizes, lists, shared)
 
     def _bounds(self, op: Operation) -> Iterator[int | None]:
+        """Yield how often each test lets a loop run, None if that is not known."""
         condition, graph = self._loops[op]
         body = _Body(graph)
         places = {id(t): i for i, t in enumerate(condition.inputs)}
@@ -114,9 +121,13 @@ class Loops:
             elif test.type in _COMPARISONS:
                 counter, bound = (_source(t) for t in test.inputs)
                 place = places.get(id(counter))
-                if place is not None:
+                if place is None:
+                    yield None
+                else:
                     limit = self._value(bound, op, places, body)
                     yield self._count(op, place, limit, body, _COMPARISONS[test.type])
+            else:
+                yield None
 
     def _value(
         self, bound: Tensor, op: Operation, places: Mapping[int, int], body: _Body
