@@ -216,13 +216,14 @@ class _Refiner:
         self, caller: Caller, arguments: Sequence[Tensor], passed: list[Behind]
     ) -> _Results:
         """Return what is known of the results of a loop: what stays each time."""
-        names = [callee.name for callee in caller.callees if callee.attribute == "body"]
-        graph = caller.op.graph
+        (name,) = (f.name for f in caller.callees if f.attribute == "body")
+        body = _UNKNOWN
         # What is put into a list that is empty at first is known after one time.
         for _ in range(3):
-            body = self._body(graph, names[0], arguments, passed) if names else None
-            if body is None:
+            found = self._body(caller.op.graph, name, arguments, passed)
+            if found is None:
                 return _UNKNOWN
+            body = found
             before, pairs = passed, zip(passed, body.behind, strict=True)
             passed = [_joined(content, after) for content, after in pairs]
             if before == passed:

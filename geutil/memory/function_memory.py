@@ -319,12 +319,15 @@ class Called:
         results: what the lists hold that are results.
         forwarded: pairs (result, argument) of places: what the function returns as it
             was passed, in the same buffer.
+        uncounted: the loops whose lists are left out, since how often they run is not
+            known.
     """
 
     temporary: int = 0
     surge: int = 0
     results: Piled = field(default_factory=Piled)
     forwarded: Pairs = ()
+    uncounted: tuple[str, ...] = ()
 
 
 NOTHING = Called()
@@ -396,7 +399,7 @@ class _Functions:
                 loop_graphs[caller.op] = (bodies[0][0], bodies[1][0])
         loops = Loops(loop_graphs, self._size_of)
         for op in loop_graphs:
-            called_by_op[op] = _of_loop(op, loops, called_by_op[op].temporary)
+            called_by_op[op] = _of_loop(op, loops, called_by_op[op])
         return called_by_op
 
     def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
@@ -433,7 +436,10 @@ class _Functions:
         )
         peak = simulate(program).peak
         return Called(
-            peak - results, results=returned, forwarded=tuple(forwarded.items())
+            peak - results,
+            results=returned,
+            forwarded=tuple(forwarded.items()),
+            uncounted=uncounted_loops(calls),
         )
 
 
@@ -452,14 +458,27 @@ def _forwarded(body: Graph) -> dict[int, int]:
     }
 
 
-def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
-    """Return what a loop holds of which one iteration holds so much."""
+def uncounted_loops(calls: Mapping[Operation, Called]) -> tuple[str, ...]:
+    """Return the loops whose lists are left out of what some ops hold."""
+    return tuple(name for called in calls.values() for name in called.uncounted)
+
+
+def _of_loop(op: Operation, loops: Loops, body: Called) -> Called:
+    """Return what a loop holds, given what one iteration does."""
+    once = body.temporary
     most = function_calls.parallel_iterations(op)
     times = loops.times(op)
     if times is not None:
         most = min(most, times)
     usual = min(most, ITERATIONS)
-    return Called(usual * once, (most - usual) * once, loops.piled(op))
+    piled = loops.piled(op)
+    here = (op.name,) if times is None and piled.lists else ()
+    return Called(
+        usual * once,
+        (most - usual) * once,
+        piled,
+        uncounted=(*here, *body.uncounted),
+    )
 
 
 def _largest(bodies: Sequence[Called]) -> Called:
@@ -470,4 +489,5 @@ def _largest(bodies: Sequence[Called]) -> Called:
         for most, one in ((sizes, body.results.sizes), (lists, body.results.lists)):
             most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
     once = max((body.temporary for body in bodies), default=0)
-    return Called(once, results=Piled(sizes, lists))
+    uncounted = tuple(name for body in bodies for name in body.uncounted)
+    return Called(once, results=Piled(sizes, lists), uncounted=uncounted)

@@ -141,26 +141,6 @@ def _found(graph: Graph, key: Any) -> Tensor:
         ) from None
 
 
-def read_program(
-    graph: Graph,
-    fetched: Iterable[Tensor],
-    size_of: SizeOf,
-    onednn: bool | None = None,
-) -> Program:
-    """Return all ops of a graph as a program.
-
-    Args:
-        graph: holds nothing but what runs.
-        fetched: the tensors that are asked for.
-        size_of: the bytes of a tensor.
-        onednn: whether oneDNN is used; None for what this process does.
-
-    Cost: linear in ops and edges, those of called functions included.
-    """
-    calls = calls_in(graph, size_of, onednn=onednn)
-    return read_ops(graph.get_operations(), fetched, size_of, calls, onednn)
-
-
 def calls_in(
     graph: Graph,
     size_of: SizeOf,
@@ -173,7 +153,7 @@ def calls_in(
         graph: the graph of the calls.
         size_of: the bytes of a tensor of the graph or of a function's body.
         among: the ops that count; all if None.
-        onednn: as in `read_program`.
+        onednn: whether oneDNN is used; None for what this process does.
 
     Cost: linear in the ops of the bodies, each once for the shapes of its calls.
     """
@@ -224,7 +204,7 @@ def read_ops(
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
         calls: what functions hold that ops run.
-        onednn: as in `read_program`.
+        onednn: whether oneDNN is used; None for what this process does.
         dims: tells the shape of a tensor.
 
     Cost: linear in the ops and their edges.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -16,7 +17,8 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
-from geutil.memory.graph_to_program import Shapes, read_program
+from geutil.memory.function_memory import uncounted_loops
+from geutil.memory.graph_to_program import Shapes, calls_in, read_ops
 from geutil.memory.onednn import with_onednn
 from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
@@ -64,6 +66,9 @@ def _value(constant: Any) -> bytes:
     return bytes(nameless.SerializeToString(deterministic=True))
 
 
+_logger = logging.getLogger("geutil")
+_SHOWN = 4
+"""How many loops a message names."""
 _LOWERED = "_lower_using_switch_merge"
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
@@ -230,8 +235,19 @@ def _read(
         graph_def = optimize(graph_def, names)
     scratch = shape_inference.inferred_graph(graph_shapes.told_to(graph_def))
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
-    program = read_program(scratch, fetched, graph_shapes.bytes_of, onednn)
+    size_of = graph_shapes.bytes_of
+    calls = calls_in(scratch, size_of, onednn=onednn)
+    program = read_ops(scratch.get_operations(), fetched, size_of, calls, onednn)
     graph_shapes.check(fed)
+    uncounted = uncounted_loops(calls)
+    if uncounted:
+        shown = ", ".join(f"'{name}'" for name in uncounted[:_SHOWN])
+        _logger.warning(
+            "how often %s runs does not follow from constants and shapes: what it adds "
+            "to lists each time, for its gradient or as a result, is not in the "
+            "predicted peak; a fixed number of steps would tell",
+            shown,
+        )
     return program
 
 

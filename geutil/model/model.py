@@ -712,8 +712,10 @@ class Model(EditableModel):
             >>> layers = [tf.keras.Input([12, 6], name="x"), tf.keras.layers.LSTM(8)]
             >>> m = model.open(tf.keras.Sequential(layers))
             >>> unrolled = m.unroll()
-            >>> [sum(op.type == "While" for op in n.graph.get_operations())
-            ...  for n in (m, unrolled)]
+            >>> [
+            ...     sum(op.type == "While" for op in n.graph.get_operations())
+            ...     for n in (m, unrolled)
+            ... ]
             [1, 0]
             >>> m.compare(unrolled).equal
             True

@@ -7,7 +7,8 @@ own: what takes an element out reads that tensor, and what stacks the list packs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,13 @@ from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.memory.function_memory import Loops
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import fresh_name, nodes_by_name
+from geutil.model.programs import (
+    Program,
+    fresh_name,
+    nodes_by_name,
+    redirect,
+    rename_nodes,
+)
 from geutil.model.strip.options import keep_of, program_of_parts
 from geutil.model.to_graph import Parts, materialize
 from geutil.select.queries import select_ops
@@ -35,13 +42,14 @@ def unroll(model: M, loops: Any, max_ops: int) -> M:
     """Return a model without its loops; see `Model.unroll`."""
     program = model.program()
     wanted = _selected(model, loops)
+    unrolled: list[str] = []
     left = max_ops - len(model.graph.get_operations())
     parts = materialize(program, inline=False, what=repr(model))
     _fold_scalars(parts)
     while True:
         found = [c for c in _loops_in(parts.graph) if wanted is None or _in(c, wanted)]
         if not found:
-            return model.derived(program_of_parts(parts))
+            return model.derived(_with_short_names(parts, unrolled))
         times = {}
         for caller in found:
             count, size = _count(caller)
@@ -58,7 +66,8 @@ def unroll(model: M, loops: Any, max_ops: int) -> M:
             # A loop whose bound the result of another one tells had its turn before.
             raise ModelError(_refusal(model, found))
         program = program_of_parts(parts)
-        _write_calls(program.graph_def, times)
+        _write_calls(program, times)
+        unrolled.extend(times)
         parts = materialize(program, inline=True, what=repr(model))
         _fold_scalars(parts)
         rewrite(parts.graph, _list_rules(), keep=keep_of(parts))
@@ -68,10 +77,7 @@ def _selected(model: EditableModel, loops: Any) -> frozenset[str] | None:
     """Return the names of the loops that are meant; None for all."""
     callers = _loops_in(model.graph)
     if not callers:
-        raise ModelError(
-            f"{model!r} has no loop to unroll"
-            + _version_1(model.graph)
-        )
+        raise ModelError(f"{model!r} has no loop to unroll" + _version_1(model.graph))
     if loops is None:
         return None
     meant = frozenset(select_ops(loops, graph=model.graph))
@@ -127,34 +133,57 @@ def _refusal(model: EditableModel, found: list[Caller]) -> str:
     )
 
 
-def _write_calls(graph_def: Any, times: Mapping[str, int]) -> None:
-    """Make a chain of calls of each loop, in place; the last one has its name."""
+def _write_calls(program: Program, times: Mapping[str, int]) -> None:
+    """Replace each loop by a chain of calls of its body, in place."""
+    graph_def = program.graph_def
     nodes = nodes_by_name(graph_def)
     for name, count in times.items():
-        node = nodes[name]
-        controls = [text for text in node.input if text.startswith("^")]
-        inputs = [text for text in node.input if not text.startswith("^")]
-        body = node.attr["body"].func
+        loop = nodes[name]
+        controls = [text for text in loop.input if text.startswith("^")]
+        values = [text for text in loop.input if not text.startswith("^")]
+        places = range(len(values))
         for step in range(count):
-            is_last = step == count - 1
-            call = node if is_last else graph_def.node.add()
-            called = type(node)(
-                op=_CALLS[node.op] if node.op in _CALLS else node.op,
-                name=name if is_last else fresh_name(nodes, f"{name}/step_{step}"),
-                device=node.device,
-                input=[*inputs, *controls],
-            )
-            called.attr["f"].func.CopyFrom(body)
+            call = graph_def.node.add(op=_CALLS[loop.op], device=loop.device)
+            call.name = fresh_name(nodes, f"{name}/step_{step}")
+            nodes[call.name] = call
+            call.input.extend([*values, *controls])
+            call.attr["f"].func.CopyFrom(loop.attr["body"].func)
             for attribute in ("Tin", "Tout"):
-                called.attr[attribute].CopyFrom(node.attr["T"])
-            call.CopyFrom(called)
-            nodes[called.name] = call
-            inputs = [f"{called.name}:{i}" for i in range(len(inputs))]
-        if not count:
-            passed_on = type(node)(op="IdentityN", name=name, device=node.device)
-            passed_on.input.extend([*inputs, *controls])
-            passed_on.attr["T"].CopyFrom(node.attr["T"])
-            node.CopyFrom(passed_on)
+                call.attr[attribute].CopyFrom(loop.attr["T"])
+            values = [f"{call.name}:{i}" for i in places]
+        # What waits for the loop waits for what it yields.
+        last = type(loop)(op="IdentityN", name=name, device=loop.device)
+        last.input.extend([*values, *controls])
+        last.attr["T"].CopyFrom(loop.attr["T"])
+        loop.CopyFrom(last)
+        waiting = [n for n in graph_def.node if f"^{name}" in n.input]
+        redirect(program, {f"{name}:{i}": values[i] for i in places})
+        for node in waiting:
+            node.input.append(f"^{name}")
+
+
+def _with_short_names(parts: Parts, loops: Sequence[str]) -> Program:
+    """Return the program of a graph, with the scope of each loop in a name once.
+
+    Nodes of a body have its scope already, and get that of their step before it.
+    """
+    program = program_of_parts(parts)
+    nodes = nodes_by_name(program.graph_def)
+    taken = set(nodes)
+    names = {}
+    for name in nodes:
+        short = name
+        for loop in loops:
+            short = re.sub(
+                rf"({re.escape(loop)}/step_\d+/){re.escape(loop)}/", r"\1", short
+            )
+        if short != name:
+            names[name] = fresh_name(taken, short)
+            taken.add(names[name])
+    graph = parts.graph
+    counts = {n: len(graph.get_operation_by_name(n).outputs) for n in names}
+    rename_nodes(program, names, counts)
+    return program
 
 
 def _fold_scalars(parts: Parts) -> None:

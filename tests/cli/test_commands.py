@@ -26,6 +26,7 @@ COMMANDS = [
     "rename",
     "batch-size",
     "strip",
+    "unroll",
     "fold",
     "bits",
     "quantize",
