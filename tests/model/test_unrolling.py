@@ -72,9 +72,8 @@ def test_steps_are_as_many_as_keras_unrolls():
         assert sum(op.type == kind for op in ours) == count > 0
 
 
-@pytest.mark.parametrize("name", ["GRU", "both ways"])
+@pytest.mark.parametrize("name", ["LSTM", "both ways"])
 def test_gradients_are_the_same(name):
-    """Swish has a gradient of its own, which exists in Python only."""
     net = NETWORKS[name]()
     x = data_of(net)
 
@@ -87,12 +86,11 @@ def test_gradients_are_the_same(name):
 
         return step(x)
 
-    opened = model.open(net)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(net(x)["y"]))
     expected = tape.gradient(loss, [v.value for v in net.trainable_variables])
     by_size = sorted(np.sum(np.square(e)) for e in expected)
-    found = sorted(np.sum(np.square(s)) for s in slopes(opened.unroll()))
+    found = sorted(np.sum(np.square(s)) for s in slopes(model.open(net).unroll()))
     np.testing.assert_allclose(found, by_size, rtol=1e-4)
 
 
@@ -114,14 +112,16 @@ def test_from_files_and_to_files(form, tmp_path):
         net.save(source)
     else:
         net.export(source, verbose=False)
-    unrolled = model.open(source).unroll()
+    opened = model.open(source)
+    unrolled = opened.unroll()
     assert loops(unrolled.graph) == []
     unrolled.save(tmp_path / "unrolled")
     again = model.open(tmp_path / "unrolled")
     x = data_of(net)
     (result,) = again.run(x=x).values()
     np.testing.assert_allclose(result, net(x)["y"], 1e-5, 1e-6)
-    assert len(again.variables) == len(net.variables)
+    shapes = sorted(v.shape.as_list() for v in opened.variables.values())
+    assert sorted(v.shape.as_list() for v in again.variables.values()) == shapes
 
 
 def test_names_say_the_step():
