@@ -327,3 +327,15 @@ def test_layers_of_keras_at_an_open_batch(layer):
     assert 0.7 * predicted < measured < 1.1 * predicted
     assert measured <= worst_case(graph.outputs).peak
     assert last_report(graph).plain_peak == pytest.approx(predicted, rel=0.2)
+
+
+def test_a_loop_that_data_ends_is_warned_of(caplog):
+    with tf.Graph().as_default() as graph:
+        times = tf.compat.v1.placeholder(tf.int32, [], name="times")
+    loss, weights = recurrent(graph, times=times)
+    predict(loss)
+    assert "how often" not in caplog.text
+    with graph.as_default():
+        slopes = tf.gradients(loss, weights)
+    predict([loss, *slopes])
+    assert "how often 'while' runs does not follow" in caplog.text

@@ -126,7 +126,9 @@ def test_from_files_and_to_files(form, tmp_path):
 
 def test_names_say_the_step():
     unrolled = model.open(NETWORKS["LSTM"]()).unroll()
-    products = [op.name for op in unrolled.graph.get_operations() if op.type == "MatMul"]
+    products = [
+        op.name for op in unrolled.graph.get_operations() if op.type == "MatMul"
+    ]
     steps = [name for name in products if "/while/step_" in name]
     assert len(steps) == 2 * 7
     assert all(name.count("/while/") == 1 for name in steps)
@@ -135,9 +137,7 @@ def test_names_say_the_step():
 def counted(times, *, nested=False):
     """Return a model of a loop of version 2 that runs so often."""
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], name="x")], autograph=False
-    )
+    @tf.function(input_signature=[tf.TensorSpec([None], name="x")], autograph=False)
     def f(x):
         def body(i, y):
             if nested:
