@@ -88,8 +88,8 @@ def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
     """Set the static shapes of a graph that follow through its loops.
 
     What is behind its handles is noted in `state_of(graph).behind`, so that the bodies
-    of its functions can be refined, too. A graph without lists and loops is left as it
-    is, and so is one with loops of version 1.
+    of its functions can be refined, too. A graph without lists, and whose calls
+    and loops have known shapes, is left as it is; so is one with loops of version 1.
 
     Args:
         graph: a graph of geutil's own.
@@ -267,8 +267,8 @@ def _leads_elsewhere(graph: Graph) -> bool:
     if any(t.dtype == tf.variant for t in tensors):
         return True
     reads = is_func_graph(graph) and any(t.dtype == tf.resource for t in tensors)
-    loops = any(op.type in op_types.LOOPS for op in ops)
-    return (reads or loops) and any(map(_is_open, tensors))
+    calls = any(_may_call(op) and any(map(_is_open, op.outputs)) for op in ops)
+    return calls or (reads and any(map(_is_open, tensors)))
 
 
 def _parts(graph: Graph) -> list[list[Operation]]:
