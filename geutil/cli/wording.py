@@ -63,6 +63,7 @@ _PHRASES = (
         "with `geutil unroll`",
     ),
     (r"by Model\.unroll\(\)", "by `geutil unroll`"),
+    (r"by Model\.set_batch_size\(1\)", "by `geutil batch-size`"),
     (r"pass max_ops= to allow more, or loops= to", "pass --max-ops, or --loop to"),
     (r"or pass loops= with those", "or pass --loop with those"),
     (

@@ -117,15 +117,15 @@ def test_a_loop_at_an_open_batch_is_refused_with_what_to_do():
     quantized(opened, batches(8))
     with pytest.raises(QuantizeError, match=r"by Model\.unroll\(\)") as caught:
         to_int8(opened)
-    assert "batch_size=1" in str(caught.value)
+    assert "set_batch_size(1)" in str(caught.value)
 
 
-@pytest.mark.parametrize("remedy", ["unroll", "batch_size=1"])
+@pytest.mark.parametrize("remedy", ["unroll", "set_batch_size"])
 @pytest.mark.parametrize("scheme", ["float16", "weight_only_int8", "dynamic_range"])
 def test_the_remedies_work(remedy, scheme):
-    network = spotter(CELLS["GRU"](), None if remedy == "unroll" else 1)
+    network = spotter(CELLS["GRU"]())
     opened = model.open(network)
-    opened = opened.unroll() if remedy == "unroll" else opened
+    opened = opened.unroll() if remedy == "unroll" else opened.set_batch_size(1)
     if scheme != "float16":
         quantize(opened, is_training=False, scheme=scheme)
     runner = new_interpreter(to_tflite(opened, scheme=scheme)).get_signature_runner()

@@ -526,8 +526,7 @@ def converted(
             raise QuantizeError(
                 "TFLite's converter takes no loop whose lists have elements of an open "
                 f"size ({said.partition(';')[0]}): convert a model without loops, by "
-                "Model.unroll(), or build it with a fixed batch, as with "
-                "keras.Input(shape, batch_size=1)"
+                "Model.unroll(), or of a fixed batch, by Model.set_batch_size(1)"
             ) from error
         raise QuantizeError(
             f"TFLite's converter fails: {said}. Replace ops that it names, or "
