@@ -98,10 +98,11 @@ def predict(
     `While`, a call) counts as one: what its function holds comes on top while it runs,
     the larger branch of a conditional and two iterations of a loop, for one begins
     before the last one has ended. What a loop adds to lists each time, for its gradient
-    or as a result, counts once for each time, if constants tell how often it runs; of
-    loops of version 1 it is left out, and so is what XLA holds besides the results of a
-    call that it compiles: Keras has convolutions by groups compiled on CPU, and the
-    gradient of one of 768 channels, 7 x 7, takes 231 MB.
+    or as a result, counts once for each time, if constants and shapes tell how often it
+    runs; else it does not, and a warning says so. Of loops of version 1 it is left out,
+    and so is what XLA holds besides the results of a call that it compiles: Keras has
+    convolutions by groups compiled on CPU, and the gradient of one of 768 channels,
+    7 x 7, takes 231 MB.
     Ops of all devices are counted together.
 
     Args:

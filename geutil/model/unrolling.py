@@ -77,7 +77,7 @@ def _selected(model: EditableModel, loops: Any) -> frozenset[str] | None:
     """Return the names of the loops that are meant; None for all."""
     callers = _loops_in(model.graph)
     if not callers:
-        raise ModelError(f"{model!r} has no loop to unroll" + _version_1(model.graph))
+        raise ModelError(f"{model!r} has no loop to unroll{_elsewhere(model.graph)}")
     if loops is None:
         return None
     meant = frozenset(select_ops(loops, graph=model.graph))
@@ -90,11 +90,18 @@ def _selected(model: EditableModel, loops: Any) -> frozenset[str] | None:
     return names
 
 
-def _version_1(graph: Graph) -> str:
+def _elsewhere(graph: Graph) -> str:
+    """Return where the loops of a graph may be that has none of version 2."""
     if any(op.type in op_types.ENTERS for op in graph.get_operations()):
         return (
             ": its loops are of version 1; build them after "
             "tf.compat.v1.enable_control_flow_v2()"
+        )
+    names = [caller.op.name for caller in function_calls.callers_in(graph)]
+    if names:
+        return (
+            f"; functions that {names[:_SHOWN]} run are not looked into: open it with "
+            "their calls inlined"
         )
     return ""
 

@@ -183,6 +183,36 @@ def test_what_has_no_loop_is_refused():
     assert "has no loop to unroll" in refused(model.open(network(layers.Dense(2))))
 
 
+def test_a_loop_of_version_1_is_refused():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            _, y = tf.while_loop(
+                lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), [0, x]
+            )
+        finally:
+            tf.compat.v1.enable_control_flow_v2()
+        tf.identity(y, "y")
+    ends = {"inputs": {"x": "x:0"}, "outputs": {"y": "y:0"}}
+    said = refused(model.open(graph.as_graph_def(), **ends))
+    assert "version 1" in said
+
+
+def test_a_loop_in_a_call_that_stays_is_refused():
+    @tf.function(autograph=False)
+    def inner(x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), [0, x])[1]
+
+    @tf.function(input_signature=[tf.TensorSpec([2], name="x")], autograph=False)
+    def f(x):
+        return {"y": inner(x)}
+
+    said = refused(model.open(f, inline=False))
+    assert "open it with their calls inlined" in said
+    assert loops(model.open(f).unroll().graph) == []
+
+
 def test_a_name_that_no_loop_has_is_refused():
     said = refused(model.open(NETWORKS["LSTM"]()), "dense")
     assert "selects none of the loops" in said
