@@ -55,6 +55,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "rename": editing.rename,
     "batch-size": editing.batch_size,
     "strip": editing.strip,
+    "unroll": editing.unroll,
     "fold": editing.fold,
     "bits": quantizing.bits,
     "quantize": quantizing.quantize,

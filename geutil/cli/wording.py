@@ -60,6 +60,14 @@ _PHRASES = (
     (r"(?:with )?rename\((in|out)puts=\{\.\.\.\}\)", r"with `geutil rename`"),
     (r"(?:with )?model\.cut(?:\([^)]*\))?", "with `geutil cut`"),
     (
+        r"with Model\.unroll\(\), once the model is opened with geutil\.model\.open",
+        "with `geutil unroll`",
+    ),
+    (r"by Model\.unroll\(\)", "by `geutil unroll`"),
+    (r"by Model\.set_batch_size\(1\)", "by `geutil batch-size`"),
+    (r"pass max_ops= to allow more, or loops= to", "pass --max-ops, or --loop to"),
+    (r"or pass loops= with those", "or pass --loop with those"),
+    (
         r"quantize it(?: first)?, with geutil\.quantize\.quantize\([^)]*\)",
         "quantize it first, with `geutil quantize`",
     ),

@@ -14,7 +14,13 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import adjacency, creation, fetched_subgraph, op_types, types
+from geutil.graph import (
+    adjacency,
+    fetched_subgraph,
+    op_types,
+    shape_inference,
+    types,
+)
 from geutil.graph.state import state_of
 from geutil.graph.types import (
     GivenShapes,
@@ -216,13 +222,12 @@ class OpenShapes:
         inside = frozenset(members)
         read = IdentitySet(t for op in members for t in op.inputs)
         feeds = [t for t in read if t.op not in inside]
-        scratch = creation.new_graph()
         try:
             graph_def = fetched_subgraph.step_graph_def(
                 members[0].graph, members, feeds
             )
             self._write(graph_def, members, feeds)
-            creation.import_ops(scratch, graph_def, {})
+            scratch = shape_inference.inferred_graph(graph_def)
         except Exception as error:  # TensorFlow raises what it likes.
             self.refusal = str(error).splitlines()[0]
             return
@@ -240,7 +245,6 @@ class OpenShapes:
             data = [name for name in node.input if not name.startswith("^")]
             del node.input[:]
             node.input.extend(data)
-            node.attr.pop("_class", None)
             if node.op in op_types.PLACEHOLDERS and t in self.known:
                 shape = tf.TensorShape(self.known[t])
                 node.attr["shape"].shape.CopyFrom(shape.as_proto())

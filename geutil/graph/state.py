@@ -90,6 +90,8 @@ class GraphState:
         completions: what is done before the graph is run (`geutil.graph.state`).
         step_order: notes on the training steps whose ops are ordered, if any.
         open_shapes: what the shapes that it leaves open are taken to be, if known.
+        behind: what its handles lead to, if that was followed
+            (`geutil.graph.shape_inference`).
         report: on the gradients that were built last in it, if any.
         variables: variables outside that geutil made it read, by `id`, kept alive so.
         layer_calls: the calls of Keras layers that it was traced from, if known.
@@ -112,6 +114,7 @@ class GraphState:
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None
     open_shapes: Any = None
+    behind: Any = None
     report: Any = None
     variables: dict[int, Any] = field(default_factory=dict)
     layer_calls: tuple[Any, ...] = ()

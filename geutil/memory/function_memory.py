@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import function_calls, op_types
+from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
@@ -72,6 +72,12 @@ class Loops:
             self._times[op] = min(bounds, default=None)
         return self._times[op]
 
+    def exact_times(self, op: Operation) -> int | None:
+        """Return how often a loop runs, None if anything else may end it."""
+        bounds = list(self._bounds(op))
+        counts = [count for count in bounds if count is not None]
+        return min(counts) if counts and len(counts) == len(bounds) else None
+
     def piled(self, op: Operation) -> Piled:
         """Return what the results of a loop hold.
 
@@ -103,6 +109,7 @@ class Loops:
         return Piled(sizes, lists, shared)
 
     def _bounds(self, op: Operation) -> Iterator[int | None]:
+        """Yield how often each test lets a loop run, None if that is not known."""
         condition, graph = self._loops[op]
         body = _Body(graph)
         places = {id(t): i for i, t in enumerate(condition.inputs)}
@@ -114,9 +121,13 @@ class Loops:
             elif test.type in _COMPARISONS:
                 counter, bound = (_source(t) for t in test.inputs)
                 place = places.get(id(counter))
-                if place is not None:
+                if place is None:
+                    yield None
+                else:
                     limit = self._value(bound, op, places, body)
                     yield self._count(op, place, limit, body, _COMPARISONS[test.type])
+            else:
+                yield None
 
     def _value(
         self, bound: Tensor, op: Operation, places: Mapping[int, int], body: _Body
@@ -308,12 +319,15 @@ class Called:
         results: what the lists hold that are results.
         forwarded: pairs (result, argument) of places: what the function returns as it
             was passed, in the same buffer.
+        uncounted: the loops whose lists are left out, since how often they run is not
+            known.
     """
 
     temporary: int = 0
     surge: int = 0
     results: Piled = field(default_factory=Piled)
     forwarded: Pairs = ()
+    uncounted: tuple[str, ...] = ()
 
 
 NOTHING = Called()
@@ -385,7 +399,7 @@ class _Functions:
                 loop_graphs[caller.op] = (bodies[0][0], bodies[1][0])
         loops = Loops(loop_graphs, self._size_of)
         for op in loop_graphs:
-            called_by_op[op] = _of_loop(op, loops, called_by_op[op].temporary)
+            called_by_op[op] = _of_loop(op, loops, called_by_op[op])
         return called_by_op
 
     def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
@@ -395,13 +409,15 @@ class _Functions:
     def _body(
         self, graph: Graph, name: str, arguments: Sequence[Tensor] | None
     ) -> tuple[Graph, Called] | None:
-        key = (name, *(str(t.shape) for t in arguments or ()))
+        passed = shape_inference.behind(arguments or ())
+        key = (name, *(str(t.shape) for t in arguments or ()), *map(str, passed))
         if key not in self._known and self._depth < _DEEPEST:
             # Nothing, for a function that calls itself.
             self._known[key] = None
             body = function_calls.body_for_call(graph, name, arguments)
             self._depth += 1
             if body is not None:
+                shape_inference.refine(body, passed)
                 self._known[key] = body, self._of_body(body)
             self._depth -= 1
         return self._known.get(key)
@@ -420,7 +436,10 @@ class _Functions:
         )
         peak = simulate(program).peak
         return Called(
-            peak - results, results=returned, forwarded=tuple(forwarded.items())
+            peak - results,
+            results=returned,
+            forwarded=tuple(forwarded.items()),
+            uncounted=uncounted_loops(calls),
         )
 
 
@@ -439,14 +458,27 @@ def _forwarded(body: Graph) -> dict[int, int]:
     }
 
 
-def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
-    """Return what a loop holds of which one iteration holds so much."""
+def uncounted_loops(calls: Mapping[Operation, Called]) -> tuple[str, ...]:
+    """Return the loops whose lists are left out of what some ops hold."""
+    return tuple(name for called in calls.values() for name in called.uncounted)
+
+
+def _of_loop(op: Operation, loops: Loops, body: Called) -> Called:
+    """Return what a loop holds, given what one iteration does."""
+    once = body.temporary
     most = function_calls.parallel_iterations(op)
     times = loops.times(op)
     if times is not None:
         most = min(most, times)
     usual = min(most, ITERATIONS)
-    return Called(usual * once, (most - usual) * once, loops.piled(op))
+    piled = loops.piled(op)
+    here = (op.name,) if times is None and piled.lists else ()
+    return Called(
+        usual * once,
+        (most - usual) * once,
+        piled,
+        uncounted=(*here, *body.uncounted),
+    )
 
 
 def _largest(bodies: Sequence[Called]) -> Called:
@@ -457,4 +489,5 @@ def _largest(bodies: Sequence[Called]) -> Called:
         for most, one in ((sizes, body.results.sizes), (lists, body.results.lists)):
             most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
     once = max((body.temporary for body in bodies), default=0)
-    return Called(once, results=Piled(sizes, lists))
+    uncounted = tuple(name for body in bodies for name in body.uncounted)
+    return Called(once, results=Piled(sizes, lists), uncounted=uncounted)

@@ -8,8 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import PredictionError
-from geutil.graph import adjacency, functions, op_types, types
-from geutil.graph.types import GivenShapes, Graph, Operation, Tensor
+from geutil.graph import (
+    adjacency,
+    fetched_subgraph,
+    functions,
+    op_types,
+    shape_inference,
+    types,
+)
+from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
 from geutil.memory import cpu_kernels, function_memory, workspaces
 from geutil.memory.cpu_kernels import CHEAP, HELD, Pairs
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
@@ -17,6 +24,8 @@ from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
 from geutil.memory.workspaces import DimsOf
 
+_AXES = frozenset(("BroadcastGradientArgs",))
+"""Ops that yield axes of what has the shapes that they read."""
 _SHOWN = 6
 """How many tensors a message names."""
 
@@ -65,6 +74,9 @@ class Shapes:
         0 where they are not known; `check` then says so.
         """
         dims = types.dims_of(tensor)
+        if tensor.op.type in _AXES:
+            # At most all axes; only the value tells.
+            dims = types.dims_of(tensor.op.inputs[0])
         size = bytes_of_shape(tensor.dtype, dims)
         if size is None and hasattr(tensor.graph, "outer_graph"):
             size = bytes_of_shape(tensor.dtype, self._in_a_function(tensor))
@@ -129,26 +141,6 @@ def _found(graph: Graph, key: Any) -> Tensor:
         ) from None
 
 
-def read_program(
-    graph: Graph,
-    fetched: Iterable[Tensor],
-    size_of: SizeOf,
-    onednn: bool | None = None,
-) -> Program:
-    """Return all ops of a graph as a program.
-
-    Args:
-        graph: holds nothing but what runs.
-        fetched: the tensors that are asked for.
-        size_of: the bytes of a tensor.
-        onednn: whether oneDNN is used; None for what this process does.
-
-    Cost: linear in ops and edges, those of called functions included.
-    """
-    calls = calls_in(graph, size_of, onednn=onednn)
-    return read_ops(graph.get_operations(), fetched, size_of, calls, onednn)
-
-
 def calls_in(
     graph: Graph,
     size_of: SizeOf,
@@ -161,7 +153,7 @@ def calls_in(
         graph: the graph of the calls.
         size_of: the bytes of a tensor of the graph or of a function's body.
         among: the ops that count; all if None.
-        onednn: as in `read_program`.
+        onednn: whether oneDNN is used; None for what this process does.
 
     Cost: linear in the ops of the bodies, each once for the shapes of its calls.
     """
@@ -177,11 +169,23 @@ def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
 
     What has no known shape in a body counts nothing.
 
-    Cost: linear in the ops of the graph, and of the bodies.
+    Cost: linear in the ops of the graph, and of the bodies; with loops, a copy of the
+        ops besides, in which their shapes are inferred.
     """
-    for op in ops:
-        return calls_in(op.graph, Shapes(op.graph, None).bytes_of, frozenset(ops))
-    return {}
+    if not any(op.type in op_types.LOOPS for op in ops):
+        for op in ops:
+            return calls_in(op.graph, Shapes(op.graph, None).bytes_of, frozenset(ops))
+        return {}
+    by_name = {op.name: op for op in ops}
+    members = adjacency.topological_sort(ops)
+    graph = members[0].graph
+    read = IdentitySet(
+        t for op in members for t in op.inputs if t.op.name not in by_name
+    )
+    graph_def = fetched_subgraph.step_graph_def(graph, members, read)
+    scratch = shape_inference.inferred_graph(graph_def)
+    calls = calls_in(scratch, Shapes(graph, None).bytes_of)
+    return {by_name[op.name]: c for op, c in calls.items() if op.name in by_name}
 
 
 def read_ops(
@@ -200,7 +204,7 @@ def read_ops(
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
         calls: what functions hold that ops run.
-        onednn: as in `read_program`.
+        onednn: whether oneDNN is used; None for what this process does.
         dims: tells the shape of a tensor.
 
     Cost: linear in the ops and their edges.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -9,9 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
-from geutil.graph import creation, fetched_subgraph, runtime, types
+from geutil.graph import (
+    fetched_subgraph,
+    runtime,
+    shape_inference,
+    types,
+)
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
-from geutil.memory.graph_to_program import Shapes, read_program
+from geutil.memory.function_memory import uncounted_loops
+from geutil.memory.graph_to_program import Shapes, calls_in, read_ops
 from geutil.memory.onednn import with_onednn
 from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
@@ -59,6 +66,9 @@ def _value(constant: Any) -> bytes:
     return bytes(nameless.SerializeToString(deterministic=True))
 
 
+_logger = logging.getLogger("geutil")
+_SHOWN = 4
+"""How many loops a message names."""
 _LOWERED = "_lower_using_switch_merge"
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
@@ -88,10 +98,11 @@ def predict(
     `While`, a call) counts as one: what its function holds comes on top while it runs,
     the larger branch of a conditional and two iterations of a loop, for one begins
     before the last one has ended. What a loop adds to lists each time, for its gradient
-    or as a result, counts once for each time, if constants tell how often it runs; of
-    loops of version 1 it is left out, and so is what XLA holds besides the results of a
-    call that it compiles: Keras has convolutions by groups compiled on CPU, and the
-    gradient of one of 768 channels, 7 x 7, takes 231 MB.
+    or as a result, counts once for each time, if constants and shapes tell how often it
+    runs; else it does not, and a warning says so. Of loops of version 1 it is left out,
+    and so is what XLA holds besides the results of a call that it compiles: Keras has
+    convolutions by groups compiled on CPU, and the gradient of one of 768 channels,
+    7 x 7, takes 231 MB.
     Ops of all devices are counted together.
 
     Args:
@@ -223,14 +234,21 @@ def _read(
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
-    # Colocation may name ops that are not in the step, and fail the import.
-    for node in graph_def.node:
-        node.attr.pop("_class", None)
-    scratch = creation.new_graph()
-    creation.import_ops(scratch, graph_shapes.told_to(graph_def), {})
+    scratch = shape_inference.inferred_graph(graph_shapes.told_to(graph_def))
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
-    program = read_program(scratch, fetched, graph_shapes.bytes_of, onednn)
+    size_of = graph_shapes.bytes_of
+    calls = calls_in(scratch, size_of, onednn=onednn)
+    program = read_ops(scratch.get_operations(), fetched, size_of, calls, onednn)
     graph_shapes.check(fed)
+    uncounted = uncounted_loops(calls)
+    if uncounted:
+        shown = ", ".join(f"'{name}'" for name in uncounted[:_SHOWN])
+        _logger.warning(
+            "how often %s runs does not follow from constants and shapes: what it adds "
+            "to lists each time, for its gradient or as a result, is not in the "
+            "predicted peak; a fixed number of steps would tell",
+            shown,
+        )
     return program
 
 

@@ -185,7 +185,7 @@ def _shorten_names(program: Program) -> None:
             names, programs.legal_name(name)
         )
         names.add(renamed[programs.node_of(t)])
-    programs.rename_placeholders(program, renamed)
+    programs.rename_nodes(program, renamed)
 
 
 def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -> None:

@@ -335,7 +335,7 @@ def _insert_constants(
     for node, source in sources.items():
         names[node] = programs.fresh_name(node_names, programs.legal_name(source.name))
         node_names.add(names[node])
-    programs.rename_placeholders(program, names)
+    programs.rename_nodes(program, names)
     by_name = {names[node]: source for node, source in sources.items()}
     for node in program.graph_def.node:
         if node.name in by_name:

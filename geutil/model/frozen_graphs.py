@@ -121,7 +121,7 @@ def with_named_ends(program: Program, dtypes: Mapping[str, tf.DType]) -> Any:
     ends = {programs.node_of(t): name for name, t in program.inputs.items()}
     ends |= {name: name for name in in_place}
     names = _new_names(graph_def, ends, {*inputs, *program.outputs})
-    programs.rename_placeholders(program, names)
+    programs.rename_nodes(program, names)
     for name, tensor in program.outputs.items():
         if name not in in_place and name not in inputs:
             source = programs.short(programs.canonical(tensor))

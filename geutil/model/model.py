@@ -19,6 +19,7 @@ from geutil.model import (
     rename_replace,
     saving,
     thawing,
+    unrolling,
 )
 from geutil.model.batch_size import changing
 from geutil.model.comparison import Comparison
@@ -709,6 +710,49 @@ class Model(EditableModel):
             2.0
         """
         return without_powers.without_powers(self)
+
+    def unroll(self, loops: Any = None, *, max_ops: int = 100_000) -> Model:
+        """Return the model with its loops unrolled.
+
+        A loop is replaced by copies of its body, one for each time that it runs, as
+        Keras' recurrent layers do with `unroll=True`. Results stay the same. Then each
+        step is part of the graph: it can be selected, folded and quantized, and TFLite
+        needs no loop and no list. The graph grows with the number of steps; the weights
+        are shared by them.
+
+        How often a loop runs must follow from constants and from shapes that are
+        known: a fixed number of steps, at any batch size. Lists (TensorArrays) whose
+        elements are all known become tensors. Loops in the bodies of loops are
+        unrolled, too. The model can be trained on, unless the body has a
+        `tf.custom_gradient` (swish and silu are one): its gradient reads tensors of the
+        loop, and TensorFlow refuses it.
+
+        Args:
+            loops: the loops to unroll: ops, regexes that are searched in names, or
+                nested lists of these; None is all of them.
+            max_ops: how many ops the unrolled graph may have.
+
+        Returns:
+            A new model.
+
+        Raises:
+            ModelError: there is no such loop; how often one runs is not known; or there
+                would be more ops than `max_ops`.
+
+        Cost: some 0.3 ms for each op of the result.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> layers = [tf.keras.Input([12, 6], name="x"), tf.keras.layers.LSTM(8)]
+            >>> m = model.open(tf.keras.Sequential(layers))
+            >>> unrolled = m.unroll()
+            >>> [len(n.graph.get_operations()) for n in (m, unrolled)]
+            [41, 276]
+            >>> m.compare(unrolled).equal
+            True
+        """
+        return unrolling.unroll(self, loops, max_ops)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
         """Return the model with some ops replaced.

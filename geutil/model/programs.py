@@ -280,8 +280,15 @@ def forget_shapes_behind(program: Program, tensors: Iterable[str]) -> None:
             node.attr.pop("_output_shapes", None)
 
 
-def rename_placeholders(program: Program, names: Mapping[str, str]) -> None:
-    """Rename placeholders and all that refers to them, in place.
+def rename_nodes(
+    program: Program, names: Mapping[str, str], counts: Mapping[str, int] | None = None
+) -> None:
+    """Rename nodes and all that refers to them, in place.
+
+    Args:
+        program: the program.
+        names: the new name of each node.
+        counts: how many outputs a node has, if not one.
 
     Cost: linear in nodes and edges.
     """
@@ -297,7 +304,11 @@ def rename_placeholders(program: Program, names: Mapping[str, str]) -> None:
     _rename(program, names, renamed)
     # An input layer is known by its placeholder.
     program.layers = tuple(call.renamed(renamed) for call in program.layers)
-    tensors = {f"{old}:0": f"{new}:0" for old, new in names.items()}
+    tensors = {
+        f"{old}:{i}": f"{new}:{i}"
+        for old, new in names.items()
+        for i in range((counts or {}).get(old, 1))
+    }
     program.ancestors = [
         replace(a, tensors=_composed(a.tensors, tensors)) for a in program.ancestors
     ]

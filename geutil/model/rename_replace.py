@@ -11,7 +11,7 @@ from geutil.errors import GeutilError, ModelError, SelectionError
 from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, is_op, is_tensor
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import fresh_name, legal_name, node_of, rename_placeholders
+from geutil.model.programs import fresh_name, legal_name, node_of, rename_nodes
 from geutil.select import names
 from geutil.select.queries import select_ops
 from geutil.transform.rewrite import Match, Op, Rule, rewrite
@@ -145,7 +145,7 @@ def rename(
             before = node_of(program.inputs[new])
             placeholders[before] = fresh_name(node_names, legal_name(new))
             node_names.add(placeholders[before])
-    rename_placeholders(program, placeholders)
+    rename_nodes(program, placeholders)
     return model.derived(program, signature=signature)
 
 

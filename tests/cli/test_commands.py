@@ -26,6 +26,7 @@ COMMANDS = [
     "rename",
     "batch-size",
     "strip",
+    "unroll",
     "fold",
     "bits",
     "quantize",
@@ -278,6 +279,38 @@ def test_strip(geutil, folder, tmp_path):
     said = geutil("strip", folder / "net", "-o", tmp_path / "stripped")
     assert said.code == 0
     assert (tmp_path / "stripped").is_dir()
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    place = tmp_path_factory.mktemp("recurrent") / "net.keras"
+    stack = [tf.keras.Input([6, 3], name="x"), tf.keras.layers.LSTM(4)]
+    tf.keras.Sequential(stack).save(place)
+    return place
+
+
+def test_unroll(geutil, recurrent, tmp_path):
+    said = geutil("unroll", recurrent, "-o", tmp_path / "unrolled")
+    assert said.code == 0
+    ops = geutil("ops", tmp_path / "unrolled", "--type", "Tanh").out
+    assert ops.count("/step_") >= 12
+    refused = geutil("unroll", recurrent, "-o", tmp_path / "new", "--max-ops", "50")
+    assert refused.code == 1
+    assert "pass --max-ops, or --loop" in refused.err
+    none = geutil("unroll", recurrent, "-o", tmp_path / "new", "--loop", "gru")
+    assert none.code == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_memory_of_a_loop_grows_with_the_batch(geutil, recurrent):
+    peaks = []
+    for batch in ("32", "64"):
+        said = geutil("memory", recurrent, "--batch", batch, "--json")
+        assert said.code == 0
+        assert "guess" not in said.err
+        peaks.append(json.loads(said.out)["plain_peak"])
+    # Per sample, 6 steps keep some 11 tensors of 4 floats each at least.
+    assert peaks[1] - peaks[0] > 32 * 6 * 11 * 4 * 4
 
 
 def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):

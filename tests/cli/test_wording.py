@@ -87,6 +87,7 @@ batch-size net many -o new | 'any'
 strip net -o new --keep nope | 'nope'
 strip slash.pb -o new | `geutil rename --input 'a/b=a_b'`
 strip both --signature text -o new.tflite | `geutil convert --tf-ops`
+unroll net -o new | has no loop
 fold net -o new.onnx | does not write
 fold both -o new | pass --signature with one of ['one', 'text']
 bits net --data data.npz --size 101% | --size

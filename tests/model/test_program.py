@@ -18,7 +18,7 @@ from geutil.model.programs import (
     nodes_behind,
     prefix_nodes,
     redirect,
-    rename_placeholders,
+    rename_nodes,
 )
 from tests.thorough import length
 
@@ -147,7 +147,7 @@ def test_readers_are_redirected_and_do_not_wait():
 
 def test_placeholders_are_renamed_everywhere():
     p = program()
-    rename_placeholders(p, {"x": "new"})
+    rename_nodes(p, {"x": "new"})
     assert inputs(p) == {
         "new": [],
         "split": ["new"],

@@ -39,6 +39,7 @@ Model.rename(self, inputs: Mapping[str, str] | None = None, outputs: Mapping[str
 Model.strip_training(self, *, switches: Mapping[str, Any] | None = None, statistics:
     Mapping[str, tuple[str, str]] | None = None, keep: Iterable[Any] = ()) -> Model
 Model.without_powers(self) -> Model
+Model.unroll(self, loops: Any = None, *, max_ops: int = 100000) -> Model
 Model.replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model
 Model.set_batch_size(self, size: int | None, *, inputs: Iterable[str] | None = None,
     samples: Mapping[str, Any] | None = None, verify: bool = True) -> Model

@@ -207,6 +207,37 @@ def strip(
     tell(record.written(stripped, why_not=why_not), report, as_json=as_json)
 
 
+def unroll(
+    path: Source,
+    output: Target,
+    loops: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--loop",
+            help="A regex in the names of loops; else all.",
+            show_default=False,
+        ),
+    ] = None,
+    max_ops: Annotated[
+        int, typer.Option(min=1, help="How many ops the result may have.")
+    ] = 100_000,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Replace loops, such as those of LSTM and GRU layers, by a copy for each step."""
+    files.check_source(path)
+    files.check_target(output, form, force)
+    record = Record(path, output, form)
+    model = files.read_model(path, signature)
+    record.opened(model)
+    with working("unrolling"):
+        unrolled = model.unroll(loops or None, max_ops=max_ops)
+    files.write_model(unrolled, output, form, force)
+    show_written(unrolled, record.written(unrolled), as_json=as_json)
+
+
 def fold(
     path: Source,
     output: Target,

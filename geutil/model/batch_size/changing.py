@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, TransformError
-from geutil.graph.op_types import ENTERS, SWITCHES
+from geutil.graph import shape_inference
+from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
 from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
@@ -18,7 +19,13 @@ from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, CallAnew, 
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import Program, node_of, nodes_by_name
+from geutil.model.programs import (
+    Program,
+    fresh_name,
+    node_of,
+    nodes_by_name,
+    set_constant,
+)
 
 _numbers = itertools.count()
 _FRAMES = ENTERS | SWITCHES
@@ -179,6 +186,8 @@ def set_batch_size(
         growing = BatchPlan(growing={n.name for n in program.graph_def.node})
         program.graph_def = fixed_graph_def(program.graph_def, growing, size)
     _set_placeholders(program, batched, size)
+    if size is not None:
+        _close_lists(program)
     # The graph on trial is one by itself: a refusal leaves no trace.
     changed = _derived(model, program, size)
     if verify:
@@ -282,6 +291,43 @@ def _set_placeholders(
         dims = tensor.shape.as_list()
         node.attr["shape"].CopyFrom(attribute_of_shape((size, *dims[1:])))
         node.attr.pop("_output_shapes", None)
+
+
+def _close_lists(program: Program) -> None:
+    """Write the shapes of the elements of lists that follow now, and those of loops.
+
+    TensorFlow needs no such shape; TFLite's converter takes no list without.
+    """
+    graph_def = type(program.graph_def)()
+    graph_def.CopyFrom(program.graph_def)
+    if not any(node.op in LOOPS for node in graph_def.node):
+        return
+    graph = shape_inference.inferred_graph(graph_def)
+    nodes = nodes_by_name(program.graph_def)
+    handles: dict[tuple[str, int], Tensor] = {}
+    for op in graph.get_operations():
+        if op.type == "TensorListStack":
+            handles[op.name, 1] = op.inputs[0]
+        if op.type in LOOPS:
+            shapes = [attribute_of_shape(t.shape).shape for t in op.outputs]
+            value = nodes[op.name].attr["output_shapes"].list
+            value.ClearField("shape")
+            value.shape.extend(shapes)
+            # A list is known by what the loop puts into it.
+            pairs = zip(op.inputs, op.outputs, strict=True)
+            made = [(t.op, t_) for t, t_ in pairs if t.op.type == "TensorListReserve"]
+            handles |= {(o.name, 0): t_ for o, t_ in made}
+    for (name, index), handle in handles.items():
+        (content,) = shape_inference.behind([handle])
+        if content is not None and content.shape.is_fully_defined():
+            constant = program.graph_def.node.add()
+            constant_name = fresh_name(nodes, f"{name}/element_shape")
+            dims = tf.constant(content.shape.as_list(), tf.int32)
+            set_constant(constant, constant_name, dims)
+            nodes[constant_name] = constant
+            nodes[name].input[index] = constant_name
+            if "shape_type" in nodes[name].attr:
+                nodes[name].attr["shape_type"].type = tf.int32.as_datatype_enum
 
 
 def _derived(model: M, program: Program, size: int | None) -> M:

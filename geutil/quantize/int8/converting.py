@@ -522,8 +522,15 @@ def converted(
             return bytes(converter.convert())
     # The converter raises classes of its own for what MLIR refuses.
     except Exception as error:
+        said = _said(error)
+        if "TensorList" in said and "element_shape" in said:
+            raise QuantizeError(
+                "TFLite's converter takes no loop whose lists have elements of an open "
+                f"size ({said.partition(';')[0]}): convert a model without loops, by "
+                "Model.unroll(), or of a fixed batch, by Model.set_batch_size(1)"
+            ) from error
         raise QuantizeError(
-            f"TFLite's converter fails: {_said(error)}. Replace ops that it names, or "
+            f"TFLite's converter fails: {said}. Replace ops that it names, or "
             "cut the model before them (model.cut); what the report of quantize skips "
             "stays float"
         ) from error

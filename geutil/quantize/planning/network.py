@@ -466,10 +466,15 @@ class Network:
                 "calls a function, whose body is not looked into; geutil.model.open "
                 "inlines it"
             )
+        if op.type in op_types.LOOPS:
+            return (
+                "runs bodies that are not looked into, in float; unroll it with "
+                "Model.unroll(), once the model is opened with geutil.model.open"
+            )
         if op.type in _FLOW:
             return (
-                "runs bodies that are not looked into; unroll it, or choose a branch, "
-                "before the model is opened with geutil.model.open"
+                "runs bodies that are not looked into; choose a branch before the "
+                "model is opened with geutil.model.open"
             )
         kinds = {t.dtype for t in op.outputs if t.dtype.is_floating}
         if kinds - {tf.float32}:
