@@ -50,6 +50,8 @@ _Facts: TypeAlias = MutableIdentityMap[Content]
 _HANDLES = (tf.resource, tf.variant)
 _SAME = frozenset(("Identity", "IdentityN", "StopGradient", "ZerosLike", "AddN"))
 """Ops whose result leads to what is as large as what their input leads to."""
+_OTHER_VALUES = frozenset(("AddN", "ZerosLike"))
+"""Those of them that compute other values."""
 _ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put an element into a list, and which of their inputs that is."""
 _TAKEN = {"TensorListGetItem": 0, "TensorListPopBack": 1, "ReadVariableOp": 0}
@@ -340,7 +342,10 @@ def _behind(op: Operation, inner: Sequence[Behind]) -> Sequence[Behind]:
     if op.type == "IdentityN":
         return inner
     if op.type in _SAME or op.type == "TensorListPopBack":
-        return [_first(inner)]
+        first = _first(inner)
+        if first is not None and op.type in _OTHER_VALUES:
+            first = replace(first, value=None)
+        return [first]
     return ()
 
 
