@@ -1,4 +1,6 @@
-"""Inspection of large models: seconds, and peak memory against the MetaGraph's size.
+"""Inspection of models: seconds, and peak memory against the MetaGraph's size.
+
+Of large ones, and of a small one by the command, whose start is most of it.
 
 `python -m benchmarks.inspecting PATH` is the process that is measured: it prints the
 seconds and the bytes by which the peak of its resident memory grew.
@@ -24,6 +26,9 @@ from geutil.model.files.inspecting import inspect
 
 LIMIT_SECONDS = 5.0
 LIMIT_MEMORY = 1.5
+LIMIT_START = 1.0
+"""Seconds of the command for a small model."""
+LIMIT_IMPORT = 0.1
 MIB = 1 << 20
 _QUICKLY = 8
 
@@ -50,6 +55,44 @@ def rows(quick: bool) -> Iterator[Row]:
                 unit="MiB",
                 note="baseline: the MetaGraph's size",
             )
+    yield from _starts()
+
+
+def _starts() -> Iterator[Row]:
+    """Yield what it takes to start: medians of processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net"
+        module = tf.Module()
+        module.weight = tf.Variable(tf.ones([16, 16]))
+        module.call = tf.function(
+            lambda x: x @ module.weight,
+            input_signature=[tf.TensorSpec([None, 16], tf.float32)],
+        )
+        tf.saved_model.save(module, str(path), signatures=module.call)
+        command = f"import sys; sys.argv = ['geutil', 'inspect', {str(path)!r}]; "
+        inspecting = _median(command + "from geutil.cli.main import main; main()")
+        work = "`geutil inspect` of a small model"
+        yield Row("inspect", work, "", inspecting * 1e3, None, LIMIT_START * 1e3)
+        ours, theirs = _median("import geutil"), _median("import tensorflow")
+        yield Row(
+            "inspect",
+            "import geutil",
+            "",
+            ours * 1e3,
+            theirs * 1e3,
+            LIMIT_IMPORT,
+            note="baseline: import tensorflow",
+        )
+
+
+def _median(code: str) -> float:
+    return sorted(_seconds(code) for _ in range(5))[2]
+
+
+def _seconds(code: str) -> float:
+    start = perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    return perf_counter() - start
 
 
 def write_constants(path: Path, scale: int = 1) -> None:
