@@ -182,7 +182,9 @@ def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
     read = IdentitySet(
         t for op in members for t in op.inputs if t.op.name not in by_name
     )
-    graph_def = fetched_subgraph.step_graph_def(graph, members, read)
+    # Placeholders are ops of the step themselves; other tensors get stand-ins.
+    fed = types.unique(t.op for t in read if t.op.type in op_types.PLACEHOLDERS)
+    graph_def = fetched_subgraph.step_graph_def(graph, [*fed, *members], read)
     scratch = shape_inference.inferred_graph(graph_def)
     calls = calls_in(scratch, Shapes(graph, None).bytes_of)
     return {by_name[op.name]: c for op, c in calls.items() if op.name in by_name}
