@@ -126,6 +126,13 @@ def is_lite(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == TFLITE_SUFFIX
 
 
+def is_text(path: Path) -> bool:
+    """Tell whether a model is written as text, which TensorFlow parses."""
+    if path.is_dir():
+        return not (path / "saved_model.pb").exists()
+    return path.suffix in (".pbtxt", ".txt")
+
+
 def _what_is(path: Path) -> str:
     """Say what a file is that is not read, as far as its first bytes tell."""
     with path.open("rb") as opened:

@@ -44,6 +44,12 @@ def test_the_death_of_the_process_is_one_line(tmp_path):
     assert "Check failed" in command("ops", tmp_path / "a.pb", "--verbose").stderr
 
 
+def test_what_tensorflow_says_at_its_start_is_held_back_for_text_forms():
+    done = command("inspect", "testdata/cond_v1.pbtxt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "GraphDef" in done.stdout
+
+
 def test_output_errors_and_codes_are_those_of_the_child():
     done = command("ops", "testdata/cond_v1.pbtxt", "--type", "Placeholder")
     assert (done.returncode, done.stderr) == (0, "")

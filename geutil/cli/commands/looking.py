@@ -366,7 +366,7 @@ def inspect(
         _refuse_unused(unused, "is of models, and no .tflite file")
     if not with_scopes:
         _refuse_unused({"--signature": signature}, "goes with --scopes")
-    if with_scopes:
+    if with_scopes or files.is_text(path):
         files.start_tensorflow()
     import geutil.model
 
