@@ -52,7 +52,7 @@ def files_of(wheel: Path) -> dict[str, str]:
 
 def source_files() -> set[str]:
     """Return what of the tree must be in the wheel."""
-    found = set((ROOT / "geutil").rglob("*.py"))
+    found = {p for kind in ("*.py", "*.tsv") for p in (ROOT / "geutil").rglob(kind)}
     found |= {p for p in (ROOT / PAGES).rglob("*") if p.is_file()}
     found.add(ROOT / "geutil" / "py.typed")
     return {p.relative_to(ROOT).as_posix() for p in found}

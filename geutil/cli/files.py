@@ -129,7 +129,8 @@ def is_lite(path: Path) -> bool:
 def is_text(path: Path) -> bool:
     """Tell whether a model is written as text, which TensorFlow parses."""
     if path.is_dir():
-        return not (path / "saved_model.pb").exists()
+        names = ("saved_model.pb", "saved_model.pbtxt")
+        return [(path / name).exists() for name in names] == [False, True]
     return path.suffix in (".pbtxt", ".txt")
 
 
