@@ -83,6 +83,16 @@ def contrast(one, other):
     return (lighter + 0.05) / (darker + 0.05)
 
 
+FRAMES = """() => new Promise((done) =>
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"""
+
+
+def show_in(compared, scheme):
+    """Switch the scheme, and wait until the legend has been made anew."""
+    compared.page.emulate_media(color_scheme=scheme)
+    compared.page.evaluate(FRAMES)
+
+
 def numbers(text):
     return tuple(map(int, re.findall(r"\d+", text)[:3]))
 
@@ -95,7 +105,7 @@ def test_the_contrast_is_told_as_it_is_defined():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_letters_and_lines_stand_out_from_what_is_behind(compared, scheme):
     """Of what is on the canvas, into which an audit cannot look."""
-    compared.page.emulate_media(color_scheme=scheme)
+    show_in(compared, scheme)
     page = background(compared)
     text = numbers(compared.page.evaluate("getComputedStyle(document.body).color"))
     marks = compared.page.locator("footer.legend i:not(.bordered):not(.line)")
@@ -111,7 +121,7 @@ def test_letters_and_lines_stand_out_from_what_is_behind(compared, scheme):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_legend_has_every_colour_of_a_comparison(compared, scheme):
-    compared.page.emulate_media(color_scheme=scheme)
+    show_in(compared, scheme)
     compared.press("open all")
     marks = compared.page.locator("footer.legend i")
     told = {
