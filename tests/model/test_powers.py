@@ -8,6 +8,7 @@ import re
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import keras
@@ -20,7 +21,7 @@ from tensorflow.python.client import pywrap_tf_session
 from geutil import model
 from geutil.errors import ModelError
 from geutil.model import powers
-from geutil.model.scanning import op_table
+from geutil.model.scanning import graph_scan, op_table, saved_models
 from testdata.powers import HIDDEN, SAMPLES, save
 from tests.cli.test_child import deadly
 from tests.model.mutations import mutate
@@ -500,3 +501,20 @@ def test_damage_is_refused_or_survived(whole_files, tmp_path, name):
                 assert str(told(source))
             except ModelError as error:
                 assert str(source) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_within"),
+    [
+        (["prefix", "part"], True),
+        (["part", "prefix"], False),
+        (["prefix", "above"], False),
+        (["part"], False),
+    ],
+)
+def test_a_saver_writes_below_the_path_that_it_is_passed(pieces, is_within):
+    constants = {"part": b"_temp/part", "above": b"/../elsewhere"}
+    nodes = {n: graph_scan.Node("Const", (), (v,)) for n, v in constants.items()}
+    nodes["joined"] = graph_scan.Node("StringJoin", tuple(pieces), ())
+    body = SimpleNamespace(arguments=("prefix",), nodes=nodes)
+    assert saved_models._is_within(body, "joined") == is_within

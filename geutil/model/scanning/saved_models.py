@@ -232,6 +232,7 @@ def _is_within(body: Body, path: str) -> bool:
         elif node.op == "Const":
             if not all(map(_is_piece, node.strings)):
                 return False
+            first = False
         else:
             inputs = [n for n in node.input if not n.startswith("^")]
             waiting = inputs + waiting
