@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from geutil.batchnorm.channel_affine import Kind, Step, link_of, step_of
-from geutil.graph import adjacency, types
+from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
 from geutil.select.networks.layers import layer_of
@@ -96,7 +96,7 @@ class _Finder:
         self._origins = origins
         self._liveness = liveness
         self._steps: dict[Operation, Step] = {}
-        for op in adjacency.topological_sort(graph.get_operations()):
+        for op in adjacency.topological_sort(replicas.own_operations(graph)):
             step = None if liveness.is_retired(op) else step_of(op, origins)
             if step is not None and not _measures_only(op, liveness):
                 self._steps[op] = step

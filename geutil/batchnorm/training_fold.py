@@ -20,12 +20,17 @@ from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError
-from geutil.graph import creation, op_types, state, types
+from geutil.graph import creation, op_types, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.select.networks.provenance import Origins
 from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.step_counter import STEP_NAME, check_step_variable, step_counter
+from geutil.transform.step_counter import (
+    STEP_NAME,
+    check_step_variable,
+    counter_of,
+    step_counter,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +228,7 @@ class Training:
 
     def counter(self, graph: Graph) -> Any:
         """Return the variable in which a graph counts its steps, if it does."""
-        counter = state.state_of(graph).step_counter
+        counter = counter_of(graph)
         return None if counter is None else counter.variable
 
     def freeze(self, graph: Graph) -> Freeze:

@@ -7,6 +7,7 @@ when one is refused, and writes into the open transactions how to undo the rest.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,15 +125,19 @@ def note_undo(graph: Graph, *steps: UndoStep) -> None:
 
     Call it before the change: one that fails halfway is undone then, too.
     """
-    journals = state_of(graph).journals
+    journals = _journals(graph)
     if journals:
         journals[-1].extend(steps)
+
+
+def _journals(graph: Graph) -> list[list[UndoStep]]:
+    return state_of(graph).journals.setdefault(threading.get_ident(), [])
 
 
 @contextmanager
 def _journal(graph: Graph) -> Iterator[list[UndoStep]]:
     """Undo what is noted in a block that raises; else the block around undoes it."""
-    journals = state_of(graph).journals
+    journals = _journals(graph)
     journal: list[UndoStep] = []
     place = len(journals)
     journals.append(journal)

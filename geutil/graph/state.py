@@ -72,7 +72,8 @@ class GraphState:
             it knew then.
         function: the name of the function that was built from the graph, if any.
         stale_allowed: how many `allow_stale` blocks are open.
-        journals: one list of undo steps for each open transaction.
+        journals: by thread, one list of undo steps for each open transaction. Replicas
+            that share the graph are traced in turn, each in a thread.
         gradient_copies: for each gradient registered for ops copied into this graph,
             the copies of the tensors that its closure reads.
         gradient_reads: for each such gradient, and each closure of this graph, the
@@ -86,7 +87,7 @@ class GraphState:
         call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
-        step_counter: what counts its training steps, if anything.
+        step_counters: what counts its training steps, by the replica that reads it.
         completions: what is done before the graph is run (`geutil.graph.state`).
         step_order: notes on the training steps whose ops are ordered, if any.
         open_shapes: what the shapes that it leaves open are taken to be, if known.
@@ -100,7 +101,7 @@ class GraphState:
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     function: str | None = None
     stale_allowed: int = 0
-    journals: list[list[UndoStep]] = field(default_factory=list)
+    journals: dict[int, list[list[UndoStep]]] = field(default_factory=dict)
     gradient_copies: dict[str, Any] = field(default_factory=dict)
     gradient_reads: dict[str, Any] = field(default_factory=dict)
     rewired_ops: dict[str, Any] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class GraphState:
     call_functions: dict[Any, Any] = field(default_factory=dict)
     own: bool = False
     checkpointed_calls: Any = None
-    step_counter: Any = None
+    step_counters: dict[int, Any] = field(default_factory=dict)
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None
     open_shapes: Any = None

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import tensorflow as tf
+
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import op_types, state, types
+from geutil.graph import adjacency, creation, op_types, replicas, state, types
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -121,6 +123,8 @@ def insert(
     """
     if not groups:
         return MutableIdentityMap()
+    if replicas.in_several():
+        _name_as_first(groups)
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
     state.check_editable(
@@ -132,6 +136,7 @@ def insert(
     devices = {id(p): _device(p, edges[id(p)]) for g in groups for p in g.points}
     builder = _Builder(graph, mode, variables, devices)
     builder.make_variables(groups)
+    builder.merge(groups)
     for group in groups:
         builder.add(group)
     quantized = builder.make()
@@ -152,6 +157,37 @@ def insert(
     )
     set_results(graph, [everywhere.get(t, t) for t in results_of(graph)])
     return quantized
+
+
+def _name_as_first(groups: list[RangeGroup]) -> None:
+    """Name the ranges of a replica as those of the first one, whose variables they use.
+
+    Raises:
+        QuantizeError: the replicas are not quantized alike.
+    """
+
+    def check(every: list[list[tuple[str, Any]]]) -> None:
+        for others in every[1:]:
+            kinds = [[kind for _, kind in listed] for listed in (every[0], others)]
+            if kinds[0] != kinds[1]:
+                raise QuantizeError(
+                    f"the replicas have other ranges to learn: {len(every[0])} in the "
+                    f"first, {len(others)} in another, or of other formats; quantize "
+                    "the same network with the same arguments in each"
+                )
+
+    own = [(g.name, (g.form, shape_of(g), g.weights, g.fixed)) for g in groups]
+    for group, (name, _) in zip(groups, replicas.of_first(own, check), strict=True):
+        group.name = name
+
+
+def _in_order(graph: Graph, groups: list[RangeGroup]) -> list[RangeGroup]:
+    """Return ranges, each behind those that what it is learnt from depends on."""
+    ops = adjacency.topological_sort(replicas.own_operations(graph))
+    place = {op: index for index, op in enumerate(ops)}
+    return sorted(
+        groups, key=lambda g: max(place.get(p.tensor.op, -1) for p in g.points)
+    )
 
 
 def _edges(point: Point, live: Liveness) -> list[Edge]:
@@ -210,6 +246,9 @@ class _Builder:
         self._results: list[tuple[Point, Later]] = []
         # Ops of an imported graph leave their scopes free in TensorFlow's books.
         self._scopes = types.scopes_in_use(graph)
+        self._in_step = mode.is_training and replicas.in_several()
+        # By the ids of ranges: their ends in this step, over all replicas.
+        self._merged: dict[int, Ends] = {}
         self._steps: Tensor | None = None
         if mode.is_training and mode.delay:
             self._steps = step_counter(graph, mode.step).value
@@ -233,6 +272,40 @@ class _Builder:
                 if not g.fixed
             ]
         )
+
+    def merge(self, groups: list[RangeGroup]) -> None:
+        """Take what ranges are learnt from over all replicas, one after the other."""
+        learnt = [g for g in groups if not g.fixed and not g.weights]
+        if not self._in_step or not learnt:
+            return
+        # A runtime that runs transfers in the order in which they were made would wait
+        # for ever otherwise.
+        learnt = _in_order(self._graph, learnt)
+        stencils = Stencils(self._graph)
+        ends, scopes = [], []
+        for group in learnt:
+            sources = [point.tensor for point in group.sources]
+            never_negative = tuple(map(range_variables.is_never_negative, sources))
+            scopes.append(self._unused(f"{group.points[-1].name}/over_replicas"))
+            ends.append(
+                stencils.add(
+                    ("ends", group.form, never_negative),
+                    _ends_of(group.form, never_negative),
+                    scopes[-1],
+                    sources,
+                    self._devices[id(group.points[0])],
+                )
+            )
+        tensor_of = stencils.make()
+        for group, (low, high), scope in zip(learnt, ends, scopes, strict=True):
+            with (
+                creation.neutral(self._graph),
+                replicas.device(),
+                tf.name_scope(f"{scope}/"),
+            ):
+                self._merged[id(group)] = replicas.extremes(
+                    tensor_of[low], tensor_of[high]
+                )
 
     def add(self, group: RangeGroup) -> None:
         """Plan the ops of a range, whose variables are there."""
@@ -281,6 +354,19 @@ class _Builder:
             return (low, high), (low, high)
         sources = [point.tensor for point in group.sources]
         never_negative = tuple(map(range_variables.is_never_negative, sources))
+        if self._in_step:
+            ends = self._stencils.add(
+                ("moving average of ends", group.decay),
+                _moving_average_of_ends(group.decay),
+                scope,
+                [
+                    *handles,
+                    self._variables.learnt(group.name),
+                    *self._merged[id(group)],
+                ],
+                device,
+            )
+            return (ends[0], ends[1]), (ends[2], ends[3])
         ends = self._stencils.add(
             ("moving average", form, group.decay, never_negative),
             _moving_average(form, group.decay, never_negative),
@@ -326,6 +412,25 @@ def _read(low: Any, high: Any) -> list[Tensor]:
 def _last_value(form: Any) -> Callable[..., list[Tensor]]:
     def function(low: Any, high: Any, x: Tensor) -> list[Tensor]:
         return [*range_variables.last_value([x], (low, high), form)]
+
+    return function
+
+
+def _ends_of(
+    form: Any, never_negative: tuple[bool, ...]
+) -> Callable[..., list[Tensor]]:
+    def function(*xs: Tensor) -> list[Tensor]:
+        return [*range_variables.ends_of(xs, form, never_negative)]
+
+    return function
+
+
+def _moving_average_of_ends(decay: float) -> Callable[..., list[Tensor]]:
+    def function(low: Any, high: Any, learnt: Any, *ends: Tensor) -> list[Tensor]:
+        early, late = range_variables.moving_average_of(
+            (ends[0], ends[1]), (low, high), learnt, decay
+        )
+        return [*early, *late]
 
     return function
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import edits, state
+from geutil.graph import edits
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.types import (
     Graph,
@@ -33,6 +33,7 @@ from geutil.quantize.spec import Override, QuantizeChoices
 from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.provenance import Origins
+from geutil.transform.step_counter import counter_of
 
 _logger = logging.getLogger("geutil")
 _DEFAULT_BITS = 8
@@ -193,7 +194,7 @@ result 8 bits (conv/act_quant)
                 graph, plan.groups, mode, ranges
             )
             variable_by_name.update(ranges.by_name)
-            counter = state.state_of(graph).step_counter
+            counter = counter_of(graph)
             steps = None if counter is None else counter.variable
             report = _report(
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps

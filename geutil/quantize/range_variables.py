@@ -216,6 +216,13 @@ def moving_average(
         decay: how much of the range stays.
         never_negative: see `ends_of`.
     """
+    return moving_average_of(ends_of(xs, form, never_negative), handles, learnt, decay)
+
+
+def moving_average_of(
+    batch: Pair, handles: Pair, learnt: Any, decay: float
+) -> tuple[Pair, Pair]:
+    """Move a range towards that of a batch; see `moving_average`."""
     share = tf.constant(1.0 - decay)
     learnt_share = _read(learnt)
     # A replica may move the range meanwhile: what is read of it is not older than that.
@@ -223,7 +230,6 @@ def moving_average(
         before = read(handles)
     total = learnt_share + (1.0 - learnt_share) * share
     stays = 1.0 - share / total
-    batch = ends_of(xs, form, never_negative)
     low, high = (
         new + (old - new) * stays for old, new in zip(before, batch, strict=True)
     )

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import state, types
+from geutil.graph import types
 from geutil.graph.types import Graph, Operation, Tensor, require_op
 from geutil.quantize import plan_insertion
 from geutil.quantize.plan_insertion import Mode
@@ -20,6 +20,7 @@ from geutil.quantize.planning.network import Edge, quantized_value
 from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, check_bits, check_decay, checked_ends
+from geutil.transform.step_counter import counter_of
 
 _logger = logging.getLogger("geutil")
 
@@ -165,7 +166,7 @@ def insert_quant_op(
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
         quantized_by_tensor = plan_insertion.insert(graph, [group], mode, ranges)
-    counter = state.state_of(graph).step_counter
+    counter = counter_of(graph)
     return InsertReport(
         quantized_by_tensor[point.tensor],
         group.name,

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import creation, resource_variables
+from geutil.graph import creation, replicas, resource_variables
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, type_name
 
@@ -26,11 +26,16 @@ class StepCounter:
 
     def __init__(self, graph: Graph, variable: Any) -> None:
         self.variable = variable
-        with creation.neutral(graph), tf.name_scope(f"{STEP_NAME}_count"):
-            before = variable.read_value()
+        scope = f"{STEP_NAME}_count"
+        with creation.neutral(graph), replicas.device(), tf.name_scope(scope):
+            # A variable of a strategy would add on all replicas, for each of them.
+            handle = resource_variables.handle_in(graph, variable)
+            before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
             # The order is stated, since a v1 graph has none of its own.
             with tf.control_dependencies([before]):
-                counted = variable.assign_add(1, read_value=False)
+                counted = tf.raw_ops.AssignAddVariableOp(
+                    resource=handle, value=tf.constant(1, tf.int64)
+                )
             with tf.control_dependencies([counted]):
                 self.value: Tensor = tf.add(before, 1, name="value")
 
@@ -68,20 +73,28 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
     """
     if variable is not None:
         check_step_variable(variable)
-    state = state_of(graph)
-    if state.step_counter is None:
+    counter = counter_of(graph)
+    if counter is None:
         if variable is None:
             variable = resource_variables.variable_outside(
                 graph, np.int64(0), STEP_NAME
             )
-        state.step_counter = StepCounter(graph, variable)
-    counter: StepCounter = state.step_counter
+        counter = StepCounter(graph, variable)
+        state_of(graph).step_counters[replicas.index()] = counter
     if variable is not None and counter.variable is not variable:
         raise TransformError(
             f"the graph counts its steps in '{counter.variable.name}' already, not in "
             f"'{variable.name}'; pass the same variable, or none"
         )
     return counter
+
+
+def counter_of(graph: Graph) -> StepCounter | None:
+    """Return the step counter of a graph, if it has one.
+
+    Each replica of `tf.distribute` counts in a copy of its own.
+    """
+    return state_of(graph).step_counters.get(replicas.index())
 
 
 def check_step_variable(variable: Any) -> None:

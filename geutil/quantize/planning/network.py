@@ -17,6 +17,7 @@ from geutil.graph import (
     function_calls,
     function_defs,
     op_types,
+    replicas,
     types,
     v1_control_flow,
 )
@@ -335,7 +336,7 @@ class Network:
         self.origins = Origins(graph)
         self.live = Liveness(graph)
         self.results: IdentitySet = IdentitySet(results)
-        all_ops = adjacency.topological_sort(graph.get_operations())
+        all_ops = adjacency.topological_sort(replicas.own_operations(graph))
         needed = self._needed(all_ops)
         self.ops = [op for op in all_ops if op in needed]
         self.place = {op: index for index, op in enumerate(self.ops)}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from geutil.graph import replicas
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.provenance import Origins
 
@@ -24,9 +25,11 @@ def training_ops(graph: Graph) -> list[Operation]:
     Those of optimizers first. Gradients whose ops are of types of their own are found,
     as those of convolutions, Relus and biases are.
 
-    Cost: linear in the ops.
+    Those of other replicas of `tf.distribute` are left out while one is traced.
+
+    Cost: linear in ops and edges.
     """
-    ops = graph.get_operations()
+    ops = replicas.own_operations(graph)
     kinds = {op.type for op in ops} - _FORWARD
     updates = {kind for kind in kinds if _UPDATES.search(kind)}
     gradients = {kind for kind in kinds if _GRADIENTS.search(kind)}

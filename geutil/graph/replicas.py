@@ -1,0 +1,209 @@
+"""Replicas of `tf.distribute`: their ops, their variables, and extremes over them.
+
+Replicas that one process traces share a graph: the second finds the ops of the first in
+it, gradients included. TensorFlow tells them apart by name scopes, `replica_1/` and on;
+the first has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph import op_types
+from geutil.graph.types import Graph, Operation, Tensor
+
+_SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
+
+
+def current() -> Any:
+    """Return the context of the replica that is being traced; None if there is none."""
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return None
+    return tf.distribute.get_replica_context()
+
+
+def index() -> int:
+    """Return the number of the replica among those of this process; 0 outside."""
+    context = current()
+    if context is None:
+        return 0
+    number = context.replica_id_in_sync_group
+    if not isinstance(number, int):
+        number = tf.get_static_value(number)
+    return int(number or 0) % max(len(_places(context)), 1)
+
+
+def _places(context: Any) -> tuple[str, ...]:
+    """Return the devices of the replicas of this process."""
+    return tuple(getattr(context.strategy.extended, "worker_devices", ()))
+
+
+def in_several() -> bool:
+    """Tell whether a replica is being traced that works in step with others."""
+    context = current()
+    return context is not None and context.num_replicas_in_sync > 1
+
+
+@contextmanager
+def device() -> Iterator[None]:
+    """Place new ops where the replica is that is being traced; nowhere outside."""
+    context = current()
+    places = () if context is None else _places(context)
+    # Not `context.devices`: it fails in all processes of several but the first.
+    place = places[index()] if places else None
+    with tf.device(place):
+        yield
+
+
+def own_operations(graph: Graph) -> list[Operation]:
+    """Return the ops of a graph, without those of other replicas.
+
+    While a replica is traced into the graph, these are its ops and what they depend on.
+    Otherwise they are all.
+
+    Cost: linear in ops and edges.
+    """
+    ops: list[Operation] = graph.get_operations()
+    if current() is None or tf.compat.v1.get_default_graph() is not graph:
+        return ops
+    own, numbers = index(), {op: _replica_of(op.name) for op in ops}
+    if own:
+        start = [op for op in ops if numbers[op] == own]
+    else:
+        start = [
+            op
+            for op in ops
+            if not numbers[op]
+            and not (op.type in op_types.PLACEHOLDERS and _is_of_others(op, numbers))
+        ]
+    needed = dict.fromkeys(start)
+    waiting = list(needed)
+    for op in waiting:
+        for tensor in op.inputs:
+            if tensor.op not in needed and not numbers[tensor.op]:
+                needed[tensor.op] = None
+                waiting.append(tensor.op)
+    return [op for op in ops if op in needed]
+
+
+def _replica_of(name: str) -> int:
+    match = _SCOPE.search(name)
+    return int(match[1]) if match else 0
+
+
+def _is_of_others(placeholder: Operation, numbers: dict[Operation, int]) -> bool:
+    """Tell whether an input is read by other replicas, or by none yet."""
+    readers = [op for t in placeholder.outputs for op in t.consumers()]
+    return all(numbers.get(op, 1) for op in readers)
+
+
+def own_name(name: str) -> str:
+    """Return the name of an op of a replica, without the replica's scope."""
+    match = _SCOPE.search(name)
+    return name[: match.start()] + name[match.end() :] if match else name
+
+
+@dataclass(eq=False)
+class _Message:
+    """What one replica says to the others, and what it gets back."""
+
+    content: Any
+    answer: Any = field(default=None)
+
+
+def _asked(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
+    """Return what is answered to what all replicas of this process say.
+
+    Each has to ask the same number of times.
+
+    Args:
+        content: what this one says.
+        answer: called once, with the strategy and what they say, in their order.
+    """
+
+    def merged(strategy: Any, messages: Any) -> None:
+        every = strategy.experimental_local_results(messages)
+        answered = answer(strategy, [message.content for message in every])
+        for message in every:
+            message.answer = answered
+
+    message = _Message(content)
+    current().merge_call(merged, args=(message,))
+    return message.answer
+
+
+def of_first(content: Any, what: Callable[[list[Any]], Any]) -> Any:
+    """Return what the first replica of this process says.
+
+    Args:
+        content: what this one says.
+        what: called with what all say; raises if they do not fit together.
+    """
+
+    def first(_: Any, contents: list[Any]) -> Any:
+        what(contents)
+        return contents[0]
+
+    return _asked(content, first)
+
+
+def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Return variables of the strategy whose replica is being traced.
+
+    Each replica reads and writes its own copy; the copies stay equal if all write the
+    same. What is asked from outside is the first one's.
+
+    Args:
+        initial_values: the name of each variable, and its first value.
+    """
+
+    def make(strategy: Any, contents: list[Any]) -> list[Any]:
+        # tf.function refuses new variables where it traces a second time, init_scope
+        # or not: what refuses hangs on this thread's graph.
+        with ThreadPoolExecutor(1) as other_thread:
+            return other_thread.submit(_new_variables, strategy, contents[0]).result()
+
+    variables: list[Any] = _asked(list(initial_values), make)
+    return variables
+
+
+def _new_variables(
+    strategy: Any, initial_values: Sequence[tuple[str, Any]]
+) -> list[Any]:
+    with strategy.scope():
+        return [
+            tf.Variable(
+                initial,
+                trainable=False,
+                name=name,
+                synchronization=tf.VariableSynchronization.ON_WRITE,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+            for name, initial in initial_values
+        ]
+
+
+def extremes(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least of `low` and the greatest of `high` over all replicas.
+
+    tf.distribute reduces by sums and means only. So each replica writes its own into a
+    row of zeros, and the rows are summed: exactly, and with a single transfer.
+    """
+    context = current()
+    count = context.num_replicas_in_sync
+    ends = tf.stack([low, high])
+    row = tf.reshape(tf.cast(context.replica_id_in_sync_group, tf.int32), [1, 1])
+    shape = tf.concat([[count], tf.shape(ends)], 0)
+    own = tf.scatter_nd(row, tf.expand_dims(tf.stop_gradient(ends), 0), shape)
+    rows = tf.ensure_shape(
+        context.all_reduce(tf.distribute.ReduceOp.SUM, own),
+        [count, *ends.shape.as_list()],
+    )
+    return tf.reduce_min(rows[:, 0], 0), tf.reduce_max(rows[:, 1], 0)
