@@ -20,7 +20,7 @@ from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError
-from geutil.graph import creation, op_types, types
+from geutil.graph import creation, op_types, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.select.networks.provenance import Origins
 from geutil.transform.rewrite.applying import replace_each
@@ -244,7 +244,8 @@ class Training:
         @cache
         def frozen() -> Tensor:
             counter = step_counter(graph, self.step)
-            with creation.neutral(graph), tf.name_scope(STEP_NAME + "_freeze"):
+            scope = STEP_NAME + "_freeze"
+            with creation.neutral(graph), replicas.device(), tf.name_scope(scope):
                 limit = tf.constant(delay, tf.int64)
                 return tf.greater_equal(counter.value, limit, name="frozen")
 
