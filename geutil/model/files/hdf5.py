@@ -1,6 +1,7 @@
 """HDF5 files, read in a process of their own: a damaged one can hang or end it.
 
-`python -m geutil.model.files.hdf5 PATH` is that process: it prints JSON.
+`python -m geutil.model.files.hdf5 PATH [ENTRY]` is that process: it prints JSON, of the
+file or of an entry of the archive that the file is.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 from geutil.errors import ModelError
 
 _SECONDS = 10
-_FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError)
+_FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError, BadZipFile)
 
 
 class Hdf5File(NamedTuple):
@@ -24,20 +27,26 @@ class Hdf5File(NamedTuple):
 
     Attributes:
         config: the configuration of the model, as JSON; None if there is none.
+        training: that of its training, as JSON; None if there is none.
         version: the version of Keras that wrote it.
         bytes_weights: what its datasets take.
         outside: its links to other files and the datasets whose data lie in others:
-            the name, "external link" or "external data", and the file.
+            the name, "external link", "external data" or "virtual data", and the file.
     """
 
     config: str | None
+    training: str | None
     version: str
     bytes_weights: int
     outside: list[tuple[str, str, str]]
 
 
-def read_hdf5(file: Path) -> Hdf5File:
+def read_hdf5(file: Path, entry: str = "") -> Hdf5File:
     """Read an HDF5 file in another process.
+
+    Args:
+        file: the file.
+        entry: the name of the entry that is read, if the file is an archive.
 
     Raises:
         ModelError: it is none, it is damaged, or takes more than 10 seconds to read.
@@ -49,33 +58,39 @@ def read_hdf5(file: Path) -> Hdf5File:
         told = file.stat()
     except OSError as error:
         raise ModelError(f"'{file}' cannot be read: {error.strerror}") from error
-    return _read_elsewhere(file, told.st_mtime_ns, told.st_size)
+    return _read_elsewhere(file, entry, told.st_mtime_ns, told.st_size)
 
 
 @lru_cache(maxsize=1)
-def _read_elsewhere(file: Path, changed: int, size: int) -> Hdf5File:
+def _read_elsewhere(file: Path, entry: str, changed: int, size: int) -> Hdf5File:
     del changed, size
-    command = [sys.executable, "-m", __name__, str(file)]
+    what = f"'{file}'" + (f": its {entry}" if entry else "")
+    command = [sys.executable, "-m", __name__, str(file), *filter(None, [entry])]
     try:
         done = subprocess.run(
             command, capture_output=True, check=False, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired as error:
         raise ModelError(
-            f"'{file}' is no whole HDF5 file: it is not read within {_SECONDS} s"
+            f"{what} is no whole HDF5 file: it is not read within {_SECONDS} s"
         ) from error
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"its reader ended with {done.returncode}"
-        raise ModelError(f"'{file}' is no whole HDF5 file: {reason}")
+        raise ModelError(f"{what} is no whole HDF5 file: {reason}")
     return Hdf5File(*json.loads(done.stdout))
 
 
-def _read(file: str) -> Hdf5File:
+def _read(file: str, entry: str = "") -> Hdf5File:
     import h5py
 
-    with h5py.File(file) as opened:
-        config = opened.attrs.get("model_config")
+    with ExitStack() as stack:
+        source: Any = file
+        if entry:
+            source = stack.enter_context(ZipFile(file)).open(entry)
+        opened = stack.enter_context(h5py.File(source))
+        config = _text(opened.attrs.get("model_config"))
+        training = _text(opened.attrs.get("training_config"))
         version = str(opened.attrs.get("keras_version", ""))
         sizes: list[int] = []
         outside: list[tuple[str, str, str]] = []
@@ -92,13 +107,25 @@ def _read(file: str) -> Hdf5File:
                 elif isinstance(item, h5py.Dataset):
                     sizes.append(int(item.nbytes))
                     if item.external:
-                        source = str(item.external[0][0])
-                        outside.append((name, "external data", source))
+                        path = str(item.external[0][0])
+                        outside.append((name, "external data", path))
+                    outside += _virtual(item, name)
                 elif isinstance(item, h5py.Group) and isinstance(link, h5py.HardLink):
                     waiting.append((item, name))
-    if isinstance(config, bytes):
-        config = config.decode()
-    return Hdf5File(config, version, sum(sizes), outside)
+    return Hdf5File(config, training, version, sum(sizes), outside)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode()
+    return None if value is None else str(value)
+
+
+def _virtual(dataset: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the other files that a virtual dataset is made of."""
+    if dataset.is_virtual:
+        files = {str(source.file_name) for source in dataset.virtual_sources()}
+        yield from ((name, "virtual data", file) for file in sorted(files - {"."}))
 
 
 def _members(group: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
@@ -116,6 +143,6 @@ def _members(group: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(_read(sys.argv[1])))
+        sys.stdout.write(json.dumps(_read(*sys.argv[1:])))
     except _FAULTS as error:
         sys.exit(f"{error}")

@@ -127,6 +127,7 @@ class Body:
         found: the ops with powers.
         calls: the nodes that call functions, with the names of these.
         count: how many nodes it has.
+        gradients: the functions of its library that are gradients of ops or functions.
     """
 
     place: str
@@ -138,6 +139,7 @@ class Body:
     found: list[Found] = field(default_factory=list)
     calls: list[tuple[Any, tuple[str, ...]]] = field(default_factory=list)
     count: int = 0
+    gradients: list[str] = field(default_factory=list)
 
     def elements(self) -> Iterator[Any]:
         """Yield its nodes, without the long values in them."""
@@ -231,7 +233,7 @@ def scan(body: Body) -> None:
                 body.calls.append((node, called))
         if entry.power in op_table.HARMLESS:
             continue
-        kind, detail = _deciding(node, entry.power)
+        kind, detail = power_of_node(node)
         if kind not in op_table.HARMLESS:
             body.found.append(Found(node, kind, detail))
 
@@ -247,8 +249,12 @@ def _called(node: Any, entry: OpEntry) -> Iterator[str]:
             yield from (func.name for func in value.list.func)
 
 
-def _deciding(node: Any, power: str) -> tuple[str, str]:
-    """Return the power of a node, and the attribute that decides, as text."""
+def power_of_node(node: Any) -> tuple[str, str]:
+    """Return the power of a node, and the attribute that decides, as text.
+
+    Cost: constant.
+    """
+    power = op_table.table().get(node.op, _UNKNOWN).power
     if node.op in _ATTRIBUTES:
         name, kinds, otherwise = _ATTRIBUTES[node.op]
         text = node.attr[name].s if name in node.attr else b""
@@ -288,6 +294,7 @@ def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
     functions = {}
     function_class = message_class("FunctionDef")
     for library in wire.spans(buffer, graph, 2):
+        main.gradients += _gradients(buffer, library)
         for place in wire.spans(buffer, library, 1):
             signature = wire.message(buffer, place, function_class, 1).signature
             arguments = tuple(arg.name for arg in signature.input_arg)
@@ -302,3 +309,11 @@ def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
             scan(body)
             functions[signature.name] = body
     return main, functions
+
+
+def _gradients(buffer: Buffer, library: Span) -> Iterator[str]:
+    """Yield the functions that compute gradients of functions, and of types of ops."""
+    for entries, number in ((2, 2), (3, 1)):
+        for entry in wire.spans(buffer, library, entries):
+            for start, end in wire.spans(buffer, entry, number):
+                yield buffer[start:end].decode(errors="replace")
