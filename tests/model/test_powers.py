@@ -10,9 +10,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import h5py
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
@@ -92,60 +90,6 @@ def marker(tmp_path):
     folder = tmp_path / "marked"
     folder.mkdir()
     return folder / "marker"
-
-
-def run(folder):
-    loaded = tf.saved_model.load(str(folder))
-    loaded.signatures["serving_default"](x=tf.constant(1.0))
-    return loaded
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_is_told_and_does_what_is_told(tmp_path, marker, name):
-    kind, sample = SAMPLES[name]
-    folder = tmp_path / "net"
-    save(sample, folder, marker)
-    found = powers(folder)
-    assert kind in {entry.kind for entry in found.dangers}
-    by = {reason for entry in found.dangers for reason in entry.by}
-    assert "signature 'serving_default'" in by
-    assert not list(marker.parent.iterdir())
-    if kind == "write files":
-        run(folder)
-        assert list(marker.parent.iterdir())
-        return
-    with pytest.raises(tf.errors.OpError):
-        run(folder)
-    marker.write_text("a,1\n")
-    run(folder)
-
-
-@pytest.mark.parametrize("name", HIDDEN)
-def test_hidden_ops_are_told(tmp_path, marker, name):
-    folder = tmp_path / "net"
-    save(HIDDEN[name], folder, marker)
-    found = powers(folder)
-    assert found.kinds == ("write files",)
-    assert all(entry.type == "WriteFile" for entry in found.entries)
-    places = {entry.place for entry in found.entries}
-    assert all(place.startswith("function '") for place in places)
-    details = {entry.detail for entry in found.entries}
-    assert details == ({""} if name == "computed path" else {f"'{marker}'"})
-    run(folder)
-    assert list(marker.parent.iterdir())
-
-
-def test_text_forms_are_read(tmp_path, marker):
-    from google.protobuf import text_format
-
-    from geutil.model.files.reading import read_saved_model
-
-    folder = tmp_path / "net"
-    save(SAMPLES["WriteFile"][1], folder, marker)
-    text = text_format.MessageToString(read_saved_model(folder))
-    (folder / "saved_model.pb").unlink()
-    (folder / "saved_model.pbtxt").write_text(text)
-    assert powers(folder).kinds == ("write files",)
 
 
 def test_what_only_prints_or_draws_is_told_as_that(tmp_path, marker):
@@ -239,16 +183,6 @@ def save_with_asset(folder, source):
 def test_assets_of_a_model_are_its_own(tmp_path):
     save_with_asset(tmp_path / "net", tmp_path)
     assert powers(tmp_path / "net").entries == ()
-
-
-def test_assets_that_lead_elsewhere_are_told(tmp_path):
-    save_with_asset(tmp_path / "net", tmp_path)
-    asset = tmp_path / "net" / "assets" / "words.txt"
-    asset.unlink()
-    asset.symlink_to(tmp_path / "words.txt")
-    (entry,) = powers(tmp_path / "net").dangers
-    assert (entry.kind, entry.when) == ("read files", "loaded")
-    assert "outside of the model" in entry.detail
 
 
 def harmless():
@@ -345,19 +279,6 @@ def test_a_configuration_that_expands_without_end_is_refused(tmp_path):
         powers(tmp_path / "a.keras")
 
 
-def test_links_of_hdf5_files_are_told(tmp_path):
-    file = tmp_path / "a.h5"
-    wrapped(layers.Dense(2)).save(file)
-    with h5py.File(file, "a") as opened:
-        opened["model_weights/linked"] = h5py.ExternalLink("/etc/passwd", "/")
-        opened.create_dataset(
-            "external", (4,), np.uint8, external=[("/etc/hostname", 0, 4)]
-        )
-    found = powers(file)
-    assert found.kinds == ("read files",)
-    assert {e.detail for e in found.entries} == {"'/etc/passwd'", "'/etc/hostname'"}
-
-
 @pytest.mark.parametrize(
     ("op", "kind"),
     [(tf.io.read_file, "read files"), (tf.io.matching_files, "unknown")],
@@ -374,14 +295,6 @@ def test_ops_of_tensorflow_in_tflite_files_are_told(tmp_path, op, kind):
     converter.allow_custom_ops = True
     (tmp_path / "a.tflite").write_bytes(converter.convert())
     assert powers(tmp_path / "a.tflite").kinds == (kind,)
-
-
-def test_a_library_that_geutil_does_not_know_is_unknown(tmp_path):
-    graph_def = tf1.GraphDef()
-    graph_def.node.add(name="mine", op="MyOwnOp")
-    (tmp_path / "a.pb").write_bytes(graph_def.SerializeToString())
-    (entry,) = powers(tmp_path / "a.pb").dangers
-    assert (entry.kind, entry.type) == ("unknown", "MyOwnOp")
 
 
 def test_opening_warns_or_refuses(tmp_path, marker, caplog):
@@ -492,8 +405,8 @@ def test_damage_is_refused_or_survived(whole_files, tmp_path, name):
     data = whole_files[name].read_bytes()
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    # Each HDF5 file takes a process.
-    for seed in range(8 if name == "a.h5" else 120):
+    # Each HDF5 file takes a process, that in an archive, too.
+    for seed in range(20 if name in ("a.h5", "a.keras") else 120):
         path.write_bytes(mutate(data, random.Random(seed))[1])
         source = path if path.suffix != ".pb" else path.parent
         for told in (powers, model.inspect):

@@ -146,7 +146,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
     try:
         # The name of the op, and its node: the runtime looks at these alone.
         parts = flexbuffers.GetRoot(bytearray(op.custom_options)).AsVector
-        data = bytes(parts[1].AsString.Bytes)
+        data = bytes(parts[1].AsStringBytes)
         node = wire.parsed(message_class("NodeDef"), data)
     except Exception:
         # What is damaged raises whatever its reader comes across.
