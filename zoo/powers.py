@@ -1,9 +1,9 @@
 """False alarms: what `geutil.model.powers` says of harmless networks, in their files.
 
-`python -m zoo.powers` builds the networks of the zoo that need no further package, other
-sizes of keras.applications, and layers that read tables and texts; saves each in the
-forms that it has; and asks of each file whether it computes only. It prints a table. What
-is done is noted in a folder, and a second run goes on from there.
+`python -m zoo.powers` builds the networks of the zoo that need no further package,
+other sizes of keras.applications, and layers that read tables and texts; saves each in
+the forms that it has; and asks of each file whether it computes only. It prints a
+table. What is done is noted in a folder, and a second run goes on from there.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _ROOT = Path(__file__).parents[2]
 _SLOW, _PATIENCE, _START = 10.0, 60.0, 120.0
 TIMES, FLOOR = 4, 16 << 20
 """How many times a file's size memory may grow, where that is more than the floor."""
-REFUSED, TOLD = "refused", "told"
+OK = REFUSED, TOLD = "refused", "told"
 
 
 class Outcome(NamedTuple):
@@ -330,7 +330,7 @@ def main() -> None:
         jobs = [job for job in jobs if options.target in (None, job[0])]
         for outcome in run(Path(name), jobs):
             counts[outcome.target, outcome.result] += 1
-            if outcome.result not in (TOLD, REFUSED):
+            if outcome.result not in OK:
                 print(*outcome, flush=True)
     for (target, result), number in sorted(counts.items()):
         print(f"{target}: {result}: {number}")

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import keras
 import pytest
 import tensorflow as tf
@@ -18,13 +19,16 @@ from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model
 from geutil.errors import ModelError
+from geutil.graph.tflite_reading import read
 from geutil.model import powers
 from geutil.model.scanning import graph_scan, op_table, saved_models
-from testdata.powers import HIDDEN, SAMPLES, save
+from testdata.powers import FILES, HIDDEN, SAMPLES, save
 from tests.cli.test_child import deadly
+from tests.model import scan_damage
 from tests.model.mutations import mutate
 from tests.settings import needs_eager
-from tests.tflite_files import floats
+from tests.tflite_files import flex, floats
+from tests.thorough import is_quick
 
 pytestmark = needs_eager
 tf1 = tf.compat.v1
@@ -431,3 +435,59 @@ def test_a_saver_writes_below_the_path_that_it_is_passed(pieces, is_within):
     nodes["joined"] = graph_scan.Node("StringJoin", tuple(pieces), ())
     body = SimpleNamespace(arguments=("prefix",), nodes=nodes)
     assert saved_models._is_within(body, "joined") == is_within
+
+
+def test_gradients_and_collections_say_what_runs_them(tmp_path, marker):
+    for name, by in (("gradient", "whoever differentiates it"), ("collection", None)):
+        path = FILES[name].write(tmp_path / name, marker)
+        told = {reason for entry in powers(path).dangers for reason in entry.by}
+        assert (by or "collection 'hidden'") in told
+
+
+def test_what_tflite_runs_of_tensorflow_only_computes(tmp_path):
+    (tmp_path / "a.tflite").write_bytes(flex().blob)
+    assert any(op.is_custom for g in read(flex().blob).graphs for op in g.ops)
+    assert powers(tmp_path / "a.tflite").computes_only
+
+
+def test_entries_that_are_packed_are_looked_through(tmp_path):
+    file = FILES["external data in weights"].write(tmp_path, tmp_path / "marker")
+    with zipfile.ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    (entry,) = powers(file).dangers
+    assert (entry.kind, entry.place) == ("read files", "model.weights.h5")
+
+
+def test_training_in_hdf5_files_is_looked_at(tmp_path):
+    file = tmp_path / "a.h5"
+    wrapped(layers.Dense(2)).save(file)
+    loss = {"class_name": "function", "module": "os", "config": "system"}
+    with h5py.File(file, "a") as opened:
+        opened.attrs["training_config"] = json.dumps({"loss": loss})
+    (entry,) = powers(file).dangers
+    assert entry.kind == "run code"
+    assert "training" in entry.place
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    scan_damage.write_all(folder)
+    jobs = scan_damage.jobs_for(80 if is_quick() else 400)
+    return list(scan_damage.run(folder, jobs))
+
+
+@pytest.mark.parametrize("target", scan_damage.SHARES)
+def test_damage_neither_ends_hangs_nor_swells_the_process(looked_at, target):
+    mine = [outcome for outcome in looked_at if outcome.target == target]
+    assert len(mine) >= 3
+    assert [o for o in mine if o.result not in scan_damage.OK] == []
+
+
+def test_a_death_is_noticed(tmp_path, monkeypatch):
+    # A child that finds no file to damage raises an error, and one that ends is told.
+    outcomes = scan_damage.run(tmp_path, [("a.pb", 0), ("a.pb", 1)])
+    assert [o.result.split()[0] for o in outcomes] == ["died", "died"]

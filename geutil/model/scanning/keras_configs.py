@@ -38,6 +38,8 @@ _CLASSES = frozenset(
     )
 )
 """Modules of Keras whose classes compute."""
+_LAYERS_ELSEWHERE = ("FeatureSpace", "Feature", "Cross")
+"""Classes of other modules of Keras, `keras.utils`, that compute."""
 _FUNCTIONS = frozenset(
     (
         *("activations", "constraints", "initializers", "layers", "losses", "metrics"),
@@ -117,7 +119,8 @@ def _told(
         if not str(item.get("spec_name")).endswith("Spec"):
             yield op_table.CODE, LOADED, f"'{item.get('spec_name')}' is no type"
     elif module is not None:
-        if not _is_within(module, _CLASSES):
+        known = _CLASSES | {"utils"} if kind in _LAYERS_ELSEWHERE else _CLASSES
+        if not _is_within(module, known):
             yield op_table.CODE, LOADED, f"module '{module}', which Keras would import"
     elif item.get("registered_name") not in (None, kind):
         detail = f"a class of its own, '{item['registered_name']}'"
