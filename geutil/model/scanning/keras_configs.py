@@ -25,7 +25,8 @@ _CODE = frozenset(
 """Classes that hold code, or load it from elsewhere, when they are deserialized."""
 _FUNCTION, _TYPE = "function", "__typespec__"
 _PACKAGES = (
-    *("tensorflow.python.keras", "tensorflow.keras", "keras.api", "keras.src"),
+    *("tensorflow.python.keras", "tensorflow.keras", "keras._legacy"),
+    *("keras.src.legacy", "keras.api", "keras.src"),
     *("tf_keras.api", "tf_keras.src", "keras", "tf_keras"),
 )
 """Where modules of Keras are found; the longer ones first."""
