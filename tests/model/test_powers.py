@@ -265,6 +265,15 @@ def test_classes_from_elsewhere_are_told(tmp_path):
         assert text in str(found)
 
 
+def test_classes_that_are_no_names_are_passed_over(tmp_path):
+    def nameless(config):
+        config["config"]["layers"][1]["class_name"] = ["Dense"]
+
+    file = edited(tmp_path / "a.keras", nameless)
+    assert powers(file).computes_only
+    assert len(model.inspect(file).layers) == 2
+
+
 def test_odd_entries_of_archives_are_told(tmp_path):
     file = edited(tmp_path / "a.keras", lambda config: None)
     with zipfile.ZipFile(file, "a") as archive:

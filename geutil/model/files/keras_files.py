@@ -238,7 +238,7 @@ def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInf
 
     Where that does not tell what it reads, this is of the shape `before`.
     """
-    config, kind = _item(layer, "config"), _item(layer, "class_name")
+    config, kind = _item(layer, "config"), str(_item(layer, "class_name"))
     shape = _shape(_input_shape(layer)) or before
     units = _item(config, "units")
     made = None

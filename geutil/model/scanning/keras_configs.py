@@ -32,7 +32,8 @@ _PACKAGES = (
 """Where modules of Keras are found; the longer ones first."""
 _CLASSES = frozenset(
     (
-        *("", "activations", "constraints", "distillation", "dtype_policies"),
+        *("", "activations", "applications", "constraints", "distillation"),
+        "dtype_policies",
         *("engine", "initializers", "layers", "losses", "metrics"),
         *("mixed_precision", "models", "ops", "optimizers", "quantizers", "random"),
         *("regularizers", "feature_column"),
@@ -156,8 +157,8 @@ def _odd_function(module: Any, name: Any) -> str:
     """Return why a function may do more than compute; "" if it does not."""
     if module == "builtins":
         # Keras looks these up among its activations, losses and their like.
-        return "" if name not in _BUILDERS else f"'{name}' of Keras"
-    if not _is_within(module, _FUNCTIONS) or name in _BUILDERS:
+        return "" if str(name) not in _BUILDERS else f"'{name}' of Keras"
+    if not _is_within(module, _FUNCTIONS) or str(name) in _BUILDERS:
         return f"'{name}' of module '{module}'"
     return ""
 
