@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import h5py
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
@@ -345,13 +346,53 @@ def test_what_no_output_needs_is_cut_off(tmp_path, marker):
     save(sample, tmp_path / "net", marker)
     opened = model.open(tmp_path / "net")
     less = opened.without_powers()
-    kept = less.strip_report.kept
-    assert {entry.name for entry in less.strip_report.removed} >= {"PrintV2"}
-    # The branch gives a value, and what it does besides cannot be parted from that.
-    assert [entry.kind for entry in kept] == ["power"]
-    assert "an output needs it" in kept[0].reason
+    removed = {entry.name for entry in less.strip_report.removed}
+    assert {"PrintV2", "WriteFile", "cond/WriteFile"} <= removed
+    assert less.strip_report.kept == ()
     less.save(tmp_path / "less")
-    assert {e.type for e in powers(tmp_path / "less").dangers} == {"WriteFile"}
+    assert powers(tmp_path / "less").computes_only
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_no_result_of_a_body_needs_is_cut_off(tmp_path, marker, name):
+    save(HIDDEN[name], tmp_path / "net", marker)
+    opened = model.open(tmp_path / "net")
+    less = opened.without_powers()
+    assert [e.action for e in less.strip_report.entries] == ["removed"]
+    less.save(tmp_path / "less")
+    assert powers(tmp_path / "less").computes_only
+    loaded = tf.saved_model.load(tmp_path / "less").signatures["serving_default"]
+    y = loaded(x=tf.constant(2.0))["y"].numpy()
+    np.testing.assert_array_equal(less.run(x=2.0)["y"], y)
+    assert not list(marker.parent.iterdir())
+    # The original is as it was: it writes, and gives the same.
+    np.testing.assert_array_equal(opened.run(x=2.0)["y"], y)
+    assert list(marker.parent.iterdir())
+
+
+def test_what_a_result_of_a_body_needs_stays(tmp_path, marker):
+    text = tf.Variable("")
+    marker.write_text("3.0")
+
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def function(x):
+        def read():
+            value = tf.io.read_file(str(marker))
+            text.assign(tf.io.read_file(f"{marker}"))
+            tf.print("read", value)
+            return x * tf.strings.to_number(value)
+
+        return {"y": tf.cond(x > 0, read, lambda: x)}
+
+    less = model.open(function).without_powers()
+    assert less.run(x=2.0)["y"] == 6.0
+    assert text.numpy() == b"3.0"
+    report = less.strip_report
+    assert [entry.reason for entry in report.removed] == [
+        "can print, and no result of its function needs it"
+    ]
+    (kept,) = report.kept
+    assert kept.reason == "can read files, and an output needs it"
 
 
 def test_a_model_without_powers_computes_the_same(tmp_path, marker):
