@@ -256,6 +256,32 @@ def _unknown(folder: Path, marker: Path) -> Path:
     return folder / "a.pb"
 
 
+def _metadata(folder: Path, marker: Path) -> Path:
+    """Write layers into the objects of a SavedModel, as Keras did before 2.5."""
+    from tf_keras.protobuf import saved_metadata_pb2
+
+    from testdata.powers.keras_files import KERAS_FILES
+
+    path = KERAS_FILES["Lambda beside a SavedModel"].write(folder, marker)
+    file = path / "keras_metadata.pb"
+    saved = saved_metadata_pb2.SavedMetadata.FromString(file.read_bytes())
+    proto = _proto(path)
+    objects = proto.meta_graphs[0].object_graph_def.nodes
+    for node in saved.nodes:
+        objects[node.node_id].user_object.metadata = node.metadata
+    (path / "saved_model.pb").write_bytes(proto.SerializeToString())
+    file.unlink()
+    return path
+
+
+def _load_old(path: Path, marker: Path) -> None:
+    from testdata.powers.keras_files import KERAS_FILES
+
+    run = KERAS_FILES["Lambda beside a SavedModel"].run
+    if run is not None:
+        run(path, marker)
+
+
 def _asset(lead: Callable[[Path, Path], str | None]) -> FileSample:
     """Return a SavedModel whose vocabulary is the marker, however it leads there."""
 
@@ -342,6 +368,7 @@ GRAPH_FILES: dict[str, FileSample] = {
     "gradient": FileSample("write files", _gradient, _differentiate),
     "text form": FileSample("write files", _text, _run_object),
     "second MetaGraph": FileSample("write files", _second, _run_second),
+    "Lambda in the objects": FileSample("run code", _metadata, _load_old),
     "GraphDef": _graph(".pb"),
     "GraphDef as text": _graph(".pbtxt"),
     "MetaGraph": FileSample("write files", _checkpoint, _run_checkpoint),

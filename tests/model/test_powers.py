@@ -508,7 +508,22 @@ def test_entries_that_are_packed_are_looked_through(tmp_path):
         for name, data in entries.items():
             archive.writestr(name, data)
     (entry,) = powers(file).dangers
-    assert (entry.kind, entry.place) == ("read files", "model.weights.h5")
+    assert (entry.kind, entry.name) == ("read files", "model.weights.h5/data")
+
+
+def test_all_weights_of_an_archive_are_looked_through_at_once(tmp_path):
+    file = FILES["external data in weights"].write(tmp_path, tmp_path / "marker")
+    with zipfile.ZipFile(file) as archive:
+        weights = archive.read("model.weights.h5")
+    # Names are longer together than what a process may be called with.
+    names = [f"assets/{i}{'x' * 50_000}.h5" for i in range(60)]
+    with zipfile.ZipFile(file, "a") as archive:
+        for name in names:
+            archive.writestr(name, weights)
+    found = powers(file).entries
+    assert {entry.name for entry in found} == {
+        f"{name}/data" for name in ("model.weights.h5", *names)
+    }
 
 
 def test_training_in_hdf5_files_is_looked_at(tmp_path):

@@ -1,7 +1,7 @@
 """HDF5 files, read in a process of their own: a damaged one can hang or end it.
 
-`python -m geutil.model.files.hdf5 PATH [ENTRY]` is that process: it prints JSON, of the
-file or of an entry of the archive that the file is.
+`python -m geutil.model.files.hdf5 PATH` is that process: it prints JSON, of the file,
+or of the entries of an archive whose names it reads as JSON.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class Hdf5File(NamedTuple):
     outside: list[tuple[str, str, str]]
 
 
-def read_hdf5(file: Path, entry: str = "") -> Hdf5File:
+def read_hdf5(file: Path, entries: tuple[str, ...] = ()) -> Hdf5File:
     """Read an HDF5 file in another process.
 
     Args:
         file: the file.
-        entry: the name of the entry that is read, if the file is an archive.
+        entries: if the file is an archive, the entries that are read instead of it.
+            Then there is no configuration, and names begin with that of the entry.
 
     Raises:
         ModelError: it is none, it is damaged, or takes more than 10 seconds to read.
@@ -65,17 +66,23 @@ def read_hdf5(file: Path, entry: str = "") -> Hdf5File:
         told = file.stat()
     except OSError as error:
         raise ModelError(f"'{file}' cannot be read: {error.strerror}") from error
-    return _read_elsewhere(file, entry, told.st_mtime_ns, told.st_size)
+    return _read_elsewhere(file, entries, told.st_mtime_ns, told.st_size)
 
 
 @lru_cache(maxsize=1)
-def _read_elsewhere(file: Path, entry: str, changed: int, size: int) -> Hdf5File:
+def _read_elsewhere(
+    file: Path, entries: tuple[str, ...], changed: int, size: int
+) -> Hdf5File:
     del changed, size
-    what = f"'{file}'" + (f": its {entry}" if entry else "")
-    command = [sys.executable, "-m", __name__, str(file), *filter(None, [entry])]
+    what = f"'{file}': what it holds as weights" if entries else f"'{file}'"
     try:
         done = subprocess.run(
-            command, capture_output=True, check=False, timeout=_SECONDS
+            [sys.executable, "-m", __name__, str(file)],
+            # Names may be longer than arguments can be.
+            input=json.dumps(entries).encode(),
+            capture_output=True,
+            check=False,
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise ModelError(
@@ -88,12 +95,23 @@ def _read_elsewhere(file: Path, entry: str, changed: int, size: int) -> Hdf5File
     return Hdf5File(*json.loads(done.stdout))
 
 
-def _read(file: str, entry: str = "") -> Hdf5File:
+def _read_entries(file: str, entries: list[str]) -> Hdf5File:
+    total = 0
+    outside: list[tuple[str, str, str]] = []
+    for entry in entries:
+        with ExitStack() as stack:
+            found = _read(_entry(file, entry, stack))
+        total += found.bytes_weights
+        outside += [
+            (entry + name, kind, source) for name, kind, source in found.outside
+        ]
+    return Hdf5File(None, None, "", total, outside)
+
+
+def _read(file: Any) -> Hdf5File:
     import h5py
 
-    with ExitStack() as stack:
-        source = _entry(file, entry, stack) if entry else file
-        opened = stack.enter_context(h5py.File(source))
+    with h5py.File(file) as opened:
         config = _text(opened.attrs.get("model_config"))
         training = _text(opened.attrs.get("training_config"))
         version = str(opened.attrs.get("keras_version", ""))
@@ -111,9 +129,8 @@ def _read(file: str, entry: str = "") -> Hdf5File:
                     outside.append((name, "external link", str(link.filename)))
                 elif isinstance(item, h5py.Dataset):
                     sizes.append(int(item.nbytes))
-                    if item.external:
-                        path = str(item.external[0][0])
-                        outside.append((name, "external data", path))
+                    files = dict.fromkeys(str(part[0]) for part in item.external or ())
+                    outside += ((name, "external data", other) for other in files)
                     outside += _virtual(item, name)
                 elif isinstance(item, h5py.Group) and isinstance(link, h5py.HardLink):
                     waiting.append((item, name))
@@ -186,6 +203,8 @@ def _members(group: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(_read(*sys.argv[1:])))
+        named = json.load(sys.stdin)
+        told = _read_entries(sys.argv[1], named) if named else _read(sys.argv[1])
+        sys.stdout.write(json.dumps(told))
     except _FAULTS as error:
         sys.exit(f"{error}")

@@ -62,6 +62,7 @@ def _in_entries(file: Path) -> Iterator[Power]:
     with zipfile.ZipFile(file) as archive, wire.mapped(file) as buffer:
         infos = archive.infolist()
         problems = [(info, _problem(info, buffer)) for info in infos]
+    weights = []
     counts = Counter(info.filename for info in infos)
     for info, found in problems:
         problem = found
@@ -73,7 +74,9 @@ def _in_entries(file: Path) -> Iterator[Power]:
                 op_table.WRITE, info.filename, "entry", file.name, LOADED, (), detail
             )
         elif info.filename.endswith(_WEIGHTS) and not info.is_dir():
-            yield from _in_links(read_hdf5(file, info.filename), info.filename)
+            weights.append(info.filename)
+    if weights:
+        yield from _in_links(read_hdf5(file, tuple(weights)), file.name)
 
 
 def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
