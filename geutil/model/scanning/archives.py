@@ -82,7 +82,7 @@ def _in_entries(file: Path) -> Iterator[Power]:
 def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
     """Return what is odd about an entry; "" if nothing is."""
     path = PurePosixPath(info.filename.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or ":" in path.parts[:1]:
+    if path.is_absolute() or ".." in path.parts or ":" in info.filename[:2]:
         return "which lies outside of the archive"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "which is a link"

@@ -51,10 +51,12 @@ _FILE_INPUTS = {
     **dict.fromkeys(("MergeV2Checkpoints", "InitializeTableFromTextFile"), 1),
     **dict.fromkeys(("InitializeTableFromTextFileV2", "DistributedSave"), 1),
     **dict.fromkeys(("CreateSummaryFileWriter", "CreateSummaryDbWriter"), 1),
-    "DataServiceDataset": 3,
-    "DataServiceDatasetV2": 3,
-    "RpcClient": 0,
-    "RpcServer": 0,
+    **dict.fromkeys(("DataServiceDataset", "DataServiceDatasetV2"), 3),
+    **dict.fromkeys(("DataServiceDatasetV3", "DataServiceDatasetV4"), 3),
+    **dict.fromkeys(("RegisterDataset", "RegisterDatasetV2"), 1),
+    **dict.fromkeys(("RpcClient", "RpcServer", "RemoteCall"), 0),
+    **dict.fromkeys(("GenerateVocabRemapping", "SnapshotDatasetReader"), 0),
+    **dict.fromkeys(("SnapshotChunkDataset", "ListSnapshotChunksDataset"), 0),
 }
 _CACHES = ("CacheDataset", "CacheDatasetV2")
 _DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")

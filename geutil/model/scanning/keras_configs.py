@@ -34,7 +34,15 @@ _CLASSES = frozenset(
     (
         *("", "activations", "applications", "constraints", "distillation"),
         "dtype_policies",
-        *("engine", "initializers", "layers", "losses", "metrics"),
+        *(
+            "engine",
+            "experimental",
+            "premade_models",
+            "initializers",
+            "layers",
+            "losses",
+            "metrics",
+        ),
         *("mixed_precision", "models", "ops", "optimizers", "quantizers", "random"),
         *("regularizers", "feature_column"),
     )
@@ -62,7 +70,7 @@ _SYMBOLS = frozenset(
 """Modules of TensorFlow whose functions are ops, told by the table of these."""
 _OP_LAYERS = ("TFOpLambda", "SlicingOpLambda")
 _METHODS_OF = ("RaggedTensor", "SparseTensor", "TensorShape")
-_FILES = ("vocabulary", "idf_weights")
+_FILES = ("vocabulary", "vocabulary_file", "idf_weights")
 """Arguments that are lists, or paths of files that the layer reads."""
 
 
