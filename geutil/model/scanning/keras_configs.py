@@ -33,18 +33,10 @@ _PACKAGES = (
 _CLASSES = frozenset(
     (
         *("", "activations", "applications", "constraints", "distillation"),
-        "dtype_policies",
-        *(
-            "engine",
-            "experimental",
-            "premade_models",
-            "initializers",
-            "layers",
-            "losses",
-            "metrics",
-        ),
-        *("mixed_precision", "models", "ops", "optimizers", "quantizers", "random"),
-        *("regularizers", "feature_column"),
+        *("dtype_policies", "engine", "experimental", "feature_column"),
+        *("initializers", "layers", "losses", "metrics", "mixed_precision", "models"),
+        *("ops", "optimizers", "premade_models", "quantizers", "random"),
+        "regularizers",
     )
 )
 """Modules of Keras whose classes compute."""
