@@ -275,6 +275,41 @@ def test_classes_that_are_no_names_are_passed_over(tmp_path):
     assert len(model.inspect(file).layers) == 2
 
 
+@pytest.mark.parametrize(
+    ("op", "attribute", "kind"),
+    [
+        ("PrintV2", "output_stream", "write files"),
+        ("FixedUnigramCandidateSampler", "vocab_file", "read files"),
+        ("DebugIdentityV2", "debug_urls", "write files"),
+    ],
+)
+def test_a_path_too_long_to_be_looked_at_is_told(tmp_path, op, attribute, kind):
+    graph_def = tf1.GraphDef()
+    value = graph_def.node.add(name="a", op=op).attr[attribute]
+    for size in (0, 20_000):
+        path = b"file://" + size * b"/" if size or op == "DebugIdentityV2" else b""
+        if op == "DebugIdentityV2":
+            value.list.s[:] = [path] * bool(size)
+        else:
+            value.s = path
+        (tmp_path / "a.pb").write_bytes(graph_def.SerializeToString())
+        assert (kind in powers(tmp_path / "a.pb").kinds) == bool(size)
+
+
+def test_a_long_string_is_no_piece_of_a_path():
+    graph_def = tf1.GraphDef()
+    for name, text in (("short", "part"), ("long", "/../" + 20_000 * "x")):
+        value = graph_def.node.add(name=name, op="Const").attr["value"].tensor
+        value.CopyFrom(tf.make_tensor_proto(text))
+    data = graph_def.SerializeToString()
+    body, _ = graph_scan.bodies_of(data, (0, len(data)))
+    pieces = {
+        n: all(map(saved_models._is_piece, b.strings)) for n, b in body.nodes.items()
+    }
+    assert pieces == {"short": True, "long": False}
+    assert body.value("long").text is None
+
+
 def test_odd_entries_of_archives_are_told(tmp_path):
     file = edited(tmp_path / "a.keras", lambda config: None)
     with zipfile.ZipFile(file, "a") as archive:

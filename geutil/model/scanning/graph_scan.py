@@ -58,6 +58,10 @@ _FILE_INPUTS = {
     **dict.fromkeys(("GenerateVocabRemapping", "SnapshotDatasetReader"), 0),
     **dict.fromkeys(("SnapshotChunkDataset", "ListSnapshotChunksDataset"), 0),
 }
+_STRING = 7
+"""The number of the type of strings."""
+_TOO_LONG = (b"", b"/..")
+"""What stands for strings that were left out, being long: no one value, and no path."""
 _CACHES = ("CacheDataset", "CacheDatasetV2")
 _DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")
 _PASSING = frozenset(("Identity", "Snapshot", "StopGradient", "PlaceholderWithDefault"))
@@ -109,9 +113,12 @@ class Node(NamedTuple):
 
 def _edges_of(node: Any) -> Node:
     op = sys.intern(node.op)
-    strings = ()
+    strings: tuple[bytes, ...] = ()
     if op == "Const" and "value" in node.attr:
-        strings = tuple(node.attr["value"].tensor.string_val)
+        tensor = node.attr["value"].tensor
+        strings = tuple(tensor.string_val)
+        if tensor.dtype == _STRING and not strings:
+            strings = _TOO_LONG
     return Node(op, tuple(map(sys.intern, node.input)), strings)
 
 
@@ -145,9 +152,12 @@ class Body:
 
     def elements(self) -> Iterator[Any]:
         """Yield its nodes, without the long values in them."""
+        return (node for node, _ in self.elements_and_sizes())
+
+    def elements_and_sizes(self) -> Iterator[tuple[Any, int]]:
+        """Yield its nodes, and how many bytes the values take that were left out."""
         kind = message_class(self.proto)
-        for node, _ in wire.elements(self.buffer, self.span, kind, self.nodes_field):
-            yield node
+        return wire.elements(self.buffer, self.span, kind, self.nodes_field)
 
     @cached_property
     def nodes(self) -> Mapping[str, Node]:
@@ -226,7 +236,7 @@ def scan(body: Body) -> None:
     Cost: linear in the nodes; memory for a few of them at a time.
     """
     known = op_table.table()
-    for node in body.elements():
+    for node, left_out in body.elements_and_sizes():
         body.count += 1
         entry = known.get(node.op, _UNKNOWN)
         if entry.functions or entry is _UNKNOWN:
@@ -235,7 +245,7 @@ def scan(body: Body) -> None:
                 body.calls.append((node, called))
         if entry.power in op_table.HARMLESS:
             continue
-        kind, detail = power_of_node(node)
+        kind, detail = power_of_node(node, left_out)
         if kind not in op_table.HARMLESS:
             body.found.append(Found(node, kind, detail))
 
@@ -251,12 +261,21 @@ def _called(node: Any, entry: OpEntry) -> Iterator[str]:
             yield from (func.name for func in value.list.func)
 
 
-def power_of_node(node: Any) -> tuple[str, str]:
+def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
     """Return the power of a node, and the attribute that decides, as text.
+
+    Args:
+        node: its definition.
+        left_out: how many bytes of long values it lacks. What could have decided is
+            taken for the gravest.
 
     Cost: constant.
     """
     power = op_table.table().get(node.op, _UNKNOWN).power
+    is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
+    if left_out and (is_decided or _URLS.match(node.op)):
+        grave = op_table.WRITE if node.op == "PrintV2" else power
+        return grave, f"a value of {left_out:,} bytes"
     if node.op in _ATTRIBUTES:
         name, kinds, otherwise = _ATTRIBUTES[node.op]
         text = node.attr[name].s if name in node.attr else b""
