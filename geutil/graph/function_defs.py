@@ -195,7 +195,7 @@ def callees_first(
     return order
 
 
-_OF_THE_OLD_BODY = frozenset(
+OF_THE_OLD_BODY = frozenset(
     (
         "_input_shapes",
         "_construction_context",
@@ -294,7 +294,7 @@ def define(
     finally:
         TF_DeleteFunction(function)
     for key, value in like.attr.items():
-        if key not in _OF_THE_OLD_BODY:
+        if key not in OF_THE_OLD_BODY:
             definition.attr[key].CopyFrom(value)
     arguments = zip(definition.signature.input_arg, inputs, strict=True)
     results = zip(definition.signature.output_arg, outputs.values(), strict=True)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import gc
+import io
+import re
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import tensorflow as tf
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import (  # type: ignore[import-untyped]
+    text_encoding,
+    text_format,
+)
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from geutil.graph import _tf
@@ -95,10 +101,113 @@ def op_def_of(op_type: str) -> Any | None:
     return _tf.get_op_def(op_type)
 
 
+_LONG = 1 << 14
+"""Characters of a string beyond which protobuf's parser does not get to see it."""
+_OPENING = re.compile(r"[\"'#]")
+_PIECE = re.compile(
+    r"(?:[^\\]|\\[0-7]{1,3}|\\[xX][0-9a-fA-F]{1,2}|\\u.{4}|\\U.{8}|\\.){1,4096}"
+)
+_MARK = "\x01long string %d\x01"
+_MARKS = re.compile(rb"\x01long string (\d+)\x01")
+
+
 def parse_text(text: str, message: Any) -> Any:
     """Parse the text form of a proto into `message`, and return it.
 
+    Protobuf's own parser takes 120 times the memory of a long string, such as the
+    values of a constant. They are cut out before, and put in behind it.
+
     Raises:
         Exception: one of `PARSE_ERRORS`.
+
+    Cost: linear in the text; twice its memory besides it.
     """
-    return text_format.Parse(text, message)
+    long_strings: list[tuple[int, int]] = []
+    parts: list[str] = []
+    end = 0
+    for start, stop in _strings(text):
+        # Strings over several lines are refused, by the parser.
+        is_line = text.find("\n", start, stop) < 0
+        if stop - start > _LONG and is_line and text.isascii():
+            parts += (text[end:start], _MARK % len(long_strings))
+            long_strings.append((start, stop))
+            end = stop
+    if long_strings:
+        short = io.StringIO("".join((*parts, text[end:])))
+        text_format.ParseLines(short, message)
+        if _put_in(message, text, long_strings):
+            return message
+        message.Clear()
+    return text_format.ParseLines(io.StringIO(text), message)
+
+
+def _strings(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the strings of a text begin and end, without their quotes."""
+    at = 0
+    while found := _OPENING.search(text, at):
+        start = found.end()
+        if found[0] == "#":
+            at = text.find("\n", start) + 1 or len(text)
+            continue
+        stop = text.find(found[0], start)
+        # A quote behind an odd number of backslashes is a part of the string.
+        while stop >= 0 and _backslashes(text, start, stop) % 2:
+            stop = text.find(found[0], stop + 1)
+        if stop < 0:
+            return
+        yield start, stop
+        at = stop + 1
+
+
+def _backslashes(text: str, start: int, stop: int) -> int:
+    """Return how many backslashes stand before a place."""
+    at = stop
+    while at > start and text[at - 1] == "\\":
+        at -= 1
+    return stop - at
+
+
+def _put_in(message: Any, text: str, long_strings: list[tuple[int, int]]) -> bool:
+    """Replace marks in the fields of a proto by the strings that they stand for.
+
+    Returns:
+        Whether all were found: a key of a map, for one, cannot be replaced.
+    """
+    left = set(range(len(long_strings)))
+
+    def value(found: re.Match[bytes]) -> bytes:
+        place = int(found[1])
+        if place >= len(long_strings):
+            return found[0]
+        left.discard(place)
+        # Piece by piece, since what replaces escapes takes much memory, too.
+        whole = bytearray()
+        for piece in _PIECE.finditer(text, *long_strings[place]):
+            try:
+                whole += text_encoding.CUnescape(piece[0])
+            except ValueError as error:
+                raise text_format.ParseError(str(error)) from error
+        return bytes(whole)
+
+    def replaced(field: Any, mark: Any) -> Any:
+        if isinstance(mark, bytes):
+            return _MARKS.sub(value, mark)
+        try:
+            return _MARKS.sub(value, mark.encode()).decode()
+        except UnicodeDecodeError as error:
+            raise text_format.ParseError(f"{field.name}: no UTF-8: {error}") from error
+
+    waiting = [message]
+    while waiting:
+        owner = waiting.pop()
+        for field, content in owner.ListFields():
+            if field.message_type is not None:
+                values = [content] if hasattr(content, "ListFields") else content
+                if field.message_type.GetOptions().map_entry:
+                    values = content.values()
+                waiting += [v for v in values if hasattr(v, "ListFields")]
+            elif isinstance(content, str | bytes):
+                setattr(owner, field.name, replaced(field, content))
+            elif field.cpp_type == field.CPPTYPE_STRING:
+                content[:] = [replaced(field, one) for one in content]
+    return not left

@@ -103,6 +103,7 @@ class LiteOp:
         options: its options by name, as the schema has them.
         is_custom: whether TFLite has no kernel of its own for it.
         subgraphs: the places of the subgraphs that it runs.
+        custom_options: of a custom op the options, as its kernel reads them.
     """
 
     type: str
@@ -111,6 +112,7 @@ class LiteOp:
     options: Mapping[str, Any]
     is_custom: bool
     subgraphs: tuple[int, ...]
+    custom_options: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -339,6 +341,7 @@ class _Reader:
             options,
             is_custom,
             tuple(place for place in called if place >= 0),
+            bytes(self._numbers(op, "CustomOptions")) if is_custom else b"",
         )
 
     def _signature(self, entry: Any, graphs: tuple[LiteGraph, ...]) -> LiteSignature:

@@ -684,8 +684,9 @@ class Model(EditableModel):
 
         Ops that read or write files, print, open connections and the like (see
         `geutil.model.powers`) go, unless the value of an output needs them, or what
-        sets a variable does. Functions of a loaded object that no signature calls are
-        no part of a model, and are gone already.
+        sets a variable does; in the body of a branch, a loop or another function,
+        unless a result of that body needs them. Functions of a loaded object that no
+        signature calls are no part of a model, and are gone already.
 
         Returns:
             A new model, whose `strip_report` lists what was removed, and what could not

@@ -74,6 +74,19 @@ def configuration(file: Path) -> tuple[Any, str, int]:
     return _in_archive(file) if file.suffix == ".keras" else _in_hdf5(file)
 
 
+def configurations(file: Path) -> tuple[Any, Any]:
+    """Return what a file of Keras says of its layers, and of training in its own place.
+
+    A `.keras` file has the latter within the former; None stands for it.
+
+    Raises:
+        ModelError: it is no such file, or it is damaged.
+    """
+    config, _, _ = configuration(file)
+    training = None if file.suffix == ".keras" else read_hdf5(file).training
+    return config, None if training is None else _parsed(training, file)
+
+
 def refuse_code(file: Path) -> None:
     """Refuse an HDF5 file whose layers hold code; not every Keras does that itself.
 
@@ -137,11 +150,14 @@ def _in_hdf5(file: Path) -> tuple[Any, str, int]:
             f"'{file}' holds weights and no model: make the model, load them with its "
             "load_weights, and pass the model"
         )
+    return _parsed(found.config, file), found.version, found.bytes_weights
+
+
+def _parsed(text: str, file: Path) -> Any:
     try:
-        config = json.loads(found.config)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
-    return config, found.version, found.bytes_weights
 
 
 def _layers(config: Any) -> list[LayerInfo]:
@@ -222,7 +238,7 @@ def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInf
 
     Where that does not tell what it reads, this is of the shape `before`.
     """
-    config, kind = _item(layer, "config"), _item(layer, "class_name")
+    config, kind = _item(layer, "config"), str(_item(layer, "class_name"))
     shape = _shape(_input_shape(layer)) or before
     units = _item(config, "units")
     made = None

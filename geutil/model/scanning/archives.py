@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import stat
+import struct
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from geutil.model.files.hdf5 import read_hdf5
-from geutil.model.files.keras_files import configuration
+from geutil.graph.tflite_reading import LiteOp
+from geutil.model.files import wire
+from geutil.model.files.hdf5 import Hdf5File, read_hdf5
+from geutil.model.files.keras_files import configurations
+from geutil.model.files.schema import message_class
 from geutil.model.files.tflite_inspection import read_tflite
+from geutil.model.files.wire import Buffer
 from geutil.model.scanning import op_table
+from geutil.model.scanning.graph_scan import power_of_node
+from geutil.model.scanning.keras_configs import items, powers_of_config
 from geutil.model.scanning.report import LOADED, MAIN, RUN, Power
 
 _CONFIG = "config.json"
-_CODE = frozenset(
-    (
-        *("Lambda", "__lambda__", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"),
-        *("TFSMLayer", "function"),
-    )
+_WEIGHTS = (".h5", ".hdf5")
+_EXPANSION, _FLOOR = 100, 1 << 28
+"""How many times its size, and how many bytes, an entry expands to that is a bomb."""
+_HEADER, _MARK = struct.Struct("<4s5H3L2H"), b"PK\x03\x04"
+_STREAMED = 8
+"""The flag of entries whose sizes stand behind them."""
+_CUSTOM_KERNELS = frozenset(
+    ("AudioSpectrogram", "Mfcc", "NumericVerify", "TFLite_Detection_PostProcess")
 )
-"""Classes that hold code, or load it from elsewhere, when they are deserialized."""
-_OWN = frozenset(("keras", "tensorflow", "tf_keras", "builtins"))
-"""The packages that a configuration names classes of; others would be imported."""
+"""Custom ops that TFLite's own interpreter has kernels of."""
+_FOREIGN = frozenset(
+    ("DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES", "STABLEHLO_CUSTOM_CALL")
+)
+"""Ops of TFLite that others run."""
+_FLEX = "Flex"
 
 
 def powers_of_keras(file: Path) -> tuple[list[Power], int]:
@@ -32,83 +45,74 @@ def powers_of_keras(file: Path) -> tuple[list[Power], int]:
     Raises:
         ModelError: it is no such file, or it is damaged.
     """
-    config, _, _ = configuration(file)
-    place = _CONFIG if file.suffix == ".keras" else "its configuration"
-    entries = list(_in_config(config, place))
-    if file.suffix == ".keras":
+    config, training = configurations(file)
+    is_archive = file.suffix == ".keras"
+    place = _CONFIG if is_archive else "its configuration"
+    entries = list(powers_of_config(config, place))
+    entries += powers_of_config(training, "its training configuration")
+    if is_archive:
         entries += _in_entries(file)
     else:
-        entries += _in_links(file)
-    return entries, sum(1 for item, _ in _items(config) if "class_name" in item)
-
-
-def _items(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield all dictionaries of a configuration, with the path to each."""
-    waiting: list[tuple[Any, str]] = [(config, "")]
-    while waiting:
-        item, path = waiting.pop()
-        if isinstance(item, dict):
-            yield item, path
-            waiting += [(value, f"{path}.{key}") for key, value in item.items()]
-        elif isinstance(item, list):
-            waiting += [(value, path) for value in item]
-
-
-def _in_config(config: Any, place: str) -> Iterator[Power]:
-    for item, path in _items(config):
-        kind = item.get("class_name")
-        if not isinstance(kind, str):
-            continue
-        inner = item.get("config")
-        name = item.get("name")
-        if isinstance(inner, dict):
-            name = inner.get("name", name)
-        where = f"{place}, at {path[1:]}" if path else place
-        module = item.get("module")
-        called = str(name or kind)
-        if kind in _CODE:
-            if kind == "function" and _is_own(module):
-                continue
-            detail = f"module '{module}'" if kind == "function" else ""
-            yield Power(op_table.CODE, called, kind, where, LOADED, ("Keras",), detail)
-        elif module is not None and not _is_own(module):
-            detail = f"module '{module}', which Keras would import"
-            yield Power(op_table.CODE, called, kind, where, LOADED, ("Keras",), detail)
-        elif module is None and item.get("registered_name") not in (None, kind):
-            detail = f"a class of its own, '{item['registered_name']}'"
-            found = (called, kind, where, LOADED, ("Keras",), detail)
-            yield Power(op_table.UNKNOWN, *found)
-
-
-def _is_own(module: Any) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] in _OWN
+        entries += _in_links(read_hdf5(file), file.name)
+    return entries, sum(1 for item, _ in items(config) if "class_name" in item)
 
 
 def _in_entries(file: Path) -> Iterator[Power]:
-    """Yield what is odd about the entries of an archive, such as where they lead."""
-    with zipfile.ZipFile(file) as archive:
+    """Yield what is odd about the entries of an archive, and links in its weights."""
+    with zipfile.ZipFile(file) as archive, wire.mapped(file) as buffer:
         infos = archive.infolist()
-    names = [info.filename for info in infos]
-    for info in infos:
-        path = PurePosixPath(info.filename)
-        problem = ""
-        if path.is_absolute() or ".." in path.parts:
-            problem = "which lies outside of the archive"
-        elif stat.S_ISLNK(info.external_attr >> 16):
-            problem = "which is a link"
-        elif names.count(info.filename) > 1:
+        problems = [(info, _problem(info, buffer)) for info in infos]
+    weights = []
+    counts = Counter(info.filename for info in infos)
+    for info, found in problems:
+        problem = found
+        if counts[info.filename] > 1:
             problem = "which is there more than once: readers differ in which counts"
         if problem:
             detail = f"'{info.filename}', {problem}"
             yield Power(
                 op_table.WRITE, info.filename, "entry", file.name, LOADED, (), detail
             )
+        elif info.filename.endswith(_WEIGHTS) and not info.is_dir():
+            weights.append(info.filename)
+    if weights:
+        yield from _in_links(read_hdf5(file, tuple(weights)), file.name)
 
 
-def _in_links(file: Path) -> Iterator[Power]:
+def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
+    """Return what is odd about an entry; "" if nothing is."""
+    path = PurePosixPath(info.filename.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in info.filename[:2]:
+        return "which lies outside of the archive"
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "which is a link"
+    if info.file_size > max(_FLOOR, _EXPANSION * info.compress_size):
+        return f"which expands to {info.file_size:,} bytes"
+    head = buffer[info.header_offset : info.header_offset + _HEADER.size]
+    if len(head) < _HEADER.size:
+        return "which lies behind the end of the file"
+    mark, _, flags, method, _, _, _, packed, size, length, _ = _HEADER.unpack(head)
+    start = info.header_offset + _HEADER.size
+    name = buffer[start : start + length].split(b"\0")[0]
+    sizes = (packed, size) if not flags & _STREAMED else (0, 0)
+    is_same = (mark, method) == (_MARK, info.compress_type) and name in (
+        info.orig_filename.encode(),
+        info.orig_filename.encode("cp437", errors="replace"),
+    )
+    # Sizes beyond 4 GB stand elsewhere.
+    known = (info.compress_size, info.file_size)
+    if not is_same or any(
+        said not in (0, 0xFFFFFFFF, true)
+        for said, true in zip(sizes, known, strict=True)
+    ):
+        return "whose own header says something else: readers differ in which counts"
+    return ""
+
+
+def _in_links(content: Hdf5File, name: str) -> Iterator[Power]:
     """Yield the links and datasets of an HDF5 file that read other files."""
-    for name, kind, source in read_hdf5(file).outside:
-        yield Power(op_table.READ, name, kind, file.name, LOADED, (), f"'{source}'")
+    for path, kind, source in content.outside:
+        yield Power(op_table.READ, path, kind, name, LOADED, (), f"'{source}'")
 
 
 def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
@@ -120,20 +124,37 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
         ModelError: it is no whole TFLite file.
     """
     content = read_tflite(file)
-    known = op_table.table()
     entries = []
     count = 0
     for number, graph in enumerate(content.graphs):
         place = f"subgraph {number}" if number else MAIN
         for index, op in enumerate(graph.ops):
             count += 1
-            if not op.is_custom:
-                continue
-            kind = op_table.UNKNOWN
-            if op.type.startswith("Flex"):
-                entry = known.get(op.type.removeprefix("Flex"))
-                kind = op_table.UNKNOWN if entry is None else entry.power
+            kind, detail = _power_of_lite(op)
             if kind not in op_table.HARMLESS:
                 by = ("whoever runs it",)
-                entries.append(Power(kind, str(index), op.type, place, RUN, by))
+                entries.append(Power(kind, str(index), op.type, place, RUN, by, detail))
     return entries, count
+
+
+def _power_of_lite(op: LiteOp) -> tuple[str, str]:
+    """Return what an op of a TFLite file can do, and what decides it."""
+    if not op.is_custom:
+        return (op_table.UNKNOWN if op.type in _FOREIGN else op_table.COMPUTE), ""
+    if not op.type.startswith(_FLEX):
+        is_own = op.type in _CUSTOM_KERNELS
+        return (op_table.COMPUTE if is_own else op_table.UNKNOWN), ""
+    from flatbuffers import flexbuffers
+
+    try:
+        # The name of the op, and its node: the runtime looks at these alone.
+        parts = flexbuffers.GetRoot(bytearray(op.custom_options)).AsVector
+        data = bytes(parts[1].AsStringBytes)
+        node = wire.parsed(message_class("NodeDef"), data)
+    except Exception:
+        # What is damaged raises whatever its reader comes across.
+        return op_table.UNKNOWN, "its options hold no op of TensorFlow"
+    kind, detail = power_of_node(node)
+    if node.op != op.type.removeprefix(_FLEX):
+        detail = f"op '{node.op}' {detail}".rstrip()
+    return kind, detail

@@ -51,11 +51,17 @@ _FILE_INPUTS = {
     **dict.fromkeys(("MergeV2Checkpoints", "InitializeTableFromTextFile"), 1),
     **dict.fromkeys(("InitializeTableFromTextFileV2", "DistributedSave"), 1),
     **dict.fromkeys(("CreateSummaryFileWriter", "CreateSummaryDbWriter"), 1),
-    "DataServiceDataset": 3,
-    "DataServiceDatasetV2": 3,
-    "RpcClient": 0,
-    "RpcServer": 0,
+    **dict.fromkeys(("DataServiceDataset", "DataServiceDatasetV2"), 3),
+    **dict.fromkeys(("DataServiceDatasetV3", "DataServiceDatasetV4"), 3),
+    **dict.fromkeys(("RegisterDataset", "RegisterDatasetV2"), 1),
+    **dict.fromkeys(("RpcClient", "RpcServer", "RemoteCall"), 0),
+    **dict.fromkeys(("GenerateVocabRemapping", "SnapshotDatasetReader"), 0),
+    **dict.fromkeys(("SnapshotChunkDataset", "ListSnapshotChunksDataset"), 0),
 }
+_STRING = 7
+"""The number of the type of strings."""
+_TOO_LONG = (b"", b"/..")
+"""What stands for strings that were left out, being long: no one value, and no path."""
 _CACHES = ("CacheDataset", "CacheDatasetV2")
 _DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")
 _PASSING = frozenset(("Identity", "Snapshot", "StopGradient", "PlaceholderWithDefault"))
@@ -107,9 +113,12 @@ class Node(NamedTuple):
 
 def _edges_of(node: Any) -> Node:
     op = sys.intern(node.op)
-    strings = ()
+    strings: tuple[bytes, ...] = ()
     if op == "Const" and "value" in node.attr:
-        strings = tuple(node.attr["value"].tensor.string_val)
+        tensor = node.attr["value"].tensor
+        strings = tuple(tensor.string_val)
+        if tensor.dtype == _STRING and not strings:
+            strings = _TOO_LONG
     return Node(op, tuple(map(sys.intern, node.input)), strings)
 
 
@@ -127,6 +136,7 @@ class Body:
         found: the ops with powers.
         calls: the nodes that call functions, with the names of these.
         count: how many nodes it has.
+        gradients: the functions of its library that are gradients of ops or functions.
     """
 
     place: str
@@ -138,12 +148,16 @@ class Body:
     found: list[Found] = field(default_factory=list)
     calls: list[tuple[Any, tuple[str, ...]]] = field(default_factory=list)
     count: int = 0
+    gradients: list[str] = field(default_factory=list)
 
     def elements(self) -> Iterator[Any]:
         """Yield its nodes, without the long values in them."""
+        return (node for node, _ in self.elements_and_sizes())
+
+    def elements_and_sizes(self) -> Iterator[tuple[Any, int]]:
+        """Yield its nodes, and how many bytes the values take that were left out."""
         kind = message_class(self.proto)
-        for node, _ in wire.elements(self.buffer, self.span, kind, self.nodes_field):
-            yield node
+        return wire.elements(self.buffer, self.span, kind, self.nodes_field)
 
     @cached_property
     def nodes(self) -> Mapping[str, Node]:
@@ -222,7 +236,7 @@ def scan(body: Body) -> None:
     Cost: linear in the nodes; memory for a few of them at a time.
     """
     known = op_table.table()
-    for node in body.elements():
+    for node, left_out in body.elements_and_sizes():
         body.count += 1
         entry = known.get(node.op, _UNKNOWN)
         if entry.functions or entry is _UNKNOWN:
@@ -231,7 +245,7 @@ def scan(body: Body) -> None:
                 body.calls.append((node, called))
         if entry.power in op_table.HARMLESS:
             continue
-        kind, detail = _deciding(node, entry.power)
+        kind, detail = power_of_node(node, left_out)
         if kind not in op_table.HARMLESS:
             body.found.append(Found(node, kind, detail))
 
@@ -247,8 +261,21 @@ def _called(node: Any, entry: OpEntry) -> Iterator[str]:
             yield from (func.name for func in value.list.func)
 
 
-def _deciding(node: Any, power: str) -> tuple[str, str]:
-    """Return the power of a node, and the attribute that decides, as text."""
+def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
+    """Return the power of a node, and the attribute that decides, as text.
+
+    Args:
+        node: its definition.
+        left_out: how many bytes of long values it lacks. What could have decided is
+            taken for the gravest.
+
+    Cost: constant.
+    """
+    power = op_table.table().get(node.op, _UNKNOWN).power
+    is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
+    if left_out and (is_decided or _URLS.match(node.op)):
+        grave = op_table.WRITE if node.op == "PrintV2" else power
+        return grave, f"a value of {left_out:,} bytes"
     if node.op in _ATTRIBUTES:
         name, kinds, otherwise = _ATTRIBUTES[node.op]
         text = node.attr[name].s if name in node.attr else b""
@@ -288,6 +315,7 @@ def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
     functions = {}
     function_class = message_class("FunctionDef")
     for library in wire.spans(buffer, graph, 2):
+        main.gradients += _gradients(buffer, library)
         for place in wire.spans(buffer, library, 1):
             signature = wire.message(buffer, place, function_class, 1).signature
             arguments = tuple(arg.name for arg in signature.input_arg)
@@ -302,3 +330,11 @@ def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
             scan(body)
             functions[signature.name] = body
     return main, functions
+
+
+def _gradients(buffer: Buffer, library: Span) -> Iterator[str]:
+    """Yield the functions that compute gradients of functions, and of types of ops."""
+    for entries, number in ((2, 2), (3, 1)):
+        for entry in wire.spans(buffer, library, entries):
+            for start, end in wire.spans(buffer, entry, number):
+                yield buffer[start:end].decode(errors="replace")

@@ -11,7 +11,7 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.model.files import reading, wire
 from geutil.model.files.schema import message_class
-from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
+from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer, Span
 from geutil.model.scanning import op_table
 from geutil.model.scanning.graph_scan import (
     Body,
@@ -22,6 +22,7 @@ from geutil.model.scanning.graph_scan import (
     is_memory_cache,
     node_name,
 )
+from geutil.model.scanning.keras_configs import powers_of_metadata, powers_of_text
 from geutil.model.scanning.report import LOADED, RUN, Power
 
 _INIT, _SAVER = "loading", "saving and restoring variables"
@@ -33,6 +34,7 @@ _TRACE = re.compile(r"\.trace_\d+$")
 _SAVING = frozenset(("SaveV2", "RestoreV2", "MergeV2Checkpoints"))
 _TABLE_FILES = ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
 _ASSETS = "assets"
+_METADATA = "keras_metadata.pb"
 
 
 def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
@@ -46,14 +48,25 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
     file = reading.saved_model_file(folder)
     if file.suffix == ".pbtxt":
         data = reading.read_saved_model(folder).SerializeToString()
-        return _told(file, data, folder)
-    with wire.mapped(file) as buffer:
-        reading.check_binary(buffer, file, SAVED_MODEL)
-        return _told(file, buffer, folder)
+        entries, ops = _told(file, data, folder)
+    else:
+        with wire.mapped(file) as buffer:
+            reading.check_binary(buffer, file, SAVED_MODEL)
+            entries, ops = _told(file, buffer, folder)
+    metadata = folder / _METADATA
+    if metadata.is_file() and metadata.stat().st_size:
+        with wire.mapped(metadata) as buffer:
+            try:
+                entries += powers_of_metadata(buffer)
+            except ModelError as error:
+                raise ModelError(f"'{metadata}': {error}") from error
+    return entries, ops
 
 
 def powers_of_file(file: Path) -> tuple[list[Power], int]:
     """Return the powers of a file with a GraphDef, and how many ops it has.
+
+    MetaGraphs of version 1, as checkpoints have them, are looked at, too.
 
     Raises:
         ModelError: the file holds no whole GraphDef.
@@ -62,6 +75,9 @@ def powers_of_file(file: Path) -> tuple[list[Power], int]:
         data = reading.read_graph_def(file).SerializeToString()
         return _of_graph(data, (0, len(data)))
     with wire.mapped(file) as buffer:
+        if file.suffix == ".meta":
+            reading.check_binary(buffer, file, META_GRAPH)
+            return _MetaGraph(buffer, (0, len(buffer)), file.parent).told()
         reading.check_binary(buffer, file, GRAPH_DEF)
         return _of_graph(buffer, (0, len(buffer)))
 
@@ -82,8 +98,14 @@ def _told(file: Path, buffer: Buffer, folder: Path) -> tuple[list[Power], int]:
 def _of_graph(buffer: Buffer, span: Span) -> tuple[list[Power], int]:
     main, functions = bodies_of(buffer, span)
     called = _closure(functions, (name for _, names in main.calls for name in names))
+    backward = _closure(functions, main.gradients)
+
+    def by(name: str) -> tuple[str, ...]:
+        runs = (_CALLERS,) if name in called or not name else ()
+        return (*runs, _BACKWARD) if name in backward else runs
+
     entries = [
-        _power(body, found, RUN, (_CALLERS,) if name in called or not name else ())
+        _power(body, found, RUN, by(name))
         for name, body in {"": main, **functions}.items()
         for found in _kept(body, functions)
     ]
@@ -91,6 +113,7 @@ def _of_graph(buffer: Buffer, span: Span) -> tuple[list[Power], int]:
 
 
 _CALLERS = "whoever runs the graph"
+_BACKWARD = "whoever differentiates it"
 
 
 def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
@@ -146,6 +169,7 @@ class _MetaGraph:
         self._proto = wire.message(buffer, place, kind, 1, 3, 4, 5, 6)
         self._objects = wire.message(buffer, place, kind, 7).object_graph_def
         self._folder = folder
+        self._buffer, self._place = buffer, place
         self._graphs = [
             bodies_of(buffer, graph) for graph in wire.spans(buffer, place, 2)
         ]
@@ -162,7 +186,16 @@ class _MetaGraph:
                 for name, body in bodies.items():
                     for found in _kept(body, functions):
                         entries += self._entry(reach, name, body, found)
-        return [*entries, *self._assets()], ops
+        return [*entries, *self._layers(), *self._assets()], ops
+
+    def _layers(self) -> Iterator[Power]:
+        """Yield what the configurations of layers can do, which Keras 2 wrote here."""
+        buffer = self._buffer
+        for objects in wire.spans(buffer, self._place, 7):
+            for node in wire.spans(buffer, objects, 1):
+                for user in wire.spans(buffer, node, 4):
+                    for start, end in wire.spans(buffer, user, 3):
+                        yield from powers_of_text(buffer[start:end], "its objects")
 
     def _entry(
         self, reach: _Reach, name: str, body: Body, found: Found
@@ -295,6 +328,12 @@ class _Reach:
             if name in self._proto.collection_def:
                 nodes = self._proto.collection_def[name].node_list.value
                 roots.setdefault(_INIT, []).extend(map(node_name, nodes))
+        for name, collection in self._proto.collection_def.items():
+            if name not in _INIT_COLLECTIONS and collection.node_list.value:
+                nodes = collection.node_list.value
+                roots.setdefault(f"collection '{name}'", []).extend(
+                    map(node_name, nodes)
+                )
         saver = self._proto.saver_def
         names = (saver.save_tensor_name, saver.restore_op_name)
         roots.setdefault(_SAVER, []).extend(node_name(name) for name in names if name)
@@ -308,6 +347,7 @@ class _Reach:
             for entry, cone in self._cones.items():
                 if node.name in cone:
                     roots[entry] += names
+        roots[_BACKWARD] = list(self._main.gradients)
         for entry, listed in self._functions_of_objects():
             roots.setdefault(entry, []).extend(listed)
         return {e: _closure(self._functions, names) for e, names in roots.items()}

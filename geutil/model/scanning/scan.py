@@ -30,13 +30,14 @@ def powers(source: PathLike) -> Powers:
     nothing else.
 
     Of files of Keras the configuration is looked through, at any depth: for layers that
-    hold code, and for classes that would be imported from elsewhere; of HDF5 files the
-    links, and of archives the names of entries. Of TFLite files custom ops are told,
-    and ops of TensorFlow by the same table.
+    hold code or read files, and for classes and functions of modules that do more than
+    compute; of HDF5 files, those in archives too, the links, and of archives the
+    entries. Of TFLite files custom ops are told, and ops of TensorFlow by the same
+    table.
 
     Args:
-        source: the directory of a SavedModel, or a `.pb`, `.pbtxt`, `.keras`, `.h5` or
-            `.tflite` file.
+        source: the directory of a SavedModel, or a `.pb`, `.pbtxt`, `.meta`, `.keras`,
+            `.h5` or `.tflite` file.
 
     Returns:
         What it can do, op by op.
@@ -45,7 +46,8 @@ def powers(source: PathLike) -> Powers:
         ModelError: there is nothing there, it is damaged, or of another kind.
 
     Cost: linear in the nodes; memory for some of them at a time. Graphs in which ops
-    with powers are found are held whole, without their long constants.
+    with powers are found are held whole, without their long constants. HDF5 is read in
+    another process, which takes a third of a second.
 
     Example:
         >>> from geutil.model import powers

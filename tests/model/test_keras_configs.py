@@ -1,0 +1,138 @@
+"""What configurations of Keras name, and whether that only computes."""
+
+import json
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+from google.protobuf.json_format import MessageToDict
+
+from geutil.model.scanning import op_table
+from geutil.model.scanning.keras_configs import powers_of_config, powers_of_text
+
+
+def told(config):
+    return [(entry.kind, entry.detail) for entry in powers_of_config(config, "here")]
+
+
+def function(module, name):
+    return {"class_name": "function", "module": module, "config": name}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "relu"),
+        ("keras.activations", "gelu"),
+        ("keras.src.losses.losses", "mean_squared_error"),
+        ("tf_keras.metrics", "mse"),
+        ("keras.ops", "mean"),
+        ("keras.ops.image", "resize"),
+        ("tensorflow.keras.activations", "relu"),
+    ],
+)
+def test_functions_that_compute(module, name):
+    assert told(function(module, name)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "get"),
+        ("keras.losses", "deserialize"),
+        ("keras.utils", "get_file"),
+        ("keras", "device"),
+        ("keras.models", "clone_model"),
+        ("keras.config", "enable_unsafe_deserialization"),
+        ("keras.datasets.mnist", "load_data"),
+        ("kerasx.activations", "relu"),
+        ("os", "system"),
+        ("tensorflow.io", "write_file"),
+        (None, "system"),
+        (["keras.activations"], "relu"),
+        ("os", ["system"]),
+    ],
+)
+def test_functions_that_do_more(module, name):
+    ((kind, detail),) = told(function(module, name))
+    assert kind == "run code"
+    assert str(name) in detail
+
+
+def test_every_modeling_class_of_keras_computes():
+    from keras.src import api_export
+
+    code = {"Lambda", "TorchModuleWrapper", "JaxLayer", "FlaxLayer", "TFSMLayer"}
+    for name, found in api_export.REGISTERED_NAMES_TO_OBJS.items():
+        module, _, kind = name.rpartition(".")
+        if isinstance(found, type) and issubclass(
+            found, keras.Layer | keras.losses.Loss | keras.Metric | keras.Optimizer
+        ):
+            config = {"class_name": kind, "module": module, "config": {}}
+            assert bool(told(config)) == (kind in code), name
+
+
+@pytest.mark.parametrize(
+    ("symbol", "kind"),
+    [
+        ("math.add", None),
+        ("__operators__.getitem", None),
+        ("compat.v1.nn.conv2d", None),
+        ("cast", None),
+        ("image.decode_png", None),
+        ("io.decode_raw", None),
+        ("raw_ops.Relu", None),
+        ("io.read_file", "read files"),
+        ("compat.v1.read_file", "read files"),
+        ("raw_ops.WriteFile", "write files"),
+        ("raw_ops.Nothing", "unknown"),
+        ("print", "print"),
+        ("py_function", "run code"),
+        ("numpy_function", "run code"),
+        ("compat.v1.py_func", "run code"),
+        ("load_op_library", "run code"),
+        ("saved_model.load", "run code"),
+        ("keras.models.load_model", "run code"),
+        ("io.gfile.remove", "run code"),
+    ],
+)
+def test_functions_of_tensorflow_as_layers(symbol, kind):
+    layer = {"class_name": "TFOpLambda", "config": {"function": symbol}}
+    assert [k for k, _ in told(layer)] == ([] if kind is None else [kind])
+
+
+def test_layers_of_old_hold_nodes():
+    for op, kind in (("WriteFile", "write files"), ("Relu", None), ("Mine", "unknown")):
+        node = MessageToDict(tf.compat.v1.NodeDef(name="a", op=op))
+        layer = {"class_name": "TensorFlowOpLayer", "config": {"node_def": node}}
+        assert [k for k, _ in told(layer)] == ([] if kind is None else [kind])
+
+
+def test_methods_as_layers():
+    for symbol, count in (("RaggedTensor", 0), ("io.gfile.GFile", 1)):
+        config = {"cls_symbol": symbol, "method_name": "from_row_splits"}
+        assert len(told({"class_name": "ClassMethod", "config": config})) == count
+
+
+def test_what_keras_2_writes_for_ops_is_harmless(tmp_path):
+    x = tf_keras.Input([4, 4, 3])
+    y = tf.image.resize(tf.nn.relu(x[:, ::2]) * 2.0 + 1.0, [8, 8])
+    config = json.loads(tf_keras.Model(x, tf.transpose(y, [0, 3, 1, 2])).to_json())
+    assert "TFOpLambda" in json.dumps(config)
+    assert told(config) == []
+
+
+def test_words_in_a_list_are_no_file():
+    layer = {"class_name": "StringLookup", "module": "keras.layers"}
+    assert told(layer | {"config": {"vocabulary": ["a", "b"]}}) == []
+    ((kind, detail),) = told(layer | {"config": {"vocabulary": "/etc/passwd"}})
+    assert (kind, detail) == (op_table.READ, "'/etc/passwd', its vocabulary")
+
+
+def test_metadata_that_cannot_be_looked_through_is_unknown():
+    (entry,) = powers_of_text(b"[" * 100_000, "metadata")
+    assert entry.kind == op_table.UNKNOWN
+    # Other objects than layers have other metadata.
+    assert list(powers_of_text(b"no JSON", "metadata")) == []
+    assert list(powers_of_text(b"", "metadata")) == []
