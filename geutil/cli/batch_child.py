@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import signal
 import sys
 import threading
@@ -190,7 +189,7 @@ STEPS: Mapping[str, Callable[[Work, Step], Any]] = {
     "save": _save,
     "tflite": _tflite,
 }
-"""What does each step of `geutil.model.batch_jobs.steps.OPTIONS`; returns its report."""
+"""What does each step of `OPTIONS` of `geutil.model.batch_jobs.steps`."""
 
 
 def run(job: jobs.Job, place: Path) -> None:
@@ -269,6 +268,8 @@ def _peak() -> int:
     peak = jobs.peak_of("self")
     if peak:
         return peak
+    import resource  # which Windows has not
+
     # In kilobytes, but for macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

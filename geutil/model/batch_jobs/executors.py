@@ -127,7 +127,7 @@ class Runner:
         self._pending[future] = job
 
     def _replace(self, error: BaseException) -> None:
-        """Go on with processes of this machine: a broken executor takes nothing more."""
+        """Go on with processes here, since a broken executor takes nothing more."""
         if self._own is None:
             self.notes.append(
                 f"the executor broke ({type(error).__name__}: {_line(error)}); "

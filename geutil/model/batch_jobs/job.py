@@ -31,7 +31,7 @@ from geutil.model.batch_jobs.sources import DataSource, size_of
 from geutil.model.batch_jobs.steps import Step
 
 CHILD = "geutil.cli.batch_child"
-"""The module that does the steps, which are of a layer above: it is run, not imported."""
+"""The module that does the steps: of a layer above, it is run and not imported."""
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""
 LOG, REPORT, PROGRESS, JOB = "log.txt", "report.json", "progress.json", "job"
@@ -187,7 +187,7 @@ def _entry(job: Job, place: Path, process: _Process, ended: str) -> BatchEntry:
         return replace(entry, action="failed", reason=noted["error"])
     if process.code == 0 and noted.get("complete"):
         files = {name: size_of(place / name) for name in noted["files"]}
-        return replace(entry, action="done", step="", files=files)
+        return replace(entry, action="done", reason="", step="", files=files)
     return replace(entry, action="crashed", reason=_death(process.code, place / LOG))
 
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from geutil.model.batch_jobs.job import Job
 from geutil.model.batch_jobs.report import STATE, BatchEntry, BatchReport
 from geutil.model.batch_jobs.sources import (
     Data,
+    DataSource,
     PathLike,
     Paths,
     Source,
@@ -138,8 +139,7 @@ def batch(
         resume=resume,
     )
     report = BatchReport(str(place), ",".join(map(str, steps)))
-    cores = workers or len(os.sched_getaffinity(0))
-    runner = Runner(executor, max(1, min(cores, len(todo))))
+    runner = Runner(executor, max(1, min(workers or _cores(), len(todo))))
 
     def written() -> BatchReport:
         listed = tuple(entries[name] for name in sorted(entries))
@@ -167,6 +167,13 @@ def batch(
     return written()
 
 
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _check(
     executor: Executor | None, workers: int | None, timeout: float | None
 ) -> None:
@@ -186,7 +193,11 @@ def _check(
 
 
 def _planned(
-    sources: Sequence[Source], data: dict[str, object], common: Job, *, resume: bool
+    sources: Sequence[Source],
+    data: Mapping[str, DataSource | None],
+    common: Job,
+    *,
+    resume: bool,
 ) -> tuple[dict[str, BatchEntry], list[Job]]:
     """Return an entry for each source by its name, and the jobs that are to run."""
     before = _before(common.output)
@@ -198,6 +209,10 @@ def _planned(
         if source.why_not:
             reason = source.why_not
             entry = dataclasses.replace(entry, action="not a model", reason=reason)
+        elif not source.path.exists():
+            entry = dataclasses.replace(
+                entry, action="failed", step="open", reason="there is nothing"
+            )
         elif data and found is None:
             reason = f"the folder of data has no {source.name}.npz"
             entry = dataclasses.replace(

@@ -58,7 +58,7 @@ def sources_of(paths: Paths, leave_out: Path) -> list[Source]:
 
     Raises:
         ArgumentTypeError: it is no path.
-        ModelError: a pattern or a folder has nothing.
+        ModelError: there is nothing.
     """
     listed = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(listed, Sequence):
@@ -70,13 +70,12 @@ def sources_of(paths: Paths, leave_out: Path) -> list[Source]:
     for path in listed:
         if not isinstance(path, str | os.PathLike):
             raise ArgumentTypeError(f"{path!r} is no path of a model")
-        before = len(found)
         for place, why_not in _expanded(path, leave_out.absolute()):
             found.setdefault(place, why_not)
-        if len(found) == before and not Path(path).exists():
-            raise ModelError(f"nothing is called '{path}'; pass a folder, or models")
-    if not found:
-        raise ModelError(f"there is no model in '{listed[0]}'" if listed else "no path")
+    alone = isinstance(paths, str | os.PathLike)
+    if not found or (alone and not any(path.exists() for path in found)):
+        named = ", ".join(f"'{path}'" for path in listed) or "an empty list"
+        raise ModelError(f"there is nothing at {named}; pass a folder, or models")
     names = _names(list(found))
     sources = [Source(p, names[p], why_not) for p, why_not in found.items()]
     return sorted(sources, key=lambda source: source.name)
@@ -85,9 +84,9 @@ def sources_of(paths: Paths, leave_out: Path) -> list[Source]:
 def _expanded(path: PathLike, leave_out: Path) -> Iterator[tuple[Path, str]]:
     place = Path(path).absolute()
     if not place.exists() and glob.has_magic(str(path)):
-        for name in sorted(glob.glob(str(place), recursive=True)):
+        top = Path(place.anchor)
+        for match in sorted(top.glob(str(place.relative_to(top)))):
             # Of what a pattern names, folders are models or nothing.
-            match = Path(name)
             if not (match.is_dir() and leave_out in (match, *match.parents)):
                 yield match, "" if _is_saved_model(match) else _why_not(match)
     elif place.is_dir() and not _is_saved_model(place):
