@@ -87,7 +87,7 @@ def _expanded(path: PathLike, leave_out: Path) -> Iterator[tuple[Path, str]]:
         top = Path(place.anchor)
         for match in sorted(top.glob(str(place.relative_to(top)))):
             # Of what a pattern names, folders are models or nothing.
-            if not (match.is_dir() and leave_out in (match, *match.parents)):
+            if leave_out not in (match, *match.parents) and match.name[0] != ".":
                 yield match, "" if _is_saved_model(match) else _why_not(match)
     elif place.is_dir() and not _is_saved_model(place):
         yield from _within(place, leave_out)
