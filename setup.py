@@ -51,7 +51,7 @@ RAY = [
 
 DASK = [
     # Likewise. Its versions are dates.
-    "dask[distributed]>=2024.8",
+    "dask[distributed]>=2024.8,<2028",
 ]
 
 EXTRAS = {

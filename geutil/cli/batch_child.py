@@ -219,7 +219,7 @@ def _work(
     """Yield the steps by name, opening and writing among them."""
     path = Path(job.entry.path)
     opened: list[Model] = []
-    yield "open", partial(_open, path, opened)
+    yield "open", partial(_open, path, job.signature, opened)
     stages: dict[str, Any] | None = (
         {"as it was": opened[0].cut()} if job.pages else None
     )
@@ -243,10 +243,10 @@ def _work(
     notes["files"] = work.files
 
 
-def _open(path: Path, opened: list[Model]) -> str:
+def _open(path: Path, signature: str | None, opened: list[Model]) -> str:
     from geutil import model
 
-    opened.append(model.open(str(path)))
+    opened.append(model.open(str(path), signature=signature))
     return repr(opened[0])
 
 

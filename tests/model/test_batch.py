@@ -326,6 +326,7 @@ def test_what_else_lets_all_be_done_again(three, tmp_path):
         {"pipeline": "fold:strict"},
         {"pipeline": batch_steps.fault},
         {"resume": False},
+        {"signature": "serve"},
     ):
         executor = Noted()
         plan(three, executor, **options)

@@ -247,6 +247,7 @@ def batch(
         bool,
         typer.Option("--pages", help="Write a page for each model, with its stages."),
     ] = False,
+    signature: Signature = None,
     as_json: Json = False,
 ) -> int:
     """Take many models through a pipeline, each in a process of its own.
@@ -260,6 +261,7 @@ def batch(
         pipeline,
         output,
         data=data,
+        signature=signature,
         workers=workers,
         timeout=timeout,
         resume=not again,

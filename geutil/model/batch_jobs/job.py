@@ -52,6 +52,7 @@ class Job:
         run: the name of the call of `batch`, which no other has.
         steps: the pipeline.
         data: the data to calibrate with, if there is any.
+        signature: the signature to open; None as in `geutil.model.open`.
         timeout: how many seconds the process may take; None is without end.
         pages: whether to write a page, too.
     """
@@ -61,6 +62,7 @@ class Job:
     run: str
     steps: tuple[Step, ...]
     data: DataSource | None
+    signature: str | None
     timeout: float | None
     pages: bool
 

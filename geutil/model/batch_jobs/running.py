@@ -38,6 +38,7 @@ def batch(
     output: PathLike,
     *,
     data: Data = None,
+    signature: str | None = None,
     executor: Executor | None = None,
     workers: int | None = None,
     timeout: float | None = 3600.0,
@@ -81,6 +82,7 @@ def batch(
             `NAME`, for each model; a function that takes the path of a model and
             returns what `calibrate` takes; or "random", for inputs that are drawn, and
             ranges that mean nothing.
+        signature: the signature of each model; None as in `open`.
         executor: runs the jobs: any executor of `concurrent.futures`, such as
             `RayExecutor`, or `get_executor()` of a client of Dask. Its workers need
             geutil, and the folders under the same paths. A job starts the process of
@@ -111,10 +113,11 @@ def batch(
         >>> import tempfile
         >>> from geutil.model import batch
         >>> out = tempfile.mkdtemp()
-        >>> report = batch(["testdata/two_signatures"], "strip,save=graph_def", out)
+        >>> steps = "strip,save=graph_def"
+        >>> report = batch("testdata/two_signatures", steps, out, signature="encode")
         >>> [(entry.name, entry.action, *entry.files) for entry in report.entries]
         [('two_signatures', 'done', 'two_signatures.pb')]
-        >>> again = batch(["testdata/two_signatures"], "strip,save=graph_def", out)
+        >>> again = batch("testdata/two_signatures", steps, out, signature="encode")
         >>> again.entries[0].action
         'done before'
     """
@@ -133,6 +136,7 @@ def batch(
             uuid.uuid4().hex,
             steps,
             None,
+            signature,
             timeout,
             pages,
         ),
@@ -219,7 +223,7 @@ def _planned(
                 entry, action="failed", step="quantize", reason=reason
             )
         else:
-            mark = fingerprint(source, common.steps, found)
+            mark = fingerprint(source, common.steps, found, common.signature)
             entry = dataclasses.replace(entry, fingerprint=mark)
             old = before.get(source.name)
             if resume and old is not None and _holds(old, entry, common.output):

@@ -209,13 +209,19 @@ def _data_in(folder: Path, name: str) -> DataSource | None:
     return None
 
 
-def fingerprint(source: Source, steps: Iterable[Step], data: DataSource | None) -> str:
+def fingerprint(
+    source: Source,
+    steps: Iterable[Step],
+    data: DataSource | None,
+    signature: str | None,
+) -> str:
     """Return what two calls have in common whose results are the same.
 
-    The version of geutil, the steps, and of the files of model and data their names,
+    The version of geutil, the steps, the signature, and of the files of model and data their names,
     sizes and times. The files are not read.
     """
     parts = [__version__, *(step.identity for step in steps), _stamp(source.path)]
+    parts.append(repr(signature))
     if data is not None:
         parts.append(data.identity)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
