@@ -1,5 +1,7 @@
 """The process of one model of a batch: `python -m geutil.cli.batch_child FOLDER`.
 
+With `--serve` and a listening socket, the server that forks such processes.
+
 The folder holds a `geutil.model.batch_jobs.job.Job`. What is done is noted there after
 each step, so that the death of this process tells what it was at.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geutil.model.batch_jobs import job as jobs
+from geutil.model.batch_jobs.processes import SERVE, serve
 from geutil.model.batch_jobs.report import write_json
 from geutil.model.batch_jobs.sources import DataSource
 from geutil.model.batch_jobs.steps import Step
@@ -283,10 +287,26 @@ def _end_with_the_other_end() -> None:
 
 
 def main() -> None:
-    """Do the job in the folder that the command line names."""
+    """Do the job of the folder that the command line names, or serve."""
+    if sys.argv[1] == SERVE:
+        _import_all()
+        serve(socket.socket(fileno=int(sys.argv[2])), _do)
+    else:
+        _do(Path(sys.argv[1]))
+
+
+def _do(place: Path) -> None:
+    """Do the job in a folder, as long as somebody watches."""
     threading.Thread(target=_end_with_the_other_end, daemon=True).start()
-    place = Path(sys.argv[1])
     run(pickle.loads((place / jobs.JOB).read_bytes()), place)
+
+
+def _import_all() -> None:
+    """Import what the steps need, without a thread: nothing is run."""
+    import geutil.batchnorm
+    import geutil.model.opening
+    import geutil.quantize
+    import geutil.report  # noqa: F401
 
 
 if __name__ == "__main__":

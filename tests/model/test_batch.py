@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
-from geutil.model.batch_jobs import sources, steps
+from geutil.model.batch_jobs import executors, processes, sources, steps
 from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
@@ -592,6 +593,33 @@ def is_running(pid):
             Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         )
     return False
+
+
+def test_a_server_of_processes_that_is_killed(tmp_path):
+    pipeline, marker = killing(tmp_path / "in", 2)
+    report = batch(tmp_path / "in", pipeline, tmp_path / "out", workers=1)
+    check_killed(report, marker, 2)
+
+
+def test_processes_without_a_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "can_fork", lambda: False)
+    save_affine(tmp_path / "in" / "good")
+    report = batch(tmp_path / "in", "strip", tmp_path / "out")
+    assert [entry.action for entry in report.entries] == ["done"]
+
+
+def test_a_server_with_threads_does_not_fork(tmp_path):
+    # This process has threads of TensorFlow, as it has run something.
+    tf.constant(1.0) + tf.constant(2.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(f"{tmp_path}\n".encode())
+        assert processes._forked(ours, None, None) == 0
+
+
+def test_what_no_server_is_at_is_started(tmp_path):
+    with pytest.raises(OSError):
+        processes.ForkedProcess(tmp_path, str(tmp_path / "nothing"))
 
 
 def test_a_users_processes_one_of_which_is_killed(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from geutil.errors import MissingExtraError
 from geutil.model.batch_jobs.job import Job, run_job
+from geutil.model.batch_jobs.processes import ForkServer, can_fork
 from geutil.model.batch_jobs.report import BatchEntry
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ class Runner:
         self.notes: list[str] = []
         self._workers = workers
         self._own: ThreadPoolExecutor | None = None
+        self._server: ForkServer | None = None
         self._executor = self._local() if executor is None else executor
         self._pending: dict[Future[BatchEntry], Job] = {}
         self._losses: dict[str, list[str]] = {}
@@ -102,6 +104,8 @@ class Runner:
     def _local(self) -> Executor:
         # Threads, since each does no more than watch a process.
         self._own = ThreadPoolExecutor(self._workers, "geutil-batch")
+        if can_fork():
+            self._server = ForkServer()
         return self._own
 
     def run(self, jobs: Sequence[Job]) -> Iterator[BatchEntry]:
@@ -119,11 +123,14 @@ class Runner:
                     yield entry
 
     def _submit(self, job: Job) -> None:
-        try:
-            future = self._executor.submit(run_job, job)
-        except BrokenExecutor as error:
-            self._replace(error)
-            future = self._executor.submit(run_job, job)
+        if self._own is None:
+            try:
+                future = self._executor.submit(run_job, job)
+            except BrokenExecutor as error:
+                self._replace(error)
+        if self._own is not None:
+            address = "" if self._server is None else self._server.address
+            future = self._own.submit(run_job, dataclasses.replace(job, server=address))
         self._pending[future] = job
 
     def _replace(self, error: BaseException) -> None:
@@ -183,6 +190,8 @@ class Runner:
         """End what was started here."""
         if self._own is not None:
             self._own.shutdown(cancel_futures=True)
+        if self._server is not None:
+            self._server.close()
 
 
 def _line(error: BaseException) -> str:

@@ -13,15 +13,18 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from geutil.model.batch_jobs.processes import (
+    LOG,
+    ForkedProcess,
+    ModelProcess,
+    StartedProcess,
+)
 from geutil.model.batch_jobs.report import (
     BatchEntry,
     BatchStep,
@@ -30,11 +33,9 @@ from geutil.model.batch_jobs.report import (
 from geutil.model.batch_jobs.sources import DataSource, size_of
 from geutil.model.batch_jobs.steps import Step
 
-CHILD = "geutil.cli.batch_child"
-"""The module that does the steps: of a layer above, it is run and not imported."""
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""
-LOG, REPORT, PROGRESS, JOB = "log.txt", "report.json", "progress.json", "job"
+REPORT, PROGRESS, JOB = "report.json", "progress.json", "job"
 _STOP = "stop"
 _POLL = 0.1
 """Seconds between two looks at a process."""
@@ -55,6 +56,7 @@ class Job:
         signature: the signature to open; None as in `geutil.model.open`.
         timeout: how many seconds the process may take; None is without end.
         pages: whether to write a page, too.
+        server: the socket of a server that forks processes; "" for none.
     """
 
     entry: BatchEntry
@@ -65,6 +67,7 @@ class Job:
     signature: str | None
     timeout: float | None
     pages: bool
+    server: str = ""
 
 
 def run_job(job: Job) -> BatchEntry:
@@ -79,12 +82,16 @@ def run_job(job: Job) -> BatchEntry:
     tries = 1 + sum(place.name.startswith(mark) for place in work.iterdir())
     place = Path(tempfile.mkdtemp(prefix=f"{mark}-", dir=work))
     (place / JOB).write_bytes(pickle.dumps(job))
+    process = _process(job, place)
     began = time.monotonic()
-    process = _Process(place)
-    with process.running():
-        ended = process.wait(job.timeout, work / _STOP)
-    entry = _entry(job, place, process, ended)
-    entry = replace(entry, tries=tries, seconds=time.monotonic() - began)
+    ended, peak_bytes = _watch(process, job.timeout, work / _STOP)
+    entry = _entry(job, place, process.code or 0, ended)
+    entry = replace(
+        entry,
+        tries=tries,
+        seconds=time.monotonic() - began,
+        peak_bytes=max(peak_bytes, entry.peak_bytes),
+    )
     _finish(job, place, entry)
     return entry
 
@@ -94,51 +101,32 @@ def stop_jobs(output: Path, run: str) -> None:
     (output / WORK / run / _STOP).touch()
 
 
-class _Process:
-    """The process of a model, in a folder of its own.
+def _process(job: Job, place: Path) -> ModelProcess:
+    if job.server:
+        # Without a server, or where it does not fork, a process is started.
+        with contextlib.suppress(OSError):
+            return ForkedProcess(place, job.server)
+    return StartedProcess(place)
 
-    Args:
-        place: the folder.
-    """
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self.peak_bytes = 0
-        self.code = 0
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Start it, and kill it, and what it started, at the end."""
-        with (self._place / LOG).open("wb") as log:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", CHILD, str(self._place)],
-                # It is never written to: that it ends tells the process that we did.
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                start_new_session=True,
-            )
-        try:
-            yield
-        finally:
-            _kill(self._popen)
-            self.code = self._popen.wait()
-            if self._popen.stdin is not None:
-                self._popen.stdin.close()
-
-    def wait(self, timeout: float | None, stop: Path) -> str:
-        """Wait; return "ended", "timed out" or "stopped"."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(_POLL)
-                return "ended"
-            self.peak_bytes = max(self.peak_bytes, peak_of(self._popen.pid))
-            if end is not None and time.monotonic() > end:
-                return "timed out"
-            if stop.exists():
-                return "stopped"
+def _watch(process: ModelProcess, timeout: float | None, stop: Path) -> tuple[str, int]:
+    """Wait for a process; return "ended", "timed out" or "stopped", and its peak."""
+    end = None if timeout is None else time.monotonic() + timeout
+    peak_bytes, ended = 0, ""
+    try:
+        while not ended:
+            process.wait(_POLL)
+            peak_bytes = max(peak_bytes, peak_of(process.pid))
+            if process.code is not None:
+                ended = "ended"
+            elif end is not None and time.monotonic() > end:
+                ended = "timed out"
+            elif stop.exists():
+                ended = "stopped"
+    finally:
+        process.kill()
+        process.close()
+    return ended, peak_bytes
 
 
 def peak_of(pid: int | str) -> int:
@@ -151,34 +139,14 @@ def peak_of(pid: int | str) -> int:
     return int(lines[0][1]) * 1024 if lines else 0
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        # It leads a group. There is none any more if it ended and left no other.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-
-
-def _environment() -> dict[str, str]:
-    """Return this process's environment, with where to import from."""
-    environment = dict(os.environ)
-    folders = [folder or str(Path.cwd()) for folder in sys.path]
-    environment["PYTHONPATH"] = os.pathsep.join(folders)
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Several processes share a GPU.
-    environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return environment
-
-
-def _entry(job: Job, place: Path, process: _Process, ended: str) -> BatchEntry:
+def _entry(job: Job, place: Path, code: int, ended: str) -> BatchEntry:
     """Return what became of a model, by what its process noted and how it ended."""
     noted = _noted(place / PROGRESS)
     entry = replace(
         job.entry,
         step=noted.get("step", "start"),
         steps=tuple(BatchStep(**step) for step in noted.get("steps", ())),
-        peak_bytes=max(process.peak_bytes, noted.get("peak_bytes", 0)),
+        peak_bytes=noted.get("peak_bytes", 0),
     )
     if ended == "stopped":
         return replace(entry, action="stopped", reason="the batch was stopped")
@@ -187,10 +155,10 @@ def _entry(job: Job, place: Path, process: _Process, ended: str) -> BatchEntry:
         return replace(entry, action="timed out", reason=reason)
     if noted.get("error"):
         return replace(entry, action="failed", reason=noted["error"])
-    if process.code == 0 and noted.get("complete"):
+    if code == 0 and noted.get("complete"):
         files = {name: size_of(place / name) for name in noted["files"]}
         return replace(entry, action="done", reason="", step="", files=files)
-    return replace(entry, action="crashed", reason=_death(process.code, place / LOG))
+    return replace(entry, action="crashed", reason=_death(code, place / LOG))
 
 
 def _noted(file: Path) -> dict[str, Any]:

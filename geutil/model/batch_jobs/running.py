@@ -107,7 +107,8 @@ def batch(
         KeyboardInterrupt: it was stopped. Processes are ended, and the next call goes
             on.
 
-    Cost: for each model a start of TensorFlow (some 3 s) and the steps.
+    Cost: the steps; and a start of TensorFlow (some 3 s) once, on an executor, and on
+    other systems than Linux, for each model.
 
     Example:
         >>> import tempfile

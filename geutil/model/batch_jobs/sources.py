@@ -217,8 +217,8 @@ def fingerprint(
 ) -> str:
     """Return what two calls have in common whose results are the same.
 
-    The version of geutil, the steps, the signature, and of the files of model and data their names,
-    sizes and times. The files are not read.
+    The version of geutil, the steps, the signature, and of the files of model and data
+    their names, sizes and times. The files are not read.
     """
     parts = [__version__, *(step.identity for step in steps), _stamp(source.path)]
     parts.append(repr(signature))
