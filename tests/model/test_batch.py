@@ -609,12 +609,37 @@ def test_processes_without_a_server(tmp_path, monkeypatch):
 
 
 def test_a_server_with_threads_does_not_fork(tmp_path):
-    # This process has threads of TensorFlow, as it has run something.
-    tf.constant(1.0) + tf.constant(2.0)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(f"{tmp_path}\n".encode())
-        assert processes._forked(ours, None, None) == 0
+    code = (
+        "import pathlib, socket, sys, threading, time\n"
+        "from geutil.model.batch_jobs.processes import serve\n"
+        "if sys.argv[2] == 'threads':\n"
+        "    threading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+        "serve(socket.socket(fileno=int(sys.argv[1])), print)\n"
+    )
+    for threads in ("threads", "none"):
+        address = str(tmp_path / threads)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            number = listener.fileno()
+            server = subprocess.Popen(
+                [sys.executable, "-c", code, str(number), threads],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                pass_fds=[number],
+            )
+        if threads == "threads":
+            with pytest.raises(ConnectionError, match="does not fork"):
+                processes.ForkedProcess(tmp_path, address)
+        else:
+            process = processes.ForkedProcess(tmp_path, address)
+            while process.code is None:
+                process.wait(1.0)
+            process.close()
+            assert process.code == 0
+            assert (tmp_path / "log.txt").read_text().strip() == str(tmp_path)
+        server.stdin.close()
+        assert server.wait(PATIENCE) == 0
 
 
 def test_what_no_server_is_at_is_started(tmp_path):

@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHILD = "geutil.cli.batch_child"
@@ -114,17 +114,21 @@ class ForkedProcess(ModelProcess):
     def __init__(self, place: Path, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
         self._received = b""
+        # Its end tells the process that this one ended, as with one that is started.
+        read_end, self._lifeline = os.pipe()
         try:
             self._connection.connect(address)
-            self._connection.sendall(f"{place}\n".encode())
+            socket.send_fds(self._connection, [str(place).encode()], [read_end])
             end = time.monotonic() + _STARTED
             while not self.pid:
                 if time.monotonic() > end:
                     raise TimeoutError("the server of processes does not start")
                 self.wait(_POLL)
         except OSError:
-            self._connection.close()
+            self.close()
             raise
+        finally:
+            os.close(read_end)
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, and set `code` if it came.
@@ -151,6 +155,7 @@ class ForkedProcess(ModelProcess):
     def close(self) -> None:
         """Let go of it, after its end."""
         self._connection.close()
+        os.close(self._lifeline)
 
 
 class ForkServer:
@@ -209,8 +214,20 @@ def serve(listener: socket.socket, do_job: Callable[[Path], None]) -> None:
             return
         if listener in readable:
             connection, _ = listener.accept()
-            pid = _forked(connection, listener, do_job)
+            message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            pid = 0
+            # Who asked may have gone already.
+            if message and len(os.listdir("/proc/self/task")) == 1:  # noqa: PTH208
+                pid = _forked(
+                    Path(message.decode()),
+                    descriptors[0],
+                    [listener, connection, *connections.values()],
+                    do_job,
+                )
+            for descriptor in descriptors:
+                os.close(descriptor)
             if pid:
+                _tell(connection, pid)
                 connections[pid] = connection
             else:
                 connection.close()
@@ -222,23 +239,23 @@ def serve(listener: socket.socket, do_job: Callable[[Path], None]) -> None:
 
 
 def _forked(
-    connection: socket.socket, listener: socket.socket, do_job: Callable[[Path], None]
+    place: Path,
+    lifeline: int,
+    sockets: Sequence[socket.socket],
+    do_job: Callable[[Path], None],
 ) -> int:
-    """Return the number of a new process; 0 if it would not be safe to fork."""
-    with connection.makefile("r") as lines:
-        place = Path(lines.readline().rstrip("\n"))
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        return 0
+    """Return the number of a new process."""
     pid = os.fork()
     if pid:
-        _tell(connection, pid)
         return pid
     code = 1
     try:
         os.setsid()
-        listener.close()
-        # The connection ends when the one that watches does, as a pipe would.
-        os.dup2(connection.fileno(), 0)
+        # They are the server's: its death is told by their end.
+        for one in sockets:
+            one.close()
+        os.dup2(lifeline, 0)
+        os.close(lifeline)
         log = os.open(place / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
