@@ -735,7 +735,6 @@ def test_a_stopped_batch_goes_on(tmp_path):
     assert not (tmp_path / "out" / ".batch").exists()
 
 
-@thorough
 def test_forty_models_on_two_workers(tmp_path):
     for index in range(40):
         save_affine(tmp_path / "in" / f"m{index:02}", factor=index)
