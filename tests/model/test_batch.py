@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import (
+    BrokenExecutor,
     Executor,
     Future,
     ProcessPoolExecutor,
@@ -23,6 +25,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from parameterized import parameterized
 
 from geutil import model
@@ -32,6 +36,7 @@ from geutil.formats import format_by_name
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.model.batch_jobs import executors, processes, sources, steps
+from geutil.model.batch_jobs.running import LOCK
 from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
@@ -372,6 +377,19 @@ def test_a_listed_path_that_is_not_there(three):
     assert executor.jobs == ["a"]
 
 
+def test_a_broken_pool_is_no_loss_of_what_was_not_begun(three, monkeypatch):
+    rest = Noted()
+    monkeypatch.setattr(
+        executors.Runner, "_submit_here", lambda self, job: rest.submit(None, job)
+    )
+    broken = BrokenExecutor("it broke")
+    report = plan(three, Noted(None, broken, broken))
+    assert [entry.tries for entry in report.entries] == [1, 1, 1]
+    assert rest.jobs == ["b", "c"]
+    assert len(report.notes) == 1
+    assert report.notes[0].startswith("the executor broke (BrokenExecutor: it broke)")
+
+
 def test_the_folder_of_results_may_be_among_the_models(three):
     executor = Noted()
     output = three / "results"
@@ -407,6 +425,39 @@ def test_what_is_no_result_is_not_replaced(three):
         plan(three, executor)
     assert executor.jobs == []
     assert (place / "precious").read_text() == "it"
+
+
+def test_two_calls_do_not_write_to_one_folder(three):
+    output = three.parent / "out"
+    output.mkdir()
+    with (output / LOCK).open("w") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        with pytest.raises(ModelError, match="another batch writes to"):
+            plan(three, Noted())
+    assert not plan(three, Noted()).undone
+    assert not (output / LOCK).exists()
+
+
+PARTS = st.sampled_from(["a", "b", "a.b", "a.pb", "b.a"])
+SUFFIXES = st.sampled_from([".pb", ".h5", ".keras", ".b.pb", ".pb.keras", ".pb.pb"])
+
+
+@settings(deadline=None)
+@given(
+    st.sets(
+        st.tuples(st.lists(PARTS, max_size=3), PARTS, SUFFIXES).map(
+            lambda parts: Path("/top", *parts[0], parts[1] + parts[2])
+        ),
+        min_size=1,
+    )
+)
+def test_the_folder_of_one_model_is_not_in_that_of_another(paths):
+    # No file is a folder, too.
+    files = [path for path in paths if not any(path in p.parents for p in paths)]
+    names = sources._names(sorted(files))
+    places = [Path(name) for name in names.values()]
+    assert len(set(places)) == len(files)
+    assert not any(one in other.parents for one in places for other in places)
 
 
 @pytest.mark.parametrize(
@@ -652,8 +703,8 @@ def test_a_users_processes_one_of_which_is_killed(tmp_path):
     with ProcessPoolExecutor(2) as executor:
         report = batch(tmp_path / "in", pipeline, tmp_path / "out", executor=executor)
     assert "the executor broke (BrokenProcessPool" in report.notes[0]
-    tries = [entry.tries for entry in report.entries]
-    assert tries[1] == 2
+    # Two were running; the third was not begun when the pool broke.
+    assert [entry.tries for entry in report.entries][1:] == [2, 1]
     assert [entry.action for entry in report.entries] == ["done"] * 3, report
     assert not is_running(int(marker.read_text().split()[0]))
 
@@ -699,6 +750,17 @@ def test_a_cluster_of_two_workers_one_of_which_is_killed(
     check_killed(report, marker, count)
     for entry in report.entries:
         assert list(entry.files) == [f"{entry.name}.tflite"]
+
+
+def test_the_executor_of_ray():
+    with ray_cluster() as executor:
+        assert executor.submit(sum, [1, 2]).result() == 3
+        with pytest.raises(ZeroDivisionError):
+            executor.submit(divmod, 1, 0).result()
+        future = executor.submit(time.sleep, 600)
+        executor.shutdown(cancel_futures=True)
+        with pytest.raises(Exception, match="cancel"):
+            future.result()
 
 
 def test_ray_without_ray(monkeypatch):

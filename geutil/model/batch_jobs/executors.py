@@ -60,8 +60,8 @@ class RayExecutor(Executor):
             args: its arguments, by position.
             kwargs: its arguments, by keyword.
         """
-        task = self._ray.remote(**self._options)(fn)
-        reference = task.remote(*args, **kwargs)
+        task = self._ray.remote(**self._options)(_call)
+        reference = task.remote(fn, *args, **kwargs)
         self._references.append(reference)
         future: Future[T] = reference.future()
         return future
@@ -81,6 +81,11 @@ class RayExecutor(Executor):
         self._references.clear()
 
 
+def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call anything, since tasks of Ray are functions of Python alone."""
+    return fn(*args, **kwargs)
+
+
 class Runner:
     """Jobs on an executor; those whose workers die begin again.
 
@@ -97,16 +102,18 @@ class Runner:
         self._workers = workers
         self._own: ThreadPoolExecutor | None = None
         self._server: ForkServer | None = None
-        self._executor = self._local() if executor is None else executor
+        self._executor = executor
         self._pending: dict[Future[BatchEntry], Job] = {}
         self._losses: dict[str, list[str]] = {}
 
-    def _local(self) -> Executor:
-        # Threads, since each does no more than watch a process.
-        self._own = ThreadPoolExecutor(self._workers, "geutil-batch")
-        if can_fork():
-            self._server = ForkServer()
-        return self._own
+    def _submit_here(self, job: Job) -> Future[BatchEntry]:
+        if self._own is None:
+            # Threads, since each does no more than watch a process.
+            self._own = ThreadPoolExecutor(self._workers, "geutil-batch")
+            if can_fork():
+                self._server = ForkServer()
+        address = "" if self._server is None else self._server.address
+        return self._own.submit(run_job, dataclasses.replace(job, server=address))
 
     def run(self, jobs: Sequence[Job]) -> Iterator[BatchEntry]:
         """Yield what becomes of jobs, as they end."""
@@ -123,24 +130,22 @@ class Runner:
                     yield entry
 
     def _submit(self, job: Job) -> None:
-        if self._own is None:
+        if self._executor is not None:
             try:
-                future = self._executor.submit(run_job, job)
+                self._pending[self._executor.submit(run_job, job)] = job
+                return
             except BrokenExecutor as error:
-                self._replace(error)
-        if self._own is not None:
-            address = "" if self._server is None else self._server.address
-            future = self._own.submit(run_job, dataclasses.replace(job, server=address))
-        self._pending[future] = job
+                self._give_up(error)
+        self._pending[self._submit_here(job)] = job
 
-    def _replace(self, error: BaseException) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """Go on with processes here, since a broken executor takes nothing more."""
-        if self._own is None:
+        if self._executor is not None:
             self.notes.append(
                 f"the executor broke ({type(error).__name__}: {_line(error)}); "
                 f"{self._workers} process(es) at once on this machine did the rest"
             )
-            self._executor = self._local()
+            self._executor = None
 
     def _result(self, future: Future[BatchEntry]) -> BatchEntry | None:
         """Return what became of a job; None if it begins again.
@@ -152,10 +157,13 @@ class Runner:
         losses = self._losses.setdefault(job.entry.name, [])
         try:
             entry = future.result()
+        except BrokenExecutor as error:
+            # All that was submitted ends so, whether it was begun or not.
+            self._give_up(error)
+            self._submit(job)
+            return None
         except (Exception, concurrent.futures.CancelledError) as error:
             losses.append(f"{type(error).__name__}: {_line(error)}")
-            if isinstance(error, BrokenExecutor):
-                self._replace(error)
             if len(losses) < TRIES:
                 self._submit(job)
                 return None

@@ -126,7 +126,7 @@ def _watch(process: ModelProcess, timeout: float | None, stop: Path) -> tuple[st
     finally:
         process.kill()
         process.close()
-    return ended, peak_bytes
+    return ended, max(peak_bytes, process.peak_bytes)
 
 
 def peak_of(pid: int | str) -> int:

@@ -30,6 +30,7 @@ CHILD = "geutil.cli.batch_child"
 SERVE = "--serve"
 LOG = "log.txt"
 _POLL = 0.05
+_KB = 1024
 _STARTED = 120.0
 """Seconds for a server to import TensorFlow."""
 _STOPPED = 5.0
@@ -42,9 +43,11 @@ class ModelProcess(ABC):
     Attributes:
         pid: its number; 0 before it runs.
         code: what it ended with, negative for a signal; None while it runs.
+        peak_bytes: the most bytes that it had resident, if that is told at its end.
     """
 
     pid = 0
+    peak_bytes = 0
     code: int | None = None
 
     @abstractmethod
@@ -146,11 +149,12 @@ class ForkedProcess(ModelProcess):
         self._received += data
         *lines, self._received = self._received.split(b"\n")
         for line in lines:
-            # First its number, then what it ended with.
+            # First its number, then what it ended with and its peak.
+            numbers = [int(number) for number in line.split()]
             if self.pid:
-                self.code = int(line)
+                self.code, self.peak_bytes = numbers
             else:
-                self.pid = int(line)
+                (self.pid,) = numbers
 
     def close(self) -> None:
         """Let go of it, after its end."""
@@ -232,9 +236,10 @@ def serve(listener: socket.socket, do_job: Callable[[Path], None]) -> None:
             else:
                 connection.close()
         for pid in list(connections):
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
             if ended:
-                _tell(connections[pid], os.waitstatus_to_exitcode(status))
+                code = os.waitstatus_to_exitcode(status)
+                _tell(connections[pid], code, usage.ru_maxrss * _KB)
                 connections.pop(pid).close()
 
 
@@ -270,10 +275,10 @@ def _forked(
         os._exit(code)
 
 
-def _tell(connection: socket.socket, number: int) -> None:
+def _tell(connection: socket.socket, *numbers: int) -> None:
     # Who asked may have gone.
     with contextlib.suppress(OSError):
-        connection.sendall(f"{number}\n".encode())
+        connection.sendall(f"{' '.join(map(str, numbers))}\n".encode())
 
 
 def _environment() -> dict[str, str]:

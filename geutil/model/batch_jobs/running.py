@@ -31,6 +31,9 @@ from geutil.model.batch_jobs.sources import (
 )
 from geutil.model.batch_jobs.steps import Pipeline, check_order, steps_of
 
+LOCK = ".batch.lock"
+"""A file, in the folder of the results, that is locked while they are written."""
+
 
 def batch(
     paths: Paths,
@@ -102,7 +105,8 @@ def batch(
         ArgumentTypeError: an argument is of another type, or a function cannot be
             imported by another process.
         ModelError: there is nothing to do; the pipeline has no such step, or cannot
-            work without data; or the folder holds something else than such results.
+            work without data; the folder holds something else than such results, or
+            another call is writing to it.
         MissingExtraError: a progress bar is asked for, and rich is not installed.
         KeyboardInterrupt: it was stopped. Processes are ended, and the next call goes
             on.
@@ -265,14 +269,38 @@ def _work_folder(output: Path, todo: Sequence[Job]) -> Iterator[None]:
     """Have a folder for unfinished results, without those of calls that died."""
     output.mkdir(parents=True, exist_ok=True)
     work = output / jobs.WORK
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(work)
-    for one in todo[:1]:
-        (work / one.run).mkdir(parents=True)
+    with _locked(output):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(work)
+        for one in todo[:1]:
+            (work / one.run).mkdir(parents=True)
+        try:
+            yield
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Keep other calls from writing to a folder, where the system has such locks."""
     try:
+        import fcntl
+    except ImportError:
         yield
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        return
+    file = output / LOCK
+    with file.open("w") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ModelError(
+                f"another batch writes to '{output}'; wait for its end, or choose "
+                "another folder for the results"
+            ) from error
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
