@@ -67,11 +67,11 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for the tasks, or cancel those that have not begun.
+        """Wait for the tasks, or cancel them.
 
         Args:
             wait: whether to wait.
-            cancel_futures: whether to cancel what has not begun.
+            cancel_futures: whether to cancel tasks; Ray interrupts those that run, too.
         """
         if cancel_futures:
             for reference in self._references:
