@@ -2,8 +2,8 @@
 
 With `--serve` and a listening socket, the server that forks such processes.
 
-The folder holds a `geutil.model.batch_jobs.job.Job`. What is done is noted there after
-each step, so that the death of this process tells what it was at.
+The folder holds a `geutil.model.batch_jobs.model_job.Job`. What is done is noted there
+after each step, so that the death of this process tells what it was at.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.model.batch_jobs import job as jobs
+from geutil.model.batch_jobs import model_job as jobs
 from geutil.model.batch_jobs.processes import SERVE, serve
 from geutil.model.batch_jobs.report import write_json
 from geutil.model.batch_jobs.sources import DataSource
-from geutil.model.batch_jobs.steps import Step
+from geutil.model.batch_jobs.steps import PipelineStep
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -75,33 +75,34 @@ class Work:
         return path
 
 
-def _fold(work: Work, step: Step) -> Any:
+def _fold(work: Work, step: PipelineStep) -> Any:
     from geutil.batchnorm import fold_batch_norms
 
     return fold_batch_norms(work.model, strict=bool(step.option("strict")))
 
 
-def _strip(work: Work, step: Step) -> Any:
+def _strip(work: Work, step: PipelineStep) -> Any:
     work.model = work.model.strip_training()
     return work.model.strip_report
 
 
-def _freeze(work: Work, step: Step) -> Any:
+def _freeze(work: Work, step: PipelineStep) -> Any:
     work.model = work.model.freeze()
     return repr(work.model)
 
 
-def _unroll(work: Work, step: Step) -> Any:
+def _unroll(work: Work, step: PipelineStep) -> Any:
     work.model = work.model.unroll(**dict(step.options))
     return repr(work.model)
 
 
-def _batch_size(work: Work, step: Step) -> Any:
+def _batch_size(work: Work, step: PipelineStep) -> Any:
     work.model = work.model.set_batch_size(step.option("size"))
     return repr(work.model)
 
 
-def _quantize(work: Work, step: Step) -> Any:
+def _quantize(work: Work, step: PipelineStep) -> Any:
+    """Quantize a model, and set its ranges if there is data."""
     from geutil.quantize import calibrate, quantize
 
     options = dict(step.options)
@@ -139,13 +140,13 @@ def _batches(work: Work) -> Any:
     return [random_inputs(inputs, random, None, bounds) for _ in range(_DRAWN)]
 
 
-def _save(work: Work, step: Step) -> Any:
+def _save(work: Work, step: PipelineStep) -> Any:
     form = step.option("format") or "saved_model"
     path = work.model.save(work.target(_SUFFIXES[form]), form)
     return f"{path.name}: {work.model!r}"
 
 
-def _tflite(work: Work, step: Step) -> Any:
+def _tflite(work: Work, step: PipelineStep) -> Any:
     from geutil.quantize import to_tflite
     from geutil.quantize.calibration.ranges import live_simulations
 
@@ -163,7 +164,7 @@ def _write(work: Work, blob: bytes) -> str:
     return f"{path.name}, {len(blob):,} bytes"
 
 
-def _call(work: Work, step: Step) -> Any:
+def _call(work: Work, step: PipelineStep) -> Any:
     """Call a function of the user."""
     from geutil.errors import ArgumentTypeError
     from geutil.model import Model
@@ -183,7 +184,7 @@ def _call(work: Work, step: Step) -> Any:
     )
 
 
-STEPS: Mapping[str, Callable[[Work, Step], Any]] = {
+STEPS: Mapping[str, Callable[[Work, PipelineStep], Any]] = {
     "fold": _fold,
     "strip": _strip,
     "freeze": _freeze,
@@ -241,7 +242,7 @@ def _work(
             elif new[0].endswith(".tflite"):
                 stages[label] = place / new[0]
     if not work.files:
-        yield "save", partial(_save, work, Step("save"))
+        yield "save", partial(_save, work, PipelineStep("save"))
     if stages is not None:
         yield "page", partial(_page, work, place / "report.html")
     notes["files"] = work.files

@@ -33,9 +33,9 @@ __all__ = [
 
 if typing.TYPE_CHECKING:
     from geutil.errors import ModelError
+    from geutil.model.batch_jobs.batching import batch
     from geutil.model.batch_jobs.executors import RayExecutor
     from geutil.model.batch_jobs.report import BatchEntry, BatchReport, BatchStep
-    from geutil.model.batch_jobs.running import batch
     from geutil.model.comparison import Comparison, Difference
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspecting import inspect
@@ -55,7 +55,7 @@ else:
         {
             "batch_jobs.executors": ("RayExecutor",),
             "batch_jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
-            "batch_jobs.running": ("batch",),
+            "batch_jobs.batching": ("batch",),
             "comparison": ("Comparison", "Difference"),
             "core": ("ModelFunction",),
             "files.inspecting": ("inspect",),

@@ -36,7 +36,7 @@ from geutil.formats import format_by_name
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.model.batch_jobs import executors, processes, sources, steps
-from geutil.model.batch_jobs.running import LOCK
+from geutil.model.batch_jobs.batching import LOCK
 from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
@@ -380,7 +380,7 @@ def test_a_listed_path_that_is_not_there(three):
 def test_a_broken_pool_is_no_loss_of_what_was_not_begun(three, monkeypatch):
     rest = Noted()
     monkeypatch.setattr(
-        executors.Runner, "_submit_here", lambda self, job: rest.submit(None, job)
+        executors.JobRunner, "_submit_here", lambda self, job: rest.submit(None, job)
     )
     broken = BrokenExecutor("it broke")
     report = plan(three, Noted(None, broken, broken))

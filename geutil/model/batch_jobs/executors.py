@@ -9,7 +9,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecu
 from typing import Any, TypeVar
 
 from geutil.errors import MissingExtraError
-from geutil.model.batch_jobs.job import Job, run_job
+from geutil.model.batch_jobs.model_job import Job, run_job
 from geutil.model.batch_jobs.processes import ForkServer, can_fork
 from geutil.model.batch_jobs.report import BatchEntry
 
@@ -86,7 +86,7 @@ def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     return fn(*args, **kwargs)
 
 
-class Runner:
+class JobRunner:
     """Jobs on an executor; those whose workers die begin again.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, ModelError
 from geutil.formats import foreign_kind
-from geutil.model.batch_jobs.steps import Step, pickled_function
+from geutil.model.batch_jobs.steps import PipelineStep, pickled_function
 from geutil.model.files.reading import SAVED_MODEL_FILES
 from geutil.version import __version__
 
@@ -30,7 +30,7 @@ RANDOM = "random"
 
 
 @dataclass(frozen=True)
-class Source:
+class BatchSource:
     """A path of a batch.
 
     Attributes:
@@ -45,7 +45,7 @@ class Source:
     why_not: str = ""
 
 
-def sources_of(paths: Paths, leave_out: Path) -> list[Source]:
+def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
     """Return all that is in a folder, that a pattern names, or that is listed.
 
     Args:
@@ -77,7 +77,7 @@ def sources_of(paths: Paths, leave_out: Path) -> list[Source]:
         named = ", ".join(f"'{path}'" for path in listed) or "an empty list"
         raise ModelError(f"there is nothing at {named}; pass a folder, or models")
     names = _names(list(found))
-    sources = [Source(p, names[p], why_not) for p, why_not in found.items()]
+    sources = [BatchSource(p, names[p], why_not) for p, why_not in found.items()]
     return sorted(sources, key=lambda source: source.name)
 
 
@@ -166,7 +166,7 @@ class DataSource:
         return RANDOM if self.drawn else hashlib.sha256(self.pickled).hexdigest()
 
 
-def data_of(data: Data, sources: Sequence[Source]) -> dict[str, DataSource | None]:
+def data_of(data: Data, sources: Sequence[BatchSource]) -> dict[str, DataSource | None]:
     """Return the data of each model by name; None where a folder has none for it.
 
     Args:
@@ -210,8 +210,8 @@ def _data_in(folder: Path, name: str) -> DataSource | None:
 
 
 def fingerprint(
-    source: Source,
-    steps: Iterable[Step],
+    source: BatchSource,
+    steps: Iterable[PipelineStep],
     data: DataSource | None,
     signature: str | None,
 ) -> str:

@@ -65,7 +65,7 @@ _FUNCTION = "function"
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """One step of a pipeline.
 
     Attributes:
@@ -96,7 +96,7 @@ class Step:
         return f"{self.name}@{digest}{self.source}"
 
 
-def steps_of(pipeline: Pipeline) -> tuple[Step, ...]:
+def steps_of(pipeline: Pipeline) -> tuple[PipelineStep, ...]:
     """Return the steps of a pipeline.
 
     Args:
@@ -117,7 +117,7 @@ def steps_of(pipeline: Pipeline) -> tuple[Step, ...]:
     parts = [pipeline] if isinstance(pipeline, str) or callable(pipeline) else pipeline
     if not isinstance(parts, Sequence):
         raise _no_pipeline(pipeline)
-    steps: list[Step] = []
+    steps: list[PipelineStep] = []
     for part in parts:
         if isinstance(part, str):
             steps += [_step(text.strip()) for text in part.split(",") if text.strip()]
@@ -137,7 +137,8 @@ def _no_pipeline(value: Any) -> ArgumentTypeError:
     )
 
 
-def _step(text: str) -> Step:
+def _step(text: str) -> PipelineStep:
+    """Return the step that text such as "quantize:int8:weight_bits=4" names."""
     head, *tokens = text.split(":")
     name, mark, value = head.partition("=")
     if name not in OPTIONS:
@@ -156,7 +157,9 @@ def _step(text: str) -> Step:
     if missing is not None and missing not in given:
         raise ModelError(f"step '{name}' needs its {missing}, as in '{name}=1'")
     accepted = OPTIONS[name]
-    return Step(name, tuple((key, given[key]) for key in accepted if key in given))
+    return PipelineStep(
+        name, tuple((key, given[key]) for key in accepted if key in given)
+    )
 
 
 def _option(step: str, token: str) -> tuple[str, Any]:
@@ -187,13 +190,13 @@ def _option(step: str, token: str) -> tuple[str, Any]:
     raise ModelError(f"step '{step}' takes {key} as {wanted}, not '{value}'")
 
 
-def _function_step(function: Callable[..., Any]) -> Step:
+def _function_step(function: Callable[..., Any]) -> PipelineStep:
     innermost: Any = function
     while isinstance(innermost, partial):
         innermost = innermost.func
     module = getattr(innermost, "__module__", "")
     name = f"{module}.{getattr(innermost, '__qualname__', type(innermost).__name__)}"
-    return Step(name, (), pickled_function(function), _source_digest(innermost))
+    return PipelineStep(name, (), pickled_function(function), _source_digest(innermost))
 
 
 def _source_digest(function: Any) -> str:
@@ -229,7 +232,7 @@ def _not_importable(name: str, reason: str) -> ArgumentTypeError:
     )
 
 
-def check_order(steps: Sequence[Step], *, with_data: bool) -> None:
+def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
     """Refuse a pipeline that cannot work, whatever the model.
 
     Args:
@@ -240,7 +243,7 @@ def check_order(steps: Sequence[Step], *, with_data: bool) -> None:
         ModelError: a file needs ranges, and there is no data or nothing quantized; data
             is needed to round weights, or is there and nothing reads it.
     """
-    quantized: Step | None = None
+    quantized: PipelineStep | None = None
     has_function = False
     for step in steps:
         has_function = has_function or bool(step.pickled)
@@ -256,7 +259,10 @@ def check_order(steps: Sequence[Step], *, with_data: bool) -> None:
         )
 
 
-def _check_file(step: Step, quantized: Step | None, *, with_data: bool) -> None:
+def _check_file(
+    step: PipelineStep, quantized: PipelineStep | None, *, with_data: bool
+) -> None:
+    """Refuse a file that lacks what its scheme needs."""
     scheme = step.option("scheme")
     if quantized is None:
         if scheme in _RANGED:

@@ -31,7 +31,7 @@ from geutil.model.batch_jobs.report import (
     write_json,
 )
 from geutil.model.batch_jobs.sources import DataSource, size_of
-from geutil.model.batch_jobs.steps import Step
+from geutil.model.batch_jobs.steps import PipelineStep
 
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""
@@ -62,7 +62,7 @@ class Job:
     entry: BatchEntry
     output: Path
     run: str
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     data: DataSource | None
     signature: str | None
     timeout: float | None

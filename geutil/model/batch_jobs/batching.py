@@ -14,16 +14,16 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, ModelError
-from geutil.model.batch_jobs import job as jobs
-from geutil.model.batch_jobs.executors import Runner
-from geutil.model.batch_jobs.job import Job
+from geutil.model.batch_jobs import model_job as jobs
+from geutil.model.batch_jobs.executors import JobRunner
+from geutil.model.batch_jobs.model_job import Job
 from geutil.model.batch_jobs.report import STATE, BatchEntry, BatchReport
 from geutil.model.batch_jobs.sources import (
+    BatchSource,
     Data,
     DataSource,
     PathLike,
     Paths,
-    Source,
     data_of,
     fingerprint,
     results_are_there,
@@ -148,7 +148,7 @@ def batch(
         resume=resume,
     )
     report = BatchReport(str(place), ",".join(map(str, steps)))
-    runner = Runner(executor, max(1, min(workers or _cores(), len(todo))))
+    runner = JobRunner(executor, max(1, min(workers or _cores(), len(todo))))
 
     def written() -> BatchReport:
         listed = tuple(entries[name] for name in sorted(entries))
@@ -186,6 +186,7 @@ def _cores() -> int:
 def _check(
     executor: Executor | None, workers: int | None, timeout: float | None
 ) -> None:
+    """Refuse arguments before anything is looked at."""
     if executor is not None:
         if not isinstance(executor, Executor):
             raise ArgumentTypeError(
@@ -202,7 +203,7 @@ def _check(
 
 
 def _planned(
-    sources: Sequence[Source],
+    sources: Sequence[BatchSource],
     data: Mapping[str, DataSource | None],
     common: Job,
     *,
