@@ -44,16 +44,30 @@ LITERT = [
     "ai-edge-litert>=2.0,<3",
 ]
 
+RAY = [
+    # Runs batches of models on a cluster.
+    "ray>=2.40,<3",
+]
+
+DASK = [
+    # Likewise. Its versions are dates.
+    "dask[distributed]>=2024.8,<2028",
+]
+
 EXTRAS = {
     "plot": PLOT,
     "cli": CLI,
     "plan": PLAN,
     "litert": LITERT,
+    "ray": RAY,
+    "dask": DASK,
     "test": [
         *PLOT,
         *CLI,
         *PLAN,
         *LITERT,
+        *RAY,
+        *DASK,
         # Runs the tests and the doctests.
         "pytest>=8.3,<10",
         # Spreads test files over worker processes: importing TensorFlow is slow.

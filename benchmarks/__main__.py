@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import geutil
 from benchmarks import (
+    batching,
     copying,
     folding,
     inspecting,
@@ -49,6 +50,7 @@ ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
 }
 # They write the models that they read.
 ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "batch": batching.rows,
     "fold": folding.rows,
     "inspect": inspecting.rows,
     "quantize": quantization.rows,

@@ -57,6 +57,8 @@ OWN_PRIVATE = {
     "gradients.tape.building": {"_replace"},
     # And one of a tape's own, in a function that makes a tape.
     "gradients.tape.entries": {"_add", "_replace"},
+    # A public function of `os`: the end of a process that was forked.
+    "model.batch_jobs.processes": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }

@@ -63,6 +63,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "memory": memory.memory,
     "convert": running.convert,
     "run": running.run,
+    "batch": running.batch,
     "diff": looking.diff,
     "check": looking.check,
     "view": looking.view,

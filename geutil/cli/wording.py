@@ -24,6 +24,11 @@ _PHRASES = (
             "replace them"
         ),
     ),
+    (r"pass data= to calibrate with", "pass --data to calibrate with"),
+    (r"rounds by data; pass data=", "rounds by data; pass --data"),
+    (r"leave data= out", "leave --data out"),
+    (r"pass a longer timeout", "pass a longer --timeout"),
+    (r"(timeout|workers)=(\S+): ", r"--\1 \2: "),
     (r"pass scheme=, one of", "pass --scheme with one of"),
     (r"pass one of size=, noise= and accuracy=", "pass --size or --noise"),
     (r"leave layers=True out", "leave --layers out"),

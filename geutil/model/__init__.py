@@ -8,6 +8,9 @@ import typing
 from geutil import lazy
 
 __all__ = [
+    "BatchEntry",
+    "BatchReport",
+    "BatchStep",
     "Body",
     "Comparison",
     "Difference",
@@ -18,9 +21,11 @@ __all__ = [
     "ModelFunction",
     "Power",
     "Powers",
+    "RayExecutor",
     "StripReport",
     "Stripped",
     "TFLiteInspection",
+    "batch",
     "inspect",
     "open",
     "powers",
@@ -28,6 +33,9 @@ __all__ = [
 
 if typing.TYPE_CHECKING:
     from geutil.errors import ModelError
+    from geutil.model.batch_jobs.batching import batch
+    from geutil.model.batch_jobs.executors import RayExecutor
+    from geutil.model.batch_jobs.report import BatchEntry, BatchReport, BatchStep
     from geutil.model.comparison import Comparison, Difference
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspecting import inspect
@@ -45,6 +53,9 @@ else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
+            "batch_jobs.executors": ("RayExecutor",),
+            "batch_jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
+            "batch_jobs.batching": ("batch",),
             "comparison": ("Comparison", "Difference"),
             "core": ("ModelFunction",),
             "files.inspecting": ("inspect",),

@@ -10,7 +10,7 @@ from typing import Any
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
 from geutil.memory.sizes import megabytes
-from geutil.model import Comparison, Inspection
+from geutil.model import BatchReport, Comparison, Inspection
 from geutil.model.strip.report import StripReport
 from geutil.quantize import (
     BitPlan,
@@ -323,6 +323,14 @@ def _bit_rows(plan: BitPlan) -> Rows:
     ]
     summary = str(plan).splitlines()[:3]
     return Rows("Bits", tuple(map(str.strip, summary)), (*left, *chosen))
+
+
+@rows_of.register
+def _batch_rows(report: BatchReport) -> Rows:
+    rows = [Row(e.action, e.is_done, e.name, str(e), ()) for e in report.entries]
+    # What is not done comes first, as it is what a reader looks for.
+    summary = (*_head(report), *report.notes)
+    return Rows("Models", summary, tuple(sorted(rows, key=lambda row: row.good)))
 
 
 def _head(report: object) -> tuple[str, ...]:

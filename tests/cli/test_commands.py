@@ -34,6 +34,7 @@ COMMANDS = [
     "memory",
     "convert",
     "run",
+    "batch",
     "diff",
     "check",
     "view",

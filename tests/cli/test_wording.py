@@ -111,6 +111,12 @@ convert both --signature text -o new.tflite | `geutil convert --tf-ops`
 convert net.tflite -o new | `geutil run`
 run net --data wide.npz | convert it first
 run net --data data.npz --against pixels | 'pixels'
+batch nowhere -o new --pipeline fold | there is nothing at
+batch net -o new --pipeline folds | the steps are fold
+batch net -o new --pipeline quantize,tflite | pass --data to calibrate with
+batch net -o new --pipeline quantize:rounding=gptq | pass --data
+batch net -o new --pipeline fold --data random | leave --data out
+batch net -o new --pipeline fold --timeout 0 | --timeout 0.0: pass seconds
 view net.tflite -o taken | .html
 """
 

@@ -10,11 +10,16 @@ from geutil import GeutilError, model
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Body Comparison Difference Inspection Layer Model ModelError ModelFunction
-    Power Powers StripReport Stripped TFLiteInspection inspect open powers
+    BatchEntry BatchReport BatchStep Body Comparison Difference Inspection Layer Model
+    ModelError ModelFunction Power Powers RayExecutor StripReport Stripped
+    TFLiteInspection batch inspect open powers
 """
 # What methods and functions take and give, annotations included.
 SIGNATURES = """
+batch(paths: Paths, pipeline: Pipeline, output: PathLike, *, data: Data = None,
+    signature: str | None = None, executor: Executor | None = None, workers: int |
+    None = None, timeout: float | None = 3600.0, resume: bool = True, pages: bool =
+    False, progress: bool | None = None) -> BatchReport
 inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection
 open(source: Any, *, signature: str | None = None, tags: Sequence[str] | str | None =
     None, inline: bool = True, inputs: Ends = None, outputs: Ends = None,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil import model, report
 from geutil.batchnorm import fold_batch_norms
-from geutil.model import Stripped, StripReport
+from geutil.model import BatchEntry, BatchReport, Stripped, StripReport
 from geutil.quantize import CalibrationReport, Int8Comparison, LayerNoise, OutputSteps
 from geutil.report.rows import NOISE_BANDS, Row, noise_band, rows_of
 from geutil.transform.rewrite import Any, Op, Rule, rewrite
@@ -99,6 +99,16 @@ def test_what_a_strip_kept_is_no_success():
     assert [row.good for row in rows] == [True, False]
     assert rows[1].detail == "its rate is fed"
     assert rows[0].names == ("a/dropout",)
+
+
+def test_models_that_are_not_done_come_first():
+    entries = (
+        BatchEntry("a", "a.pb", "done", files={"a.tflite": 10}),
+        BatchEntry("b", "b.pb", "failed", "no op", "fold"),
+    )
+    rows = rows_of(BatchReport("out", "fold,tflite", entries, ("a worker died",)))
+    assert [(row.what, row.good) for row in rows.rows] == [("b", False), ("a", True)]
+    assert rows.summary[1] == "a worker died"
 
 
 def test_rewrites_name_the_new_ops_first():

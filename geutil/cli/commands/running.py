@@ -1,4 +1,4 @@
-"""Commands that write a model in another format, and that run it on data."""
+"""Commands that write a model in another format, run it on data, or do so with many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from geutil.cli.options import (
 )
 from geutil.cli.output import plain, show, show_rows, show_written, working
 from geutil.cli.running import differences, drawn_difference, outputs_on, read_runnable
-from geutil.cli.wording import in_words
+from geutil.cli.wording import in_words, translated
 from geutil.cli.written import Record, Written
 from geutil.errors import ModelError
 from geutil.formats import format_by_name
@@ -198,6 +198,80 @@ def run(
         for each in found:
             print(str(each).replace(_ONE_SAMPLE, ""))
     return 0 if equal else 1
+
+
+def batch(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Directories, of which all models are taken, or models.",
+            metavar="PATH...",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The directory of the results.", show_default=False
+        ),
+    ],
+    pipeline: Annotated[
+        str,
+        typer.Option(
+            help="Steps with commas between them: fold, strip, freeze, unroll, "
+            "batch-size=N, quantize, save=FORMAT, tflite; options behind colons, as in "
+            "quantize:scheme=int8x4.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data to calibrate with: a .npz file, a directory of them, one with "
+            "NAME.npz for each model, or 'random'.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many models at once; else as many as there are cores."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="How many seconds a model may take.")
+    ] = 3600.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Do again what is done, too.")
+    ] = False,
+    pages: Annotated[
+        bool,
+        typer.Option("--pages", help="Write a page for each model, with its stages."),
+    ] = False,
+    signature: Signature = None,
+    as_json: Json = False,
+) -> int:
+    """Take many models through a pipeline, each in a process of its own.
+
+    Called again, it does what is not done. Exit with 1 if a model is not done.
+    """
+    from geutil.model import batch as run_batch
+
+    report = run_batch(
+        paths if len(paths) > 1 else paths[0],
+        pipeline,
+        output,
+        data=data,
+        signature=signature,
+        workers=workers,
+        timeout=timeout,
+        resume=not again,
+        pages=pages,
+    )
+    if as_json:
+        show(report.to_dict(), as_json=True)
+    else:
+        print(translated(str(report)))
+    return 1 if report.undone else 0
 
 
 _ONE_SAMPLE = " of sample 0"

@@ -1,0 +1,1 @@
+"""Batches: a pipeline of steps over many models, each in a process of its own."""
