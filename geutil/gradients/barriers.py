@@ -299,7 +299,9 @@ class ControlDelays:
 
 def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
     """Return the op behind which a segment begins."""
-    with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
+    # A control edge from another machine is a transfer.
+    device = next((op.device for op in awaited if op.device), "")
+    with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
         gate = tf.raw_ops.NoOp(name="gate")
     creation.add_control_edges(gate, awaited)
     return gate

@@ -356,8 +356,8 @@ def make_stand_in(
 ) -> Tensor:
     """Return what can be read instead of a tensor.
 
-    The op forwards what it reads, without a copy, on the tensor's device. No optimizer
-    of TensorFlow removes it.
+    The op forwards what it reads, without a copy, on the tensor's device, or where that
+    has none on its reader's. No optimizer of TensorFlow removes it.
 
     Args:
         tensor: the tensor.
@@ -366,6 +366,9 @@ def make_stand_in(
         reads: what it reads; None is the tensor itself.
     """
     graph, device = tensor.graph, tensor.op.device
+    if not device:
+        # What reads a variable is placed with it, and has no device of its own.
+        device = next((op.device for op in tensor.consumers() if op.device), "")
     with neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
         return tf.raw_ops.PlaceholderWithDefault(
             input=tensor if reads is None else reads, shape=tensor.shape, name=name

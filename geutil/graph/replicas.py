@@ -104,12 +104,6 @@ def _is_of_others(placeholder: Operation, numbers: dict[Operation, int]) -> bool
     return all(numbers.get(op, 1) for op in readers)
 
 
-def own_name(name: str) -> str:
-    """Return the name of an op of a replica, without the replica's scope."""
-    match = _SCOPE.search(name)
-    return name[: match.start()] + name[match.end() :] if match else name
-
-
 @dataclass(eq=False)
 class _Message:
     """What one replica says to the others, and what it gets back."""

@@ -18,6 +18,8 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.gradients import gradients
 from geutil.quantize import quantize
 
+# TensorFlow's own tracing gives these no device either.
+PLACED_LATER = ("Const", "Placeholder", "ReadVariableOp")
 STEPS, BATCH, CLASSES = 4, 12, 5
 layers = keras.layers
 
@@ -108,7 +110,8 @@ class Step:
         self.misplaced += [
             f"{op.name} ({op.type})"
             for op in ops
-            if not op.device and op.type not in ("Placeholder", "Const", "NoOp", "ReadVariableOp")
+            if not op.device
+            and op.type not in ("Placeholder", "Const", "NoOp", "ReadVariableOp")
         ]
         context = tf.distribute.get_replica_context()
         found = context.all_reduce(tf.distribute.ReduceOp.SUM, found)
