@@ -25,8 +25,7 @@ LAYERS = {
     "batchnorm": 4,
     "quantize": 4,
     "model": 4,
-    # Below the clients, since memory-saving gradients plan by its predictions, and below
-    # what rebuilds, since partitions do.
+    # Below what plans by its predictions: partitions, and memory-saving gradients.
     "memory": 2,
     "report": 5,
     "cli": 5,
