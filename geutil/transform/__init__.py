@@ -12,10 +12,13 @@ from geutil.transform.handlers import (
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,
 )
+from geutil.transform.partitioning import Partition, PartitionStage, partition
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer
 
 __all__ = [
+    "Partition",
+    "PartitionStage",
     "Transformer",
     "TransformerInfo",
     "assign_renamed_collections_handler",
@@ -24,6 +27,7 @@ __all__ = [
     "copy_with_input_replacements",
     "graph_replace",
     "keep_t_if_possible_handler",
+    "partition",
     "replace_t_with_placeholder_handler",
     "transform_op_if_inside_handler",
 ]

@@ -11,8 +11,9 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     BatchFit Environment Lifetime LiveTensor Measurement Moment Node Pipeline
-    PipelineRun Program Simulation Stage Timeline TimelineComparison WorstCase bytes_of compare execution_order largest_batch
-    measure predict simulate step_program worst_case
+    PipelineRun Program Simulation Stage Timeline TimelineComparison WorstCase bytes_of
+    compare execution_order largest_batch measure predict simulate step_program
+    worst_case
 """
 SIGNATURES = """
 bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
