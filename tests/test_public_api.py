@@ -63,6 +63,7 @@ COMPATIBLE = {
 PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report"]
 # Names of one submodule that another has, too.
 EXTRA = {
+    "transform": ["Partition", "PartitionStage", "partition"],
     "select": ["ControlOutputs"],
     "util": [
         "ListView",

@@ -86,10 +86,9 @@ class Partition:
             creation.set_device(op, device)
 
     def __str__(self) -> str:
-        lines = [
-            f"{len(self.stages)} stages by {self.balance}, "
-            f"largest {self._amount(self.largest)}, {self.gap:.1%} above the bound"
-        ]
+        head = f"{len(self.stages)} stages by {self.balance}"
+        largest = f"largest {self._amount(self.largest)}"
+        lines = [f"{head}, {largest}, {self.gap:.1%} above the bound"]
         for stage in self.stages:
             names = ", ".join(f"'{t.name}'" for t in stage.sent[:3])
             more = f" and {len(stage.sent) - 3} more" if len(stage.sent) > 3 else ""
@@ -112,7 +111,7 @@ def partition(
     balance: Balance = "memory",
     *,
     micro_batches: int = 1,
-    slack: float = 0.05,
+    slack: float = 0.02,
 ) -> Partition:
     """Cut the forward pass behind some tensors into stages for a pipeline.
 
