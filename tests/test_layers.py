@@ -25,8 +25,8 @@ LAYERS = {
     "batchnorm": 4,
     "quantize": 4,
     "model": 4,
-    # Below the clients, since memory-saving gradients plan by its predictions.
-    "memory": 3,
+    # Below what plans by its predictions: partitions, and memory-saving gradients.
+    "memory": 2,
     "report": 5,
     "cli": 5,
 }

@@ -63,7 +63,8 @@ COMPATIBLE = {
 PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report"]
 # Names of one submodule that another has, too.
 EXTRA = {
-    "select": ["ControlOutputs"],
+    "transform": ["Partition", "PartitionStage", "Placement", "partition", "place"],
+    "select": ["ControlOutputs", "by_device"],
     "util": [
         "ListView",
         "check_graphs",

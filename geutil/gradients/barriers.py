@@ -33,7 +33,6 @@ from typing import Protocol
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.costs import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import (
     PLACES_TO_WAIT,
@@ -45,6 +44,7 @@ from geutil.gradients.segments import (
 )
 from geutil.graph import creation, types
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.memory.op_costs import PRODUCTS
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
 _PASSING_ON = frozenset(("Identity", "StopGradient"))

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients import edges, encodings, tensor_sizes
+from geutil.gradients import edges, encodings
 from geutil.gradients.edges import Read
 from geutil.gradients.encodings import Encoding, EncodingPlan
 from geutil.gradients.step import PlainStep, with_edited_backward
@@ -30,6 +30,7 @@ from geutil.graph.types import (
     dims_of,
     scope_dirname,
 )
+from geutil.memory.sizes import tensor_elements
 
 SCOPE = "encoded"
 
@@ -374,7 +375,7 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
     for read in encodings.late_reads(step):
         buffer = encodings.buffer_of(read.tensor)
-        size = tensor_sizes.tensor_elements(buffer)
+        size = tensor_elements(buffer)
         if size < smallest or encodings.is_held_anyway(step, buffer):
             continue
         if buffer not in by_buffer:

@@ -28,7 +28,7 @@ from geutil.graph.types import (
     Tensor,
     dims_of,
 )
-from geutil.memory import cpu_kernels
+from geutil.memory import cpu_kernels, sizes
 
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
 SIGN, NARROW = "sign", "narrow"
@@ -264,7 +264,7 @@ def _large_reads(step: PlainStep, smallest: int) -> list[tuple[Tensor, Read]]:
         buffer = buffer_of(read.tensor)
         if is_held_anyway(step, buffer) or buffer.dtype.size == 0:
             continue
-        if tensor_sizes.tensor_elements(buffer) >= smallest:
+        if sizes.tensor_elements(buffer) >= smallest:
             found.append((buffer, read))
     return found
 
@@ -349,7 +349,7 @@ def _encoding(
     compact = _compact(buffer)
     if compact is not None and all(read.tensor is buffer for read in reads):
         each = 1 if compact == SIGN else buffer.op.inputs[0].dtype.size
-        size = tensor_sizes.tensor_elements(buffer) * each
+        size = sizes.tensor_elements(buffer) * each
         return Encoding(buffer, tuple(reads), (compact,), size)
     signs = IdentitySet(
         read.tensor
@@ -374,5 +374,5 @@ def _encoding(
         buffer,
         tuple(reads),
         tuple(names),
-        sum(tensor_sizes.tensor_elements(t) for ts in kept.values() for t in ts),
+        sum(sizes.tensor_elements(t) for ts in kept.values() for t in ts),
     )

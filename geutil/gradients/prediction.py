@@ -25,6 +25,7 @@ from geutil.memory import (
     graph_to_program,
     scheduling,
     simulation,
+    sizes,
     workspaces,
 )
 from geutil.memory.function_memory import NOTHING, ListSizes
@@ -291,7 +292,7 @@ class StepProgram:
                 aliases=_moved(shared, places) if inputs else (),
                 reuses=_moved(cpu_kernels.reuses(op), places) if inputs else (),
                 temporary=called.temporary
-                + workspaces.temporary_bytes(op, dims=tensor_sizes.known_dims),
+                + workspaces.temporary_bytes(op, dims=sizes.known_dims),
                 surge=called.surge,
                 cheap=op.type in cpu_kernels.CHEAP,
                 queue="",

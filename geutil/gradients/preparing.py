@@ -22,6 +22,7 @@ from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph import adjacency, function_calls, runtime
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, type_name
+from geutil.memory import sizes
 from geutil.select.walks import get_backward_walk_ops
 
 MIN_CHECKPOINT_SIZE = 1024
@@ -111,7 +112,7 @@ class Options:
         return chosen.offload_device if is_away else None
 
     def _is_large(self, tensor: Tensor) -> bool:
-        return tensor_sizes.tensor_elements(tensor) >= self.min_checkpoint_size
+        return sizes.tensor_elements(tensor) >= self.min_checkpoint_size
 
 
 @dataclass(frozen=True, eq=False)

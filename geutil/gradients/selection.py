@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients import costs, segments, tensor_sizes
+from geutil.gradients import segments, tensor_sizes
 from geutil.gradients.planning import (
     Budget,
     BudgetSearch,
@@ -25,6 +25,7 @@ from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
+from geutil.memory import op_costs, sizes
 from geutil.memory.sizes import megabytes
 from geutil.select import names
 
@@ -142,7 +143,7 @@ class AlwaysKept:
             return "it is given"
         reason = segments.why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
-        unknown = tensor_sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
+        unknown = sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
             return reason
         small = tensor_sizes.tensor_bytes(tensor) <= self._negligible
@@ -174,7 +175,7 @@ class Keeping:
     plan: Recomputation | None = None
     limit: int | None = None
     bound: float = 0.0
-    time_of: costs.Times = costs.op_time
+    time_of: op_costs.Times = op_costs.op_time
     extra_time: float | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -236,7 +237,7 @@ def _resolve_mode(
     if mode == "collection":
         return _resolve_list(step, collected(step.graph), mode, always)
     if mode == "speed":
-        chosen = _chosen_by(step, costs.is_heavy, smallest, always)
+        chosen = _chosen_by(step, op_costs.is_heavy, smallest, always)
         keeping = Keeping(mode, chosen, always)
         if not len(chosen):
             keeping.warnings.append(
@@ -245,7 +246,7 @@ def _resolve_mode(
             )
         return keeping
     # What "speed" keeps is simulated as well, since no cutting may lead there.
-    heavy = tuple(_chosen_by(step, costs.is_heavy, smallest, always))
+    heavy = tuple(_chosen_by(step, op_costs.is_heavy, smallest, always))
     choice = choose_for_memory(
         step, always, smallest, among_others=among_others, other=heavy
     )
@@ -257,7 +258,7 @@ def _resolve_mode(
 
 def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
     """Return what to keep so that a step is within a budget at the least compute."""
-    heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
+    heavy = tuple(_chosen_by(step, op_costs.is_heavy, 0, always))
     offload = budget if budget.offload else None
     warnings = []
     if offload and runtime.is_compiled_by_xla(step.graph):
@@ -346,9 +347,7 @@ def _chosen_by(
 
 def _is_large(tensor: Tensor, smallest: int) -> bool:
     # A variant is one element, which may stand for any number of tensors.
-    return (
-        tensor.dtype == tf.variant or tensor_sizes.tensor_elements(tensor) >= smallest
-    )
+    return tensor.dtype == tf.variant or sizes.tensor_elements(tensor) >= smallest
 
 
 def uncast(tensor: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from geutil.graph.types import (
     Tensor,
     is_reference,
 )
-from geutil.memory import function_memory, graph_to_program, onednn
+from geutil.memory import function_memory, graph_to_program, onednn, sizes
 from geutil.memory.ordering import OrderPlan, plan_order
 from geutil.memory.scheduling import negligible_size
 
@@ -122,7 +122,7 @@ def order_step(
         fetched,
         tensor_sizes.tensor_bytes,
         graph_to_program.calls_of(ops),
-        dims=tensor_sizes.known_dims,
+        dims=sizes.known_dims,
     )
     program = program.with_elsewhere(
         i for i, op in enumerate(ops) if op.name in elsewhere

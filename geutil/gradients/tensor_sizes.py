@@ -7,9 +7,8 @@ them in a copy of the part of the graph that leaves them open.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,11 +29,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
-
-Dims: TypeAlias = tuple[int | None, ...]
-
-UNKNOWN = 32
-"""What an unknown dimension is assumed to be: most are a batch."""
+from geutil.memory.sizes import UNKNOWN, Dims, known_dims, tensor_elements
 
 _ELSEWHERE = (tf.resource, tf.variant)
 """Handles to what has a shape of its own."""
@@ -46,18 +41,6 @@ _ROUNDS = 4
 """So often what still has no shape is assumed, where one follows on another."""
 _FEW = 64
 """Integers up to this number may be a shape, and are computed if they can be."""
-
-
-def known_dims(tensor: Tensor) -> Dims | None:
-    """Return the shape of a tensor, as far as it is known, given or assumed.
-
-    None where the rank is not known.
-    """
-    dims = types.dims_of(tensor)
-    if dims is not None and None not in dims:
-        return dims
-    shapes: OpenShapes | None = state_of(tensor.graph).open_shapes
-    return dims if shapes is None else shapes.known.get(tensor, dims)
 
 
 def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
@@ -327,14 +310,6 @@ def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
     if dtype.name in _SIZED_ELSEWHERE:
         return 0
     return tensor_elements(tensor, unknown) * int(dtype.size)
-
-
-def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
-    """Return the number of elements of a tensor; 0 for an unknown rank."""
-    dims = known_dims(tensor)
-    if dims is None:
-        return 0
-    return math.prod(unknown if d is None else d for d in dims)
 
 
 def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:

@@ -5,6 +5,7 @@ from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.comparing import TimelineComparison, compare
 from geutil.memory.measuring.job import Environment, Measurement
 from geutil.memory.measuring.measure import measure
+from geutil.memory.pipeline import Pipeline, PipelineRun, Stage
 from geutil.memory.predicting import predict, step_program
 from geutil.memory.program import Node, Program, execution_order
 from geutil.memory.simulation import Simulation, simulate
@@ -33,4 +34,7 @@ __all__ = [
     "Simulation",
     "execution_order",
     "simulate",
+    "Pipeline",
+    "PipelineRun",
+    "Stage",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
-from geutil.errors import PredictionError
+from geutil.errors import PlanError, PredictionError
+from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
 from geutil.memory.program import Node, Program, execution_order, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
@@ -119,9 +121,22 @@ class Simulation:
         return LiveTensor(f"{node.name}:{place}", node.type, size)
 
 
+@overload
 def simulate(
     program: Program, order: Sequence[int] | None = None, *, seed: int | None = None
-) -> Simulation:
+) -> Simulation: ...
+
+
+@overload
+def simulate(program: Pipeline) -> PipelineRun: ...
+
+
+def simulate(
+    program: Program | Pipeline,
+    order: Sequence[int] | None = None,
+    *,
+    seed: int | None = None,
+) -> Simulation | PipelineRun:
     """Run a program without computing anything, and note what it holds.
 
     A buffer is held until the last reader of every tensor that shares it has run; what
@@ -130,16 +145,19 @@ def simulate(
     second buffer until it has been read.
 
     Args:
-        program: the nodes and tensors.
+        program: the nodes and tensors; or a `Pipeline` of devices, of which a step is
+            simulated as `geutil.memory.pipeline.run_pipeline` says.
         order: all nodes, by number, each after what it reads and waits for. Without
             it, the order of TensorFlow's executor (`execution_order`).
         seed: for `execution_order`.
 
     Returns:
-        The bytes held at each step, and the life of each buffer.
+        The bytes held at each step, and the life of each buffer; of a pipeline, its
+        time, bubble, traffic and peaks.
 
     Raises:
         PredictionError: `order` is no order of the program's nodes, or none exists.
+        PlanError: an order or a seed is passed with a pipeline.
 
     Cost: linear in nodes and edges; some 5 us for each node.
 
@@ -153,6 +171,13 @@ def simulate(
         >>> simulate(Program([x, y, z], sizes=[100, 100, 100], fetched=[2])).held
         [100, 200, 200]
     """
+    if isinstance(program, Pipeline):
+        if order is not None or seed is not None:
+            raise PlanError(
+                "order and seed are those of a program; a pipeline has a schedule: "
+                "pass Pipeline(..., schedule='gpipe') or '1f1b'"
+            )
+        return run_pipeline(program)
     if order is None:
         order = execution_order(program, seed)
     else:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from geutil.graph import types
+from geutil.graph.state import state_of
 from geutil.graph.types import GivenShapes, Tensor
+
+Dims: TypeAlias = tuple[int | None, ...]
+
+UNKNOWN = 32
+"""What an unknown dimension is assumed to be: most are a batch."""
 
 
 def megabytes(size: int) -> str:
@@ -113,3 +119,26 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
         ):
             dims = tuple(tf.TensorShape(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)
+
+
+def known_dims(tensor: Tensor) -> Dims | None:
+    """Return the shape of a tensor, as far as it is known, given or assumed.
+
+    None where the rank is not known.
+    """
+    dims = types.dims_of(tensor)
+    if dims is not None and None not in dims:
+        return dims
+    shapes = state_of(tensor.graph).open_shapes
+    if shapes is None:
+        return dims
+    known: Dims | None = shapes.known.get(tensor, dims)
+    return known
+
+
+def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
+    """Return the number of elements of a tensor; 0 for an unknown rank."""
+    dims = known_dims(tensor)
+    if dims is None:
+        return 0
+    return math.prod(unknown if d is None else d for d in dims)

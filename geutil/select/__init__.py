@@ -15,6 +15,7 @@ from geutil.select.boundary import (
 )
 from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.filters import (
+    by_device,
     filter_ops,
     filter_ops_from_regex,
     filter_ts,
@@ -35,6 +36,7 @@ _get_output_ts = outputs_of
 
 __all__ = [
     "ControlOutputs",
+    "by_device",
     "can_be_regex",
     "check_cios",
     "compute_boundary_ts",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import types
 from geutil.graph.types import Operation, Tensor
 from geutil.select.conversions import get_tensors, make_list_of_op, make_regex
@@ -156,3 +157,70 @@ def get_name_scope_ops(ops: Any, scope: str) -> list[Operation]:
         return listed
     names = ((op, op.name) for op in listed)
     return [op for op, name in names if name.startswith(inside) or name == itself]
+
+
+_PARTS = re.compile(
+    r"(?:/job:(?P<job>[^/]+))?(?:/replica:(?P<replica>[^/]+))?"
+    r"(?:/task:(?P<task>[^/]+))?"
+    r"(?:/(?:device:)?(?P<kind>[A-Za-z*]+):(?P<index>[^/]+))?"
+)
+
+
+def by_device(device: str) -> OpFilter:
+    """Return a filter that passes the ops of devices.
+
+    Args:
+        device: a device, or a part of one: "/job:worker", "/task:0",
+            "/job:worker/task:*", "/device:GPU:*". What is left out may be anything,
+            and "*" stands for anything that is there. "" is the ops without a device.
+
+    Raises:
+        ArgumentTypeError: `device` is no text.
+        SelectionError: it is no device.
+
+    Cost: constant; the filter takes some microseconds for each op.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> from geutil.select import by_device
+        >>> with tf.Graph().as_default() as graph:
+        ...     for task in range(2):
+        ...         with tf.device(f"/job:worker/task:{task}/device:CPU:0"):
+        ...             x = tf.constant(1.0, name=f"x{task}")
+        >>> [op.name for op in ge.filter_ops(graph, by_device("/job:worker/task:1"))]
+        ['x1']
+        >>> [op.name for op in ge.filter_ops(graph, by_device("/job:*/device:CPU:*"))]
+        ['x0', 'x1']
+    """
+    if not isinstance(device, str):
+        raise ArgumentTypeError(
+            f"a device is a text, such as '/job:worker/task:*', not {device!r}"
+        )
+    wanted = _device_parts(device)
+    if wanted is None:
+        raise SelectionError(
+            f"'{device}' is no device; write one like "
+            "'/job:worker/replica:0/task:1/device:CPU:0', or a part of that"
+        )
+    if not wanted:
+        return lambda op: not op.device
+
+    def passes(op: Operation) -> bool:
+        own = _device_parts(op.device) or {}
+        return all(
+            part in own and value in ("*", own[part]) for part, value in wanted.items()
+        )
+
+    return passes
+
+
+def _device_parts(device: str) -> dict[str, str] | None:
+    """Return the parts that a device names; None if it is none."""
+    match = _PARTS.fullmatch(device)
+    if match is None:
+        return None
+    parts = {name: value for name, value in match.groupdict().items() if value}
+    if "kind" in parts:
+        parts["kind"] = parts["kind"].upper()
+    return parts

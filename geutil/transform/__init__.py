@@ -12,10 +12,20 @@ from geutil.transform.handlers import (
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,
 )
+from geutil.transform.partitioning import (
+    Partition,
+    PartitionStage,
+    Placement,
+    partition,
+    place,
+)
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer
 
 __all__ = [
+    "Partition",
+    "PartitionStage",
+    "Placement",
     "Transformer",
     "TransformerInfo",
     "assign_renamed_collections_handler",
@@ -24,6 +34,8 @@ __all__ = [
     "copy_with_input_replacements",
     "graph_replace",
     "keep_t_if_possible_handler",
+    "partition",
+    "place",
     "replace_t_with_placeholder_handler",
     "transform_op_if_inside_handler",
 ]

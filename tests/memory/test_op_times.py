@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from geutil.gradients import Budget, explain
-from geutil.gradients.costs import op_time, op_times_of
-from geutil.gradients.tensor_sizes import known_dims
+from geutil.memory.op_costs import op_time, op_times_of
 from geutil.memory.op_times import op_times
+from geutil.memory.sizes import known_dims
 
 v1 = tf.compat.v1
 

@@ -10,9 +10,10 @@ from geutil import memory
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    BatchFit Environment Lifetime LiveTensor Measurement Moment Node Program Simulation
-    Timeline TimelineComparison WorstCase bytes_of compare execution_order largest_batch
-    measure predict simulate step_program worst_case
+    BatchFit Environment Lifetime LiveTensor Measurement Moment Node Pipeline
+    PipelineRun Program Simulation Stage Timeline TimelineComparison WorstCase bytes_of
+    compare execution_order largest_batch measure predict simulate step_program
+    worst_case
 """
 SIGNATURES = """
 bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
@@ -28,8 +29,8 @@ measure(what: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
 predict(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, order:
     Iterable[Operation] | None = None, shapes: GivenShapes | None = None, grappler: bool
     = True, onednn: bool | None = None) -> Timeline
-simulate(program: Program, order: Sequence[int] | None = None, *, seed: int | None =
-    None) -> Simulation
+simulate(program: Program | Pipeline, order: Sequence[int] | None = None, *, seed: int |
+    None = None) -> Simulation | PipelineRun
 step_program(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
     GivenShapes | None = None, grappler: bool = False) -> Program
 worst_case(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:

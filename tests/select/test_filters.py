@@ -4,6 +4,8 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.select import by_device
 from tests.select.samples import diamond, looking, other_graph
 from tests.settings import default_graph, names
 
@@ -228,3 +230,43 @@ def test_refuses_what_is_no_regex(setting, find, regex):
             find(g.graph, regex)
 
     setting.run(body)
+
+
+DEVICES = [
+    "",
+    "/device:CPU:0",
+    "/job:worker/replica:0/task:0/device:CPU:0",
+    "/job:worker/replica:0/task:1/device:GPU:1",
+    "/job:ps/task:1/cpu:0",
+]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "passed"),
+    [
+        ("", [0]),
+        ("/job:worker", [2, 3]),
+        ("/job:worker/task:*", [2, 3]),
+        ("/task:1", [3, 4]),
+        ("/job:*/task:1", [3, 4]),
+        ("/device:CPU:0", [1, 2, 4]),
+        ("/gpu:*", [3]),
+        ("/device:*:0", [1, 2, 4]),
+        ("/replica:0", [2, 3]),
+        ("/job:chief", []),
+    ],
+)
+def test_ops_of_a_device(pattern, passed):
+    with tf.Graph().as_default() as graph:
+        for i, device in enumerate(DEVICES):
+            with tf.device(device):
+                tf.constant(1.0, name=f"x{i}")
+    names = [op.name for op in ge.filter_ops(graph, by_device(pattern))]
+    assert names == [f"x{i}" for i in passed]
+
+
+def test_what_is_no_device_is_refused():
+    with pytest.raises(SelectionError, match="'worker' is no device"):
+        by_device("worker")
+    with pytest.raises(ArgumentTypeError, match="a device is a text"):
+        by_device(None)

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from geutil.gradients import edges, tensor_sizes
-from geutil.gradients.costs import multiply_adds
 from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
 from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
+from geutil.memory import sizes
 from geutil.memory.cpu_kernels import aliases
+from geutil.memory.op_costs import multiply_adds
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
@@ -184,7 +185,7 @@ def _is_passed_over(tensor: Tensor) -> bool:
 
 
 def _price(tensor: Tensor, smallest: int) -> int:
-    if tensor_sizes.tensor_elements(tensor) < smallest or _is_passed_over(tensor):
+    if sizes.tensor_elements(tensor) < smallest or _is_passed_over(tensor):
         return NEVER
     size = tensor_sizes.tensor_bytes(tensor)
     if tensor.op.type == "Cast":

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from geutil.gradients import costs, tensor_sizes
+from geutil.gradients import tensor_sizes
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
+from geutil.memory import op_costs
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ class Trials:
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:
-            self._costs[op] = costs.multiply_adds(op)
+            self._costs[op] = op_costs.multiply_adds(op)
         return self._costs[op]
 
     def _is_always_kept(self, tensor: Tensor) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from geutil.gradients import segments
-from geutil.gradients.costs import Times, op_time
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
@@ -22,6 +21,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import scheduling
+from geutil.memory.op_costs import Times, op_time
 from geutil.memory.ordering import with_controls
 from geutil.memory.program import Program
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import tensor_sizes
-from geutil.gradients.costs import op_times_of
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.schedule import Schedule
@@ -33,6 +32,7 @@ from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
+from geutil.memory.op_costs import op_times_of
 from geutil.memory.sizes import byte_count, megabytes
 
 _FEWEST_TRIES, _TRIES = 3, 8

@@ -7,12 +7,12 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.gradients.costs import multiply_adds
 from geutil.gradients.tensor_sizes import (
     negligible_bytes,
     tensor_bytes,
-    tensor_elements,
 )
+from geutil.memory.op_costs import multiply_adds
+from geutil.memory.sizes import tensor_elements
 
 v1 = tf.compat.v1
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 
 from geutil.errors import PlanError
-from geutil.gradients.tensor_sizes import UNKNOWN, known_dims, tensor_elements
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import op_times
+from geutil.memory.sizes import UNKNOWN, known_dims, tensor_elements
 
 CONVOLUTIONS = frozenset(
     (
@@ -97,7 +97,7 @@ def multiply_adds(op: Operation) -> int:
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.gradients.costs import multiply_adds
+        >>> from geutil.memory.op_costs import multiply_adds
         >>> with tf.Graph().as_default():
         ...     y = tf.matmul(tf.zeros([8, 16]), tf.zeros([16, 4]))
         >>> multiply_adds(y.op)

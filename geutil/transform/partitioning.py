@@ -1,0 +1,470 @@
+"""Ops on devices: moved there, or the forward pass cut into stages, one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal
+
+from geutil.errors import ArgumentTypeError, SelectionError, TransformError
+from geutil.graph import adjacency, colocation, creation, edits, op_types, state
+from geutil.graph.resource_variables import dtype_behind, shape_behind
+from geutil.graph.state import UndoStep
+from geutil.graph.types import Operation, Tensor, type_name
+from geutil.memory.op_costs import op_time
+from geutil.memory.sizes import bytes_of_shape, megabytes, tensor_elements
+from geutil.memory.stage_cuts import SequenceCut, cut_sequence
+from geutil.select import conversions
+from geutil.select.walks import get_backward_walk_ops
+
+Balance = Literal["memory", "time"]
+BALANCES = ("memory", "time")
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionStage:
+    """What one device computes.
+
+    Attributes:
+        device: the device.
+        ops: the ops, in topological order.
+        cost: by what is balanced: bytes, or multiply-adds of a convolution.
+        sent: the tensors that later stages read, of this stage or of earlier ones.
+        sent_bytes: their bytes.
+    """
+
+    device: str
+    ops: tuple[Operation, ...] = field(repr=False)
+    cost: float
+    sent: tuple[Tensor, ...] = field(repr=False)
+    sent_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """A forward pass cut into stages.
+
+    Attributes:
+        stages: the stages, first to last.
+        balance: what is balanced, "memory" or "time".
+        bound: no partition into as many stages has a largest stage below it.
+    """
+
+    stages: tuple[PartitionStage, ...]
+    balance: Balance
+    bound: float
+
+    @property
+    def largest(self) -> float:
+        """The cost of the largest stage."""
+        return max(stage.cost for stage in self.stages)
+
+    @property
+    def gap(self) -> float:
+        """By what part the largest stage is above the bound."""
+        return self.largest / self.bound - 1 if self.bound else 0.0
+
+    def apply(self) -> None:
+        """Put the ops on their devices; gradients that are built later follow them.
+
+        Raises:
+            TransformError: an op has another device already. None is changed then.
+            StaleGraphError, FinalizedGraphError: the graph cannot be edited any more.
+
+        Cost: linear in the ops.
+        """
+        pairs = [(op, stage.device) for stage in self.stages for op in stage.ops]
+        for op, device in pairs:
+            if op.device not in ("", device):
+                raise TransformError(
+                    f"'{op.name}' is on '{op.device}' already and belongs to the stage "
+                    f"of '{device}'; build the graph without tf.device around it"
+                )
+        if pairs:
+            state.check_editable(pairs[0][0].graph, [op for op, _ in pairs])
+        for op, device in pairs:
+            creation.set_device(op, device)
+
+    def __str__(self) -> str:
+        head = f"{len(self.stages)} stages by {self.balance}"
+        largest = f"largest {self._amount(self.largest)}"
+        lines = [f"{head}, {largest}, {self.gap:.1%} above the bound"]
+        for stage in self.stages:
+            names = ", ".join(f"'{t.name}'" for t in stage.sent[:3])
+            more = f" and {len(stage.sent) - 3} more" if len(stage.sent) > 3 else ""
+            sent = f"; sends {megabytes(stage.sent_bytes)}: {names}{more}"
+            lines.append(
+                f"  {stage.device}: {len(stage.ops)} ops, {self._amount(stage.cost)}"
+                + (sent if stage.sent else "")
+            )
+        return "\n".join(lines)
+
+    def _amount(self, cost: float) -> str:
+        if self.balance == "memory":
+            return megabytes(int(cost))
+        return f"{cost:.3g} multiply-adds"
+
+
+def partition(
+    ys: Any,
+    devices: Sequence[str],
+    balance: Balance = "memory",
+    *,
+    micro_batches: int = 1,
+    slack: float = 0.02,
+) -> Partition:
+    """Cut the forward pass behind some tensors into stages for a pipeline.
+
+    Every tensor goes to the same stage or to a later one. Of all cuts of the ops in
+    their topological order, the largest stage is least, and within the slack the
+    fewest bytes cross. What reads neither data nor random numbers (variables, their
+    reads, constants) is in the stage that reads it first; ops that share a variable, or
+    are colocated, are in one stage.
+
+    "time" counts what each op takes by the planner's cost model. "memory" counts
+    variables and constants once, gradients of variables once more, and all results of a
+    micro-batch as often as it is in flight under 1F1B: an estimate of what a stage
+    holds if nothing is computed again, not a predicted peak.
+
+    Args:
+        ys: the tensors, such as the loss; the graph is that of one micro-batch.
+        devices: one for each stage, first to last.
+        balance: "memory" or "time".
+        micro_batches: how many of them a step has.
+        slack: by what part the largest stage may be larger, to save traffic.
+
+    Returns:
+        The partition; nothing is changed until `apply`.
+
+    Raises:
+        ArgumentTypeError: `devices` is no list of texts, or `micro_batches` below 1.
+        SelectionError: there is no such balance, or `ys` are of several graphs.
+        PlanError: there are more devices than places to cut.
+
+    Cost: linear in ops and edges, and some 100 ms for 5,000 ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.transform import partition
+        >>> with tf.Graph().as_default():
+        ...     x = tf.compat.v1.placeholder(tf.float32, [100, 100])
+        ...     for _ in range(8):
+        ...         x = tf.matmul(x, x)
+        >>> found = partition(x, ["/cpu:0", "/cpu:1"], "time")
+        >>> [len(stage.ops) for stage in found.stages], found.gap
+        ([5, 4], 0.0)
+    """
+    if isinstance(devices, str) or not all(isinstance(d, str) for d in devices):
+        raise ArgumentTypeError(f"devices is a list of names, got {devices!r}")
+    if micro_batches < 1:
+        raise ArgumentTypeError(f"micro_batches is 1 or more, got {micro_batches!r}")
+    if balance not in BALANCES:
+        raise SelectionError(f"{balance!r} is no balance; pass 'memory' or 'time'")
+    tensors = conversions.make_list_of_t(ys)
+    conversions.get_unique_graph(tensors)
+    line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
+    return line.partition(tuple(devices), balance, micro_batches, slack)
+
+
+class _Line:
+    """The ops of a forward pass in a line that can be cut in some places.
+
+    Args:
+        ops: the ops.
+    """
+
+    def __init__(self, ops: Sequence[Operation]) -> None:
+        self._ops = adjacency.topological_sort(ops)
+        inside = frozenset(self._ops)
+        self._fixed = self._without_data()
+        moving = [op for op in self._ops if op not in self._fixed]
+        self._place = {op: i for i, op in enumerate(moving)}
+        self._readers = {
+            op: [r for r in adjacency.successors(op) if r in inside] for op in self._ops
+        }
+        end = max(len(moving) - 1, 0)
+        self._place |= dict.fromkeys(self._fixed, end)
+        self._length = end + 1
+        self._groups = self._together()
+        while self._move_forward():
+            pass
+        starts = self._cut_places()
+        numbers = list(accumulate(int(i in starts) for i in range(self._length)))
+        self._piece = {op: numbers[i] - 1 for op, i in self._place.items()}
+        self.count = len(starts)
+
+    def _without_data(self) -> frozenset[Operation]:
+        """Return what is read only, and what follows from that alone; placeholders."""
+        fixed: set[Operation] = set()
+        roots = op_types.PLACEHOLDERS | op_types.VARIABLES | {"Const"}
+        data: set[Operation] = set()
+        for op in self._ops:
+            before = [*(t.op for t in op.inputs), *adjacency.control_inputs(op)]
+            is_root = op.type in roots
+            if op.type in op_types.PLACEHOLDERS and not _is_handle(op):
+                data.add(op)
+            reads_only = op.type == "ReadVariableOp" or not any(map(_is_handle, before))
+            follows = bool(before) and all(b in fixed and b not in data for b in before)
+            if is_root or (follows and reads_only):
+                fixed.add(op)
+        return frozenset(fixed)
+
+    def _together(self) -> list[list[Operation]]:
+        """Return the groups of ops that share a variable, or are colocated."""
+        by_name = {op.name: op for op in self._ops}
+        groups: dict[str, dict[Operation, None]] = {}
+        for op in self._ops:
+            names = colocation.colocation_names(op)
+            names += [t.op.name for t in op.inputs if _is_handle(t.op)]
+            for name in names:
+                group = groups.setdefault(name, {})
+                group[op] = None
+                if name in by_name:
+                    group[by_name[name]] = None
+        return [list(group) for group in groups.values()]
+
+    def _move_forward(self) -> bool:
+        """Move what reads no data to what reads it, and to its group; tell if any."""
+        before = sum(self._place.values())
+        for op in reversed(self._ops):
+            if op in self._fixed:
+                after = (self._place[r] for r in self._readers[op])
+                self._place[op] = min((self._place[op], *after))
+        for group in self._groups:
+            first = min(self._place[op] for op in group)
+            self._place.update((op, first) for op in group if op in self._fixed)
+        return sum(self._place.values()) < before
+
+    def _cut_places(self) -> set[int]:
+        """Return the places where a piece may begin; groups are in one piece."""
+        change = [0] * (self._length + 1)
+        for group in self._groups:
+            places = [self._place[op] for op in group]
+            change[min(places) + 1] += 1
+            change[max(places) + 1] -= 1
+        inside = list(accumulate(change))
+        return {i for i in range(self._length) if not i or not inside[i]}
+
+    def partition(
+        self,
+        devices: tuple[str, ...],
+        balance: Balance,
+        micro_batches: int,
+        slack: float,
+    ) -> Partition:
+        """Return the best partition."""
+        held, made = [0.0] * self.count, [0.0] * self.count
+        for op in self._ops:
+            piece = self._piece[op]
+            if balance == "time":
+                held[piece] += op_time(op) if op not in self._fixed else 0
+            else:
+                held[piece] += _held_bytes(op)
+                made[piece] += 0 if op in self._fixed else sum(map(_size, op.outputs))
+        stages = len(devices)
+        sums = [0.0, *accumulate(held)], [0.0, *accumulate(made)]
+
+        def cost(stage: int, start: int, end: int) -> float:
+            flying = min(micro_batches, stages - stage)
+            held_bytes, made_bytes = (total[end] - total[start] for total in sums)
+            return held_bytes + flying * made_bytes
+
+        cut = cut_sequence(self._crossing(), stages, cost, slack=slack, precision=1e-4)
+        pieces = [h + m for h, m in zip(held, made, strict=True)]
+        bound = max(sum(pieces) / stages, *pieces)
+        return Partition(self._stages(cut, devices), balance, bound)
+
+    def _last(self, tensor: Tensor) -> int:
+        """Return the last piece that reads a tensor."""
+        readers = adjacency.consumers(tensor)
+        pieces = (self._piece[r] for r in readers if r in self._piece)
+        return max(pieces, default=self._piece[tensor.op])
+
+    def _crossing(self) -> list[float]:
+        """Return the bytes that cross each place between pieces."""
+        change = [0.0] * (self.count + 2)
+        for op, piece in self._piece.items():
+            for t in op.outputs:
+                change[piece + 1] += _size(t)
+                change[self._last(t) + 1] -= _size(t)
+        return list(accumulate(change[: self.count + 1]))
+
+    def _stages(
+        self, cut: SequenceCut, devices: Sequence[str]
+    ) -> tuple[PartitionStage, ...]:
+        start, stages = 0, []
+        for device, end, cost in zip(devices, cut.ends, cut.costs, strict=True):
+            ops = [op for op in self._ops if start <= self._piece[op] < end]
+            sent = tuple(
+                t
+                for op in self._ops
+                if self._piece[op] < end
+                for t in op.outputs
+                if self._last(t) >= end
+            )
+            total = sum(map(_size, sent))
+            stages.append(PartitionStage(device, tuple(ops), cost, sent, total))
+            start = end
+        return tuple(stages)
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Ops that were moved to a device.
+
+    Attributes:
+        device: the device.
+        ops: the ops that are there now, in graph order.
+        left: the ops that stay where their variable is, in graph order.
+        received: the tensors that the ops read from other devices.
+        sent: the tensors that are read on other devices.
+        received_bytes: the bytes of the former; open dimensions count as 32.
+        sent_bytes: the bytes of the latter.
+    """
+
+    device: str
+    ops: tuple[Operation, ...] = field(repr=False)
+    left: tuple[Operation, ...] = field(repr=False)
+    received: tuple[Tensor, ...] = field(repr=False)
+    sent: tuple[Tensor, ...] = field(repr=False)
+    received_bytes: int
+    sent_bytes: int
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.ops)} op(s) on {self.device}"]
+        for way, tensors, size in (
+            ("receive", self.received, self.received_bytes),
+            ("send", self.sent, self.sent_bytes),
+        ):
+            names = ", ".join(f"'{t.name}'" for t in tensors[:3])
+            more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+            if tensors:
+                lines.append(f"  they {way} {megabytes(size)}: {names}{more}")
+        lines += [
+            f"  '{op.name}' ({op.type}) stays: it reads a variable that is not moved"
+            for op in self.left
+        ]
+        return "\n".join(lines)
+
+
+def place(ops: Any, device: str) -> Placement:
+    """Put ops on a device, and tell what is sent to them and by them.
+
+    What reads a variable from outside stays where that is, since TensorFlow runs
+    it nowhere else.
+
+    Args:
+        ops: ops, or a nested list of them.
+        device: the device, such as "/job:worker/task:1" or "/device:CPU:0".
+
+    Returns:
+        The ops, and the tensors that cross. What an op without a device reads or
+        makes counts as crossing: TensorFlow is free to put that elsewhere.
+
+    Raises:
+        ArgumentTypeError: `device` is no text.
+        SelectionError: there are no ops, or of several graphs.
+        TransformError: an op is colocated with one that is not moved; nothing is
+            changed.
+        StaleGraphError, FinalizedGraphError: the graph cannot be edited any more.
+
+    Cost: linear in the ops and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.transform import place
+        >>> with tf.Graph().as_default():
+        ...     x = tf.ones([1000, 250], name="x")
+        ...     y = tf.reduce_sum(tf.nn.relu(x, name="relu"), name="sum")
+        >>> print(place([y.op.inputs[0].op, y.op], "/device:CPU:0"))
+        2 op(s) on /device:CPU:0
+          they receive 1.0 MB: 'x:0', 'Const:0'
+    """
+    if not isinstance(device, str):
+        raise ArgumentTypeError(
+            f"a device is a text, such as '/device:CPU:0', not {type_name(device)}"
+        )
+    listed = adjacency.graph_order(conversions.make_list_of_op(ops))
+    graph = conversions.get_unique_graph(listed)
+    inside = frozenset(listed)
+    left = [
+        op
+        for op in listed
+        if any(_is_handle(t.op) and t.op not in inside for t in op.inputs)
+    ]
+    moved = [op for op in listed if op not in frozenset(left)]
+    _check_colocation(moved)
+    state.check_editable(graph, moved)
+    for op in moved:
+        edits.note_undo(graph, UndoStep(partial(creation.set_device, op, op.device)))
+        creation.set_device(op, device)
+    there = frozenset(moved)
+    received = _elsewhere([t for op in moved for t in op.inputs], there, device)
+    sent = [
+        t
+        for op in moved
+        for t in op.outputs
+        if any(r.device != device for r in adjacency.consumers(t) if r not in there)
+    ]
+    return Placement(
+        device,
+        tuple(moved),
+        tuple(left),
+        tuple(received),
+        tuple(sent),
+        sum(map(_size, received)),
+        sum(map(_size, sent)),
+    )
+
+
+def _elsewhere(
+    tensors: Sequence[Tensor], there: frozenset[Operation], device: str
+) -> list[Tensor]:
+    """Return the tensors that are not made on a device, each once."""
+    found: dict[int, Tensor] = {}
+    for tensor in tensors:
+        if tensor.op not in there and tensor.op.device != device:
+            found.setdefault(id(tensor), tensor)
+    return list(found.values())
+
+
+def _check_colocation(ops: Sequence[Operation]) -> None:
+    """Raise TransformError if an op of a group is moved without another."""
+    if not ops:
+        return
+    inside = {op.name for op in ops}
+    for op in ops[0].graph.get_operations():
+        for name in colocation.colocation_names(op):
+            if (op.name in inside) != (name in inside) and name != op.name:
+                moved, other = (op.name, name) if op.name in inside else (name, op.name)
+                raise TransformError(
+                    f"'{moved}' is colocated with '{other}', which is not moved; move "
+                    "both"
+                )
+
+
+def _is_handle(op: Operation) -> bool:
+    return any(t.dtype.name == "resource" for t in op.outputs)
+
+
+def _size(tensor: Tensor) -> int:
+    if tensor.dtype.name in ("resource", "variant", "string"):
+        return 0
+    return tensor_elements(tensor) * int(tensor.dtype.size)
+
+
+def _held_bytes(op: Operation) -> int:
+    """Return the bytes of a constant; of a variable with its gradient."""
+    if op.type == "Const":
+        return _size(op.outputs[0])
+    if op.type in op_types.REF_VARIABLES:
+        return 2 * _size(op.outputs[0])
+    if not _is_handle(op):
+        return 0
+    dtype, shape = dtype_behind(op.outputs[0]), shape_behind(op.outputs[0])
+    if dtype is None or shape is None or shape.rank is None:
+        return 0
+    size = bytes_of_shape(dtype, shape.as_list()) or 0
+    return 2 * size if dtype.is_floating else size

@@ -1,0 +1,193 @@
+"""Partitions of real networks and of chains: where each op goes, and what crosses."""
+
+from itertools import pairwise
+
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, PlanError, SelectionError, TransformError
+from geutil.graph import adjacency
+from geutil.graph.edits import transaction
+from geutil.transform import partition, place
+from tests.gradients.networks import small_step, trace_forward
+
+v1 = tf.compat.v1
+DEVICES = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
+
+
+def chain(sizes):
+    """Return the result of matrix products, each of so many columns."""
+    x = v1.placeholder(tf.float32, [8, sizes[0]])
+    for i, (rows, columns) in enumerate(pairwise(sizes)):
+        x = tf.matmul(x, tf.ones([rows, columns]), name=f"product_{i}")
+    return x
+
+
+@pytest.mark.parametrize("balance", ["memory", "time"])
+@pytest.mark.parametrize("name", ["ResNet50", "U-Net", "encoder"])
+def test_stages_of_networks(name, balance):
+    forward = trace_forward(small_step(name))
+    found = partition(forward.loss, DEVICES, balance, micro_batches=2)
+    stage_of = {op: i for i, s in enumerate(found.stages) for op in s.ops}
+    assert sum(len(s.ops) for s in found.stages) == len(stage_of)
+    assert forward.loss.op in stage_of
+    for op, stage in stage_of.items():
+        assert all(stage_of[before] <= stage for before in adjacency.predecessors(op))
+    for op, stage in stage_of.items():
+        for t in op.inputs:
+            if t.dtype == tf.resource:
+                assert stage_of[t.op] == stage
+    for i, stage in enumerate(found.stages):
+        crossing = {
+            id(t): t.shape.num_elements() * t.dtype.size
+            for op in stage_of
+            for t in op.inputs
+            if stage_of[t.op] <= i < stage_of[op]
+        }
+        assert stage.sent_bytes == sum(crossing.values())
+        assert {id(t) for t in stage.sent} == set(crossing)
+    assert found.largest >= found.bound
+    found.apply()
+    assert all(op.device == DEVICES[stage] for op, stage in stage_of.items())
+
+
+def test_time_is_balanced():
+    with tf.Graph().as_default():
+        y = chain([100] * 13)
+        found = partition(y, DEVICES, "time")
+    products = [[o for o in s.ops if o.type == "MatMul"] for s in found.stages]
+    assert [len(ops) for ops in products] == [4, 4, 4]
+    assert [s.cost for s in found.stages] == [4 * 8 * 100 * 100] * 3
+    assert found.gap == 0
+
+
+def test_a_little_slack_saves_traffic():
+    with tf.Graph().as_default():
+        y = chain([1000, 1000, 1000, 10, 1000, 1000])
+        even = partition(y, DEVICES[:2], "time", slack=0.0)
+        slack = partition(y, DEVICES[:2], "time", slack=0.05)
+    assert slack.stages[0].sent_bytes == 8 * 10 * 4
+    assert even.stages[0].sent_bytes == 8 * 1000 * 4
+    assert even.largest < slack.largest <= 1.05 * even.largest
+
+
+def test_micro_batches_in_flight_weigh_on_the_first_stages():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [1000])
+        for _ in range(30):
+            x = tf.exp(x)
+        one = partition(x, DEVICES[:2])
+        many = partition(x, DEVICES[:2], micro_batches=8)
+    counts = [[len(s.ops) for s in found.stages] for found in (one, many)]
+    assert counts[0][0] > counts[1][0]
+    # In the first stage two are in flight, and one in the second.
+    assert sorted(s.cost for s in many.stages) == [20 * 4000, 20 * 4000]
+
+
+def test_ops_of_one_variable_stay_together():
+    with tf.Graph().as_default():
+        v = v1.get_variable("v", [100, 100], use_resource=True)
+        x = v1.placeholder(tf.float32, [8, 100])
+        for _ in range(6):
+            x = tf.matmul(x, v)
+        found = partition(x, DEVICES[:2], "time")
+    first = {op.type for op in found.stages[0].ops}
+    assert {"VarHandleOp", "ReadVariableOp"} <= first
+    assert "ReadVariableOp" not in {op.type for op in found.stages[1].ops}
+    assert found.stages[0].sent_bytes >= 100 * 100 * 4
+
+
+def test_gradients_follow():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [8, 100], name="x")
+        y = x
+        for i in range(4):
+            y = tf.exp(y, name=f"layer{i}")
+        partition(y, DEVICES[:2], "time").apply()
+        v1.gradients(y, x, colocate_gradients_with_ops=True)
+    forward = [op for op in graph.get_operations() if op.name.startswith("layer")]
+    assert {op.device for op in forward} == set(DEVICES[:2])
+    for op in forward:
+        (gradient,) = (
+            other
+            for other in graph.get_operations()
+            if other.type == "Mul" and f"loc:@{op.name}".encode() in classes(other)
+        )
+        assert gradient.name.startswith(f"gradients/{op.name}_grad")
+
+
+def classes(op):
+    return op.get_attr("_class") if "_class" in op.node_def.attr else []
+
+
+def test_refusals():
+    with tf.Graph().as_default():
+        y = chain([10] * 4)
+        with pytest.raises(ArgumentTypeError, match="a list of names"):
+            partition(y, "/cpu:0")
+        with pytest.raises(ArgumentTypeError, match="micro_batches"):
+            partition(y, DEVICES, micro_batches=0)
+        with pytest.raises(SelectionError, match="'memory' or 'time'"):
+            partition(y, DEVICES, "ops")
+        with pytest.raises(PlanError, match="ask for 1 to"):
+            partition(y, ["/cpu:0"] * 99)
+        with tf.device("/device:CPU:7"):
+            z = tf.identity(y, name="elsewhere")
+        found = partition(z, DEVICES)
+        with pytest.raises(TransformError, match="'elsewhere' is on"):
+            found.apply()
+        assert y.op.device == ""
+
+
+def test_placed_ops_are_there_and_what_crosses_is_told():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 4], name="x")
+        y = tf.exp(x, name="y")
+        z = tf.add(y, y, name="z")
+        tf.negative(z, name="reader")
+        tf.identity(y, name="other")
+    placed = place([y.op, z.op], DEVICES[1])
+    assert {op.device for op in placed.ops} == {DEVICES[1]}
+    assert [t.name for t in placed.received] == ["x:0"]
+    assert [t.name for t in placed.sent] == ["y:0", "z:0"]
+    assert (placed.received_bytes, placed.sent_bytes) == (128, 256)
+    assert "they receive 0.00013 MB: 'x:0'" in str(placed)
+    assert x.op.device == ""
+    # The ops that were moved before are on that device.
+    assert place(x.op, DEVICES[1]).sent == ()
+
+
+def test_placed_ops_go_back_with_the_transaction():
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([2], name="x")
+    with pytest.raises(KeyError), transaction(graph):
+        place(x.op, DEVICES[0])
+        raise KeyError
+    assert x.op.device == ""
+
+
+def test_what_reads_a_variable_stays_with_it():
+    with tf.Graph().as_default() as graph:
+        v = v1.get_variable("v", [3], use_resource=True)
+        y = tf.exp(v.read_value(), name="y")
+    reads = [op for op in graph.get_operations() if op.type == "ReadVariableOp"]
+    placed = place([*reads, y.op], DEVICES[1])
+    assert list(placed.left) == reads
+    assert placed.ops == (y.op,)
+    assert "stays: it reads a variable" in str(placed)
+    own = [op for op in graph.get_operations() if op.name.startswith("v")]
+    assert place([*own, *reads], DEVICES[1]).left == ()
+
+
+def test_a_part_of_a_colocated_group_is_refused():
+    with tf.Graph().as_default():
+        x = tf.ones([2], name="x")
+        with v1.colocate_with(x):
+            y = tf.exp(x, name="y")
+    for moved in (x.op, y.op):
+        with pytest.raises(TransformError, match="is colocated with"):
+            place(moved, DEVICES[1])
+    assert (x.op.device, y.op.device) == ("", "")
+    assert len(place([x.op, y.op], DEVICES[1]).ops) == 2
+    with pytest.raises(ArgumentTypeError, match="a device is a text"):
+        place(x.op, 1)
