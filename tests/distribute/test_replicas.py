@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph import replicas
+from tests.distribute.ports import free_ports
 from tests.processes import ROOT, run_python
 from tests.settings import needs_eager
 
@@ -33,18 +34,6 @@ def stepped(kind, net, edits):
         file = Path(folder) / "numbers.npz"
         checked(run_python("-m", PROGRAM, kind, net, edits, file))
         return dict(np.load(file))
-
-
-def free_ports(count):
-    import socket
-
-    sockets = [socket.socket() for _ in range(count)]
-    for opened in sockets:
-        opened.bind(("127.0.0.1", 0))
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 @functools.cache
@@ -162,6 +151,18 @@ def test_workers_equal_one_device_on_the_whole_batch():
         close(one, numbers, "variable/", 1e-6)
         close(one, numbers, "gradient/", 1e-5)
         assert list(numbers["misplaced"]) == []
+
+
+def test_steps_of_a_coordinator_equal_those_of_one_device(tmp_path):
+    files = [tmp_path / "cluster.npz", tmp_path / "one.npz"]
+    checked(run_python("-m", "tests.distribute.parameter_server", *files))
+    cluster, one = (dict(np.load(file)) for file in files)
+    for start in ("loss/", "range/", "variable/"):
+        close(one, cluster, start, 1e-6)
+    assert cluster["step"] == one["step"] == 4
+    assert {str(place) for place in cluster["places"]} == {
+        "/job:ps/replica:0/task:0/device:CPU:0"
+    }
 
 
 def test_outside_of_strategies_there_is_no_replica():
