@@ -2,7 +2,7 @@
 
 `python -m benchmarks.strategies [--quick]`. Two logical CPU devices. Both ways take
 turns, each time in a process of its own; printed are the medians of the step times, the
-highest of the peaks of resident memory above what the process had before its first step,
+highest of the peaks of resident memory above what a process had before its first step,
 and how far the gradients are apart.
 """
 
