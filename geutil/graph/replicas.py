@@ -8,6 +8,7 @@ the first has none.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,10 +24,27 @@ _SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
 
 
 def current() -> Any:
-    """Return the context of the replica that is being traced; None if there is none."""
-    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+    """Return the context of the replica that is being traced.
+
+    None if there is none, and in a function inside a replica's, where TensorFlow lets
+    replicas exchange nothing.
+    """
+    if is_inside() or not _is_replica():
         return None
     return tf.distribute.get_replica_context()
+
+
+def is_inside() -> bool:
+    """Tell whether a function is being traced inside of that of a replica."""
+    # A strategy that traces replicas in threads gives each the graph of its function.
+    outer = getattr(threading.current_thread(), "graph", None)
+    here = tf.compat.v1.get_default_graph()
+    return outer is not None and outer is not here and _is_replica()
+
+
+def _is_replica() -> bool:
+    distribute = tf.distribute
+    return distribute.has_strategy() and not distribute.in_cross_replica_context()
 
 
 def index() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from geutil.select.networks.layers import training_ops
 from geutil.transform.op_templates import Later, Stencils
 from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.step_counter import check_step_variable, step_counter
+
+_logger = logging.getLogger("geutil")
 
 
 @contextmanager
@@ -125,6 +128,12 @@ def insert(
         return MutableIdentityMap()
     if replicas.in_several():
         _name_as_first(groups)
+    elif mode.is_training and replicas.is_inside():
+        _logger.warning(
+            "quantize: in a tf.function inside a replica's function replicas can "
+            "exchange nothing, so that each moves the ranges in turn; quantize in the "
+            "function that strategy.run calls, for ranges over all replicas"
+        )
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
     state.check_editable(

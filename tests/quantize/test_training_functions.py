@@ -374,6 +374,7 @@ def test_replicas_of_a_mirrored_strategy(tmp_path):
     script = f"PATH = {str(path)!r}\n{MIRRORED}"
     done = run_python("-c", script)
     assert done.returncode == 0, done.stderr.decode()
+    assert b"each moves the ranges in turn" in done.stderr
     found = json.loads(path.read_text())
     assert sorted(found) == [
         f"{name}/{end}"
