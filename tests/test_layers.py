@@ -32,7 +32,7 @@ LAYERS = {
 }
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
-FOR_ALL = {"errors", "formats", "lazy", "notebook_display", "version"}
+FOR_ALL = {"errors", "formats", "lazy", "notebook_display", "progress", "version"}
 # Clients do not know each other, with one exception: the rewriters of old fold batch
 # norms and then insert FakeQuant ops, so one module puts the two together.
 COMPOSITIONS = {"quantize.contrib_rewriters": {"batchnorm"}}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from geutil.gradients import segments, tensor_sizes
+from geutil.gradients import segments
 from geutil.gradients.edges import Read
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import v1_control_flow
@@ -29,6 +29,7 @@ from geutil.graph.types import (
     dims_of,
 )
 from geutil.memory import cpu_kernels, sizes
+from geutil.memory.sizes import tensor_bytes
 
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
 SIGN, NARROW = "sign", "narrow"
@@ -101,7 +102,7 @@ class Encoding:
             tensor.name,
             tensor.op.type,
             " and ".join(self.keeps),
-            tensor_sizes.tensor_bytes(tensor),
+            tensor_bytes(tensor),
             self.bytes,
         )
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.tensor_sizes import tensor_bytes
 from geutil.graph.types import Tensor, type_name
+from geutil.memory.sizes import tensor_bytes
 
 Policy: TypeAlias = Callable[[Tensor], bool]
 """Tells of a forward tensor whether it shall be kept."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
-from geutil.gradients import edges, tensor_sizes
+from geutil.gradients import edges
 from geutil.gradients.segments import (
     Segment,
     name_of_copy,
@@ -31,6 +31,7 @@ from geutil.memory import (
 from geutil.memory.function_memory import NOTHING, ListSizes
 from geutil.memory.ordering import OrderPlan, plan_order, with_controls
 from geutil.memory.program import Node, Program
+from geutil.memory.sizes import tensor_bytes
 
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
@@ -61,7 +62,7 @@ class StepProgram:
         self._nodes: list[Node] = []
         ops = topological_sort(step.ops())
         self._calls = graph_to_program.calls_of(ops)
-        self._lists = ListSizes(tensor_sizes.tensor_bytes)
+        self._lists = ListSizes(tensor_bytes)
         for op in ops:
             self._waits[op] = self._awaited(op)
             if op.type not in cpu_kernels.HELD:
@@ -279,7 +280,7 @@ class StepProgram:
         passed = [o for o, i in shared if id(op.inputs[i]) not in self._number]
         for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)
-            size = listed.get(i) or tensor_sizes.tensor_bytes(t)
+            size = listed.get(i) or tensor_bytes(t)
             self._sizes.append(0 if i in passed else size)
         places = None if straight else self._places(op)
         self._nodes.append(

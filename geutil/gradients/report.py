@@ -23,13 +23,13 @@ from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
 from geutil.gradients.step import PlainStep
-from geutil.gradients.tensor_sizes import open_shapes_of, tensor_bytes
+from geutil.gradients.tensor_sizes import open_shapes_of
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.op_costs import Times, multiply_adds
 from geutil.memory.ordering import OrderPlan
-from geutil.memory.sizes import Dims
+from geutil.memory.sizes import Dims, tensor_bytes
 from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops

@@ -26,7 +26,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
 from geutil.memory import op_costs, sizes
-from geutil.memory.sizes import megabytes
+from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.select import names
 
 MODES = ("collection", "memory", "speed")
@@ -125,7 +125,7 @@ class AlwaysKept:
         read = IdentitySet(t for _, _, t in segments.forward_inputs(step))
         activations = (t for t in read if not segments.is_parameter(t.op))
         self._negligible = tensor_sizes.negligible_bytes(
-            tensor_sizes.tensor_bytes(t) for t in activations
+            tensor_bytes(t) for t in activations
         )
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -146,7 +146,7 @@ class AlwaysKept:
         unknown = sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
             return reason
-        small = tensor_sizes.tensor_bytes(tensor) <= self._negligible
+        small = tensor_bytes(tensor) <= self._negligible
         return "it is too small to matter" if small else None
 
 

@@ -34,6 +34,7 @@ from geutil.graph.types import (
 from geutil.memory import function_memory, graph_to_program, onednn, sizes
 from geutil.memory.ordering import OrderPlan, plan_order
 from geutil.memory.scheduling import negligible_size
+from geutil.memory.sizes import tensor_bytes
 
 SCOPE = "ordered"
 
@@ -120,7 +121,7 @@ def order_step(
     program = graph_to_program.read_ops(
         ops,
         fetched,
-        tensor_sizes.tensor_bytes,
+        tensor_bytes,
         graph_to_program.calls_of(ops),
         dims=sizes.known_dims,
     )
@@ -265,7 +266,7 @@ def _keep_constants_out(
             and any(map(_is_constant, readers[0].inputs))
             is not any(map(_is_constant, op.inputs))
             and _has_values(output)
-            and tensor_sizes.tensor_bytes(output) > small
+            and tensor_bytes(output) > small
             and may_await(readers[0], op)
         ):
             (place,) = adjacency.input_indices(readers[0], output)

@@ -29,7 +29,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
-from geutil.memory.sizes import UNKNOWN, Dims, known_dims, tensor_elements
+from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 
 _ELSEWHERE = (tf.resource, tf.variant)
 """Handles to what has a shape of its own."""
@@ -291,25 +291,6 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
         f"so predicted peaks are: an unknown dimension counts as {UNKNOWN}, an unknown "
         f"rank as nothing; {why}. Pass shapes= with the shapes of what is fed"
     )
-
-
-_SIZED_ELSEWHERE = frozenset(("resource", "variant", "string"))
-
-
-def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
-    """Return the size of a tensor in bytes, by the shape it has or is taken to have.
-
-    Handles, variants and strings count nothing: what they refer to is elsewhere. So
-    does a tensor of unknown rank.
-
-    Args:
-        tensor: the tensor.
-        unknown: what an unknown dimension counts as.
-    """
-    dtype = tensor.dtype
-    if dtype.name in _SIZED_ELSEWHERE:
-        return 0
-    return tensor_elements(tensor, unknown) * int(dtype.size)
 
 
 def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:

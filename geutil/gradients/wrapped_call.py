@@ -28,6 +28,7 @@ from geutil.gradients.step import PlainStep, build_step, tensors_of
 from geutil.graph import adjacency, creation, state, types, v1_control_flow
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.memory.sizes import tensor_bytes
 from geutil.select.queries import make_view
 from geutil.transform.transformer import copy_replacing
 
@@ -237,7 +238,7 @@ def _pays(call: WrappedCall, keeping: Keeping, plan: Recomputation, size: int) -
 
     What is chosen is held by each of the calls, and one works at a time.
     """
-    checkpoint_bytes = sum(map(tensor_sizes.tensor_bytes, keeping.chosen))
+    checkpoint_bytes = sum(map(tensor_bytes, keeping.chosen))
     working = max(map(_bytes_of, plan.segments), default=0)
     return calls_in(call.graph).count * checkpoint_bytes + working < size
 
@@ -259,7 +260,7 @@ def _is_little(ops: Iterable[Operation], limit: float) -> bool:
 
 
 def _bytes(ops: Iterable[Operation]) -> int:
-    return sum(tensor_sizes.tensor_bytes(t) for op in ops for t in op.outputs)
+    return sum(tensor_bytes(t) for op in ops for t in op.outputs)
 
 
 def move_gradients(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
-from geutil.graph import adjacency, gradient_functions, v1_control_flow
+from geutil.graph import adjacency, creation, gradient_functions, v1_control_flow
 from geutil.graph.adjacency import Rewiring, TopologicalOrder
 from geutil.graph.state import UndoStep, check_editable, state_of
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
@@ -313,6 +313,20 @@ def _told_if_it_fails(*ops: Operation) -> Iterator[None]:
     except BaseException as error:
         names = _shortened([f"'{op.name}'" for op in ops], ", ") or "something"
         _logger.error("%s could not be put back: %s", names, error)
+
+
+def set_devices(graph: Graph, devices: Mapping[Operation, str]) -> None:
+    """Put ops on devices; a transaction that fails puts them back.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+    """
+    check_editable(graph, list(devices))
+    for op, device in devices.items():
+        undo = partial(creation.set_device, op, op.device)
+        note_undo(graph, UndoStep(undo))
+        creation.set_device(op, device)
 
 
 def results_of(graph: Graph) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Replicas of `tf.distribute`: their ops, their variables, and extremes over them.
+"""Replicas of `tf.distribute`: their ops, their variables, and ranges over all of them.
 
 Replicas that one process traces share a graph: the second finds the ops of the first in
 it, gradients included. TensorFlow tells them apart by name scopes, `replica_1/` and on;
@@ -29,12 +29,12 @@ def current() -> Any:
     None if there is none, and in a function inside a replica's, where TensorFlow lets
     replicas exchange nothing.
     """
-    if is_inside() or not _is_replica():
+    if in_nested_function() or not _is_replica():
         return None
     return tf.distribute.get_replica_context()
 
 
-def is_inside() -> bool:
+def in_nested_function() -> bool:
     """Tell whether a function is being traced inside of that of a replica."""
     # A strategy that traces replicas in threads gives each the graph of its function.
     outer = getattr(threading.current_thread(), "graph", None)
@@ -130,7 +130,7 @@ class _Message:
     answer: Any = field(default=None)
 
 
-def _asked(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
+def _merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
     """Return what is answered to what all replicas of this process say.
 
     Each has to ask the same number of times.
@@ -151,19 +151,19 @@ def _asked(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
     return message.answer
 
 
-def of_first(content: Any, what: Callable[[list[Any]], Any]) -> Any:
+def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
     """Return what the first replica of this process says.
 
     Args:
         content: what this one says.
-        what: called with what all say; raises if they do not fit together.
+        check: called with what all say; raises if they do not fit together.
     """
 
     def first(_: Any, contents: list[Any]) -> Any:
-        what(contents)
+        check(contents)
         return contents[0]
 
-    return _asked(content, first)
+    return _merge_call(content, first)
 
 
 def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
@@ -182,7 +182,7 @@ def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
         with ThreadPoolExecutor(1) as other_thread:
             return other_thread.submit(_new_variables, strategy, contents[0]).result()
 
-    variables: list[Any] = _asked(list(initial_values), make)
+    variables: list[Any] = _merge_call(list(initial_values), make)
     return variables
 
 
@@ -202,7 +202,7 @@ def _new_variables(
         ]
 
 
-def extremes(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least of `low` and the greatest of `high` over all replicas.
 
     tf.distribute reduces by sums and means only. So each replica writes its own into a

@@ -142,3 +142,22 @@ def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
     if dims is None:
         return 0
     return math.prod(unknown if d is None else d for d in dims)
+
+
+_SIZED_ELSEWHERE = frozenset(("resource", "variant", "string"))
+
+
+def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
+    """Return the size of a tensor in bytes, by the shape it has or is taken to have.
+
+    Handles, variants and strings count nothing: what they refer to is elsewhere. So
+    does a tensor of unknown rank.
+
+    Args:
+        tensor: the tensor.
+        unknown: what an unknown dimension counts as.
+    """
+    dtype = tensor.dtype
+    if dtype.name in _SIZED_ELSEWHERE:
+        return 0
+    return tensor_elements(tensor, unknown) * int(dtype.size)

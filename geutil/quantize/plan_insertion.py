@@ -128,7 +128,7 @@ def insert(
         return MutableIdentityMap()
     if replicas.in_several():
         _name_as_first(groups)
-    elif mode.is_training and replicas.is_inside():
+    elif mode.is_training and replicas.in_nested_function():
         _logger.warning(
             "quantize: in a tf.function inside a replica's function replicas can "
             "exchange nothing, so that each moves the ranges in turn; quantize in the "
@@ -186,7 +186,8 @@ def _name_as_first(groups: list[RangeGroup]) -> None:
                 )
 
     own = [(g.name, (g.form, shape_of(g), g.weights, g.fixed)) for g in groups]
-    for group, (name, _) in zip(groups, replicas.of_first(own, check), strict=True):
+    first = replicas.from_first_replica(own, check)
+    for group, (name, _) in zip(groups, first, strict=True):
         group.name = name
 
 
@@ -312,7 +313,7 @@ class _Builder:
                 replicas.device(),
                 tf.name_scope(f"{scope}/"),
             ):
-                self._merged[id(group)] = replicas.extremes(
+                self._merged[id(group)] = replicas.all_reduce_range(
                     tensor_of[low], tensor_of[high]
                 )
 

@@ -12,13 +12,8 @@ from geutil.transform.handlers import (
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,
 )
-from geutil.transform.partitioning import (
-    Partition,
-    PartitionStage,
-    Placement,
-    partition,
-    place,
-)
+from geutil.transform.partitioning import Partition, PartitionStage, partition
+from geutil.transform.placing import Placement, place
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer
 

@@ -1,20 +1,18 @@
-"""Ops on devices: moved there, or the forward pass cut into stages, one for each."""
+"""Partitions: the forward pass of a model cut into stages, one for each device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import adjacency, colocation, creation, edits, op_types, state
+from geutil.graph import adjacency, colocation, edits, op_types
 from geutil.graph.resource_variables import dtype_behind, shape_behind
-from geutil.graph.state import UndoStep
-from geutil.graph.types import Operation, Tensor, type_name
+from geutil.graph.types import Operation, Tensor
 from geutil.memory.op_costs import op_time
-from geutil.memory.sizes import bytes_of_shape, megabytes, tensor_elements
+from geutil.memory.sizes import bytes_of_shape, megabytes, tensor_bytes
 from geutil.memory.stage_cuts import SequenceCut, cut_sequence
 from geutil.select import conversions
 from geutil.select.walks import get_backward_walk_ops
@@ -75,17 +73,15 @@ class Partition:
 
         Cost: linear in the ops.
         """
-        pairs = [(op, stage.device) for stage in self.stages for op in stage.ops]
-        for op, device in pairs:
+        devices = {op: stage.device for stage in self.stages for op in stage.ops}
+        for op, device in devices.items():
             if op.device not in ("", device):
                 raise TransformError(
                     f"'{op.name}' is on '{op.device}' already and belongs to the stage "
                     f"of '{device}'; build the graph without tf.device around it"
                 )
-        if pairs:
-            state.check_editable(pairs[0][0].graph, [op for op, _ in pairs])
-        for op, device in pairs:
-            creation.set_device(op, device)
+        if devices:
+            edits.set_devices(next(iter(devices)).graph, devices)
 
     def __str__(self) -> str:
         head = f"{len(self.stages)} stages by {self.balance}"
@@ -203,9 +199,9 @@ class _Line:
         for op in self._ops:
             before = [*(t.op for t in op.inputs), *adjacency.control_inputs(op)]
             is_root = op.type in roots
-            if op.type in op_types.PLACEHOLDERS and not _is_handle(op):
+            if op.type in op_types.PLACEHOLDERS and not is_handle(op):
                 data.add(op)
-            reads_only = op.type == "ReadVariableOp" or not any(map(_is_handle, before))
+            reads_only = op.type == "ReadVariableOp" or not any(map(is_handle, before))
             follows = bool(before) and all(b in fixed and b not in data for b in before)
             if is_root or (follows and reads_only):
                 fixed.add(op)
@@ -217,7 +213,7 @@ class _Line:
         groups: dict[str, dict[Operation, None]] = {}
         for op in self._ops:
             names = colocation.colocation_names(op)
-            names += [t.op.name for t in op.inputs if _is_handle(t.op)]
+            names += [t.op.name for t in op.inputs if is_handle(t.op)]
             for name in names:
                 group = groups.setdefault(name, {})
                 group[op] = None
@@ -262,7 +258,8 @@ class _Line:
                 held[piece] += op_time(op) if op not in self._fixed else 0
             else:
                 held[piece] += _held_bytes(op)
-                made[piece] += 0 if op in self._fixed else sum(map(_size, op.outputs))
+                results = () if op in self._fixed else op.outputs
+                made[piece] += sum(map(tensor_bytes, results))
         stages = len(devices)
         sums = [0.0, *accumulate(held)], [0.0, *accumulate(made)]
 
@@ -287,8 +284,8 @@ class _Line:
         change = [0.0] * (self.count + 2)
         for op, piece in self._piece.items():
             for t in op.outputs:
-                change[piece + 1] += _size(t)
-                change[self._last(t) + 1] -= _size(t)
+                change[piece + 1] += tensor_bytes(t)
+                change[self._last(t) + 1] -= tensor_bytes(t)
         return list(accumulate(change[: self.count + 1]))
 
     def _stages(
@@ -304,164 +301,24 @@ class _Line:
                 for t in op.outputs
                 if self._last(t) >= end
             )
-            total = sum(map(_size, sent))
+            total = sum(map(tensor_bytes, sent))
             stages.append(PartitionStage(device, tuple(ops), cost, sent, total))
             start = end
         return tuple(stages)
 
 
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """Ops that were moved to a device.
-
-    Attributes:
-        device: the device.
-        ops: the ops that are there now, in graph order.
-        left: the ops that stay where their variable is, in graph order.
-        received: the tensors that the ops read from other devices.
-        sent: the tensors that are read on other devices.
-        received_bytes: the bytes of the former; open dimensions count as 32.
-        sent_bytes: the bytes of the latter.
-    """
-
-    device: str
-    ops: tuple[Operation, ...] = field(repr=False)
-    left: tuple[Operation, ...] = field(repr=False)
-    received: tuple[Tensor, ...] = field(repr=False)
-    sent: tuple[Tensor, ...] = field(repr=False)
-    received_bytes: int
-    sent_bytes: int
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.ops)} op(s) on {self.device}"]
-        for way, tensors, size in (
-            ("receive", self.received, self.received_bytes),
-            ("send", self.sent, self.sent_bytes),
-        ):
-            names = ", ".join(f"'{t.name}'" for t in tensors[:3])
-            more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-            if tensors:
-                lines.append(f"  they {way} {megabytes(size)}: {names}{more}")
-        lines += [
-            f"  '{op.name}' ({op.type}) stays: it reads a variable that is not moved"
-            for op in self.left
-        ]
-        return "\n".join(lines)
-
-
-def place(ops: Any, device: str) -> Placement:
-    """Put ops on a device, and tell what is sent to them and by them.
-
-    What reads a variable from outside stays where that is, since TensorFlow runs
-    it nowhere else.
-
-    Args:
-        ops: ops, or a nested list of them.
-        device: the device, such as "/job:worker/task:1" or "/device:CPU:0".
-
-    Returns:
-        The ops, and the tensors that cross. What an op without a device reads or
-        makes counts as crossing: TensorFlow is free to put that elsewhere.
-
-    Raises:
-        ArgumentTypeError: `device` is no text.
-        SelectionError: there are no ops, or of several graphs.
-        TransformError: an op is colocated with one that is not moved; nothing is
-            changed.
-        StaleGraphError, FinalizedGraphError: the graph cannot be edited any more.
-
-    Cost: linear in the ops and their edges.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.transform import place
-        >>> with tf.Graph().as_default():
-        ...     x = tf.ones([1000, 250], name="x")
-        ...     y = tf.reduce_sum(tf.nn.relu(x, name="relu"), name="sum")
-        >>> print(place([y.op.inputs[0].op, y.op], "/device:CPU:0"))
-        2 op(s) on /device:CPU:0
-          they receive 1.0 MB: 'x:0', 'Const:0'
-    """
-    if not isinstance(device, str):
-        raise ArgumentTypeError(
-            f"a device is a text, such as '/device:CPU:0', not {type_name(device)}"
-        )
-    listed = adjacency.graph_order(conversions.make_list_of_op(ops))
-    graph = conversions.get_unique_graph(listed)
-    inside = frozenset(listed)
-    left = [
-        op
-        for op in listed
-        if any(_is_handle(t.op) and t.op not in inside for t in op.inputs)
-    ]
-    moved = [op for op in listed if op not in frozenset(left)]
-    _check_colocation(moved)
-    state.check_editable(graph, moved)
-    for op in moved:
-        edits.note_undo(graph, UndoStep(partial(creation.set_device, op, op.device)))
-        creation.set_device(op, device)
-    there = frozenset(moved)
-    received = _elsewhere([t for op in moved for t in op.inputs], there, device)
-    sent = [
-        t
-        for op in moved
-        for t in op.outputs
-        if any(r.device != device for r in adjacency.consumers(t) if r not in there)
-    ]
-    return Placement(
-        device,
-        tuple(moved),
-        tuple(left),
-        tuple(received),
-        tuple(sent),
-        sum(map(_size, received)),
-        sum(map(_size, sent)),
-    )
-
-
-def _elsewhere(
-    tensors: Sequence[Tensor], there: frozenset[Operation], device: str
-) -> list[Tensor]:
-    """Return the tensors that are not made on a device, each once."""
-    found: dict[int, Tensor] = {}
-    for tensor in tensors:
-        if tensor.op not in there and tensor.op.device != device:
-            found.setdefault(id(tensor), tensor)
-    return list(found.values())
-
-
-def _check_colocation(ops: Sequence[Operation]) -> None:
-    """Raise TransformError if an op of a group is moved without another."""
-    if not ops:
-        return
-    inside = {op.name for op in ops}
-    for op in ops[0].graph.get_operations():
-        for name in colocation.colocation_names(op):
-            if (op.name in inside) != (name in inside) and name != op.name:
-                moved, other = (op.name, name) if op.name in inside else (name, op.name)
-                raise TransformError(
-                    f"'{moved}' is colocated with '{other}', which is not moved; move "
-                    "both"
-                )
-
-
-def _is_handle(op: Operation) -> bool:
+def is_handle(op: Operation) -> bool:
+    """Tell whether an op makes the handle of a variable or another resource."""
     return any(t.dtype.name == "resource" for t in op.outputs)
-
-
-def _size(tensor: Tensor) -> int:
-    if tensor.dtype.name in ("resource", "variant", "string"):
-        return 0
-    return tensor_elements(tensor) * int(tensor.dtype.size)
 
 
 def _held_bytes(op: Operation) -> int:
     """Return the bytes of a constant; of a variable with its gradient."""
     if op.type == "Const":
-        return _size(op.outputs[0])
+        return tensor_bytes(op.outputs[0])
     if op.type in op_types.REF_VARIABLES:
-        return 2 * _size(op.outputs[0])
-    if not _is_handle(op):
+        return 2 * tensor_bytes(op.outputs[0])
+    if not is_handle(op):
         return 0
     dtype, shape = dtype_behind(op.outputs[0]), shape_behind(op.outputs[0])
     if dtype is None or shape is None or shape.rank is None:

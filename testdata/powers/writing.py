@@ -112,6 +112,13 @@ def _distributed(marker: str, x: Any) -> Any:
     return done(saved, x)
 
 
+def _watched(op: Any) -> Sample:
+    """Return a sample of an op that tells a debugger of a tensor, through a file."""
+    return lambda marker, x: op(
+        input=x, tensor_name="x:0", debug_urls=[f"file://{marker}"]
+    )
+
+
 WRITING: dict[str, tuple[str, Sample]] = {
     "WriteFile": (
         "write files",
@@ -176,12 +183,7 @@ WRITING: dict[str, tuple[str, Sample]] = {
             input=x, tfdbg_run_id="run", debug_urls=[f"file://{marker}"]
         ),
     ),
-    "DebugIdentity": (
-        "write files",
-        lambda marker, x: raw.DebugIdentity(
-            input=x, tensor_name="x:0", debug_urls=[f"file://{marker}"]
-        ),
-    ),
+    "DebugIdentity": ("write files", _watched(raw.DebugIdentity)),
     "SnapshotDataset": (
         "write files",
         lambda marker, x: counted_variant(
@@ -209,18 +211,8 @@ WRITING: dict[str, tuple[str, Sample]] = {
     "MergeV2Checkpoints": ("write files", _merged),
     "CreateSummaryDbWriter": ("write files", _summary_database),
     "ImportEvent": ("write files", _event),
-    "DebugNanCount": (
-        "write files",
-        lambda marker, x: raw.DebugNanCount(
-            input=x, tensor_name="x:0", debug_urls=[f"file://{marker}"]
-        ),
-    ),
-    "DebugNumericSummary": (
-        "write files",
-        lambda marker, x: raw.DebugNumericSummary(
-            input=x, tensor_name="x:0", debug_urls=[f"file://{marker}"]
-        ),
-    ),
+    "DebugNanCount": ("write files", _watched(raw.DebugNanCount)),
+    "DebugNumericSummary": ("write files", _watched(raw.DebugNumericSummary)),
     "DatasetFromGraph": ("run code", _of_graph),
     "RemoteCall": ("open connections", _remote),
     "PyFunc": ("run code", _py_func),

@@ -7,12 +7,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.gradients.tensor_sizes import (
-    negligible_bytes,
-    tensor_bytes,
-)
+from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.memory.op_costs import multiply_adds
-from geutil.memory.sizes import tensor_elements
+from geutil.memory.sizes import tensor_bytes, tensor_elements
 
 v1 = tf.compat.v1
 

@@ -166,6 +166,17 @@ def test_placed_ops_go_back_with_the_transaction():
     assert x.op.device == ""
 
 
+def test_applied_partitions_go_back_with_the_transaction():
+    with tf.Graph().as_default() as graph:
+        y = chain([10] * 4)
+        found = partition(y, DEVICES[:2])
+    with pytest.raises(KeyError), transaction(graph):
+        found.apply()
+        assert y.op.device == DEVICES[1]
+        raise KeyError
+    assert {op.device for op in graph.get_operations()} == {""}
+
+
 def test_what_reads_a_variable_stays_with_it():
     with tf.Graph().as_default() as graph:
         v = v1.get_variable("v", [3], use_resource=True)

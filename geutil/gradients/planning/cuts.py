@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from geutil.gradients import edges, tensor_sizes
+from geutil.gradients import edges
 from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
 from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import SUMS
@@ -22,6 +22,7 @@ from geutil.graph.types import Operation, Tensor
 from geutil.memory import sizes
 from geutil.memory.cpu_kernels import aliases
 from geutil.memory.op_costs import multiply_adds
+from geutil.memory.sizes import tensor_bytes
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
@@ -95,17 +96,17 @@ def read_forward(step: PlainStep, always: Keeps, smallest: int = 0) -> ForwardPa
     last = {id(t): i for i, op in enumerate(ops) for t in op.inputs}
     buffers = []
     groups = _sharing(ops, place, always)
-    matters = _MATTERS * sum(tensor_sizes.tensor_bytes(group[0]) for group in groups)
+    matters = _MATTERS * sum(tensor_bytes(group[0]) for group in groups)
     for group in groups:
         starts = [place[t.op] for t in group]
         ends = [last.get(id(t), place[t.op]) for t in group]
         turns = [reads[id(t)] for t in group if id(t) in reads]
         far = max(ends) - min(starts) > _FAR * len(ops)
-        least = 0 if far and tensor_sizes.tensor_bytes(group[0]) < matters else smallest
+        least = 0 if far and tensor_bytes(group[0]) < matters else smallest
         buffers.append(
             ForwardBuffer(
                 tensors=list(zip(group, starts, ends, strict=True)),
-                bytes=tensor_sizes.tensor_bytes(group[0]),
+                bytes=tensor_bytes(group[0]),
                 price=max(_price(t, least) for t in group),
                 made=min(starts),
                 last=max(ends),
@@ -187,9 +188,9 @@ def _is_passed_over(tensor: Tensor) -> bool:
 def _price(tensor: Tensor, smallest: int) -> int:
     if sizes.tensor_elements(tensor) < smallest or _is_passed_over(tensor):
         return NEVER
-    size = tensor_sizes.tensor_bytes(tensor)
+    size = tensor_bytes(tensor)
     if tensor.op.type == "Cast":
-        return max(size, tensor_sizes.tensor_bytes(tensor.op.inputs[0])) + 1
+        return max(size, tensor_bytes(tensor.op.inputs[0])) + 1
     return size
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from geutil.gradients import tensor_sizes
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import op_costs
+from geutil.memory.sizes import tensor_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Trials:
         segments = plan.segments if plan else ()
         peak = self.program.peak(segments, plan.places if plan else {})
         cost = sum(map(self._cost, plan.run_again)) if plan else 0
-        held = sum(map(tensor_sizes.tensor_bytes, kept_tensors))
+        held = sum(map(tensor_bytes, kept_tensors))
         return Trial(kept_tensors, peak, cost, held, plan)
 
     def _cost(self, op: Operation) -> int:

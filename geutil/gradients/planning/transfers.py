@@ -16,11 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError
-from geutil.gradients import segments, tensor_sizes
+from geutil.gradients import segments
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.planning.step_problem import StepProblem
 from geutil.graph import v1_control_flow
 from geutil.graph.types import Operation
+from geutil.memory.sizes import tensor_bytes
 
 _PROBE = 1 << 26
 """The bytes that are sent to see how fast that is."""
@@ -41,7 +42,7 @@ class Transfers:
 
     def seconds(self, op: Operation) -> float:
         """Return how long the results of an op are on the way, one way."""
-        return sum(map(tensor_sizes.tensor_bytes, op.outputs)) / self.bandwidth
+        return sum(map(tensor_bytes, op.outputs)) / self.bandwidth
 
 
 def transfers_for(

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import tensor_sizes
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.schedule import Schedule
@@ -33,7 +32,7 @@ from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
 from geutil.memory.op_costs import op_times_of
-from geutil.memory.sizes import byte_count, megabytes
+from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
@@ -502,7 +501,7 @@ class BudgetSearch:
             (op.outputs[0], self.time_of(op) / size)
             for segment in (trial.plan.segments if trial.plan else ())
             for op in segment.ops
-            if op.outputs and (size := tensor_sizes.tensor_bytes(op.outputs[0]))
+            if op.outputs and (size := tensor_bytes(op.outputs[0]))
         ]
         candidates.sort(key=lambda pair: -pair[1])
         tensors = [tensor for tensor, _ in candidates]

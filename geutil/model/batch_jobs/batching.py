@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from geutil.errors import ArgumentTypeError, MissingExtraError, ModelError
+from geutil.errors import ArgumentTypeError, ModelError
 from geutil.model.batch_jobs import model_job as jobs
 from geutil.model.batch_jobs.executors import JobRunner
 from geutil.model.batch_jobs.model_job import Job
@@ -30,6 +29,7 @@ from geutil.model.batch_jobs.sources import (
     sources_of,
 )
 from geutil.model.batch_jobs.steps import Pipeline, check_order, steps_of
+from geutil.progress import counted
 
 LOCK = ".batch.lock"
 """A file, in the folder of the results, that is locked while they are written."""
@@ -161,12 +161,11 @@ def batch(
 
     with _work_folder(place, todo), contextlib.closing(runner):
         try:
-            with _bar(len(sources), progress) as advance:
-                advance(len(sources) - len(todo))
-                for entry in runner.run(todo):
-                    entries[entry.name] = entry
-                    written()
-                    advance(1)
+            done = len(sources) - len(todo)
+            listed = runner.run(todo)
+            for entry in counted(listed, len(sources), progress, "models", done=done):
+                entries[entry.name] = entry
+                written()
         except BaseException:
             if todo:
                 jobs.stop_jobs(place, todo[0].run)
@@ -302,32 +301,3 @@ def _locked(output: Path) -> Iterator[None]:
             yield
         finally:
             file.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar of the models, if that is asked for; give what moves it on."""
-    if progress is False or (progress is None and not sys.stderr.isatty()):
-        yield lambda count: None
-        return
-    try:
-        from rich import progress as rich_progress
-        from rich.console import Console
-    except ImportError as error:
-        if progress:
-            raise MissingExtraError(
-                "a progress bar needs rich; install it with `pip install geutil[cli]`, "
-                "or pass progress=False"
-            ) from error
-        yield lambda count: None
-        return
-    columns = (
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.MofNCompleteColumn(),
-        rich_progress.TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with rich_progress.Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("models", total=total)
-        yield lambda count: shown.advance(task, count)

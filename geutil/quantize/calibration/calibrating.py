@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -11,9 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
+from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import Graph, Tensor, is_func_graph, type_name
 from geutil.notebook_display import Shown
+from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
@@ -66,55 +66,6 @@ def _fitting(name: str, t: Tensor, value: Any, index: int) -> Any:
 
 
 T = TypeVar("T")
-
-
-def counted(
-    items: Iterable[T],
-    total: int | None,
-    progress: bool | None,
-    title: str = "calibrating",
-) -> Iterator[T]:
-    """Yield items, and show how many there were.
-
-    Args:
-        items: the items.
-        total: how many there are, if that is known.
-        progress: show it; None does so on a terminal, if rich is installed.
-        title: what is being done.
-
-    Raises:
-        MissingExtraError: it is asked for, and rich is not installed.
-    """
-    if progress is False or (progress is None and not sys.stderr.isatty()):
-        yield from items
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-    except ImportError as error:
-        if progress:
-            raise MissingExtraError(
-                "a progress bar needs rich; install it with `pip install geutil[cli]`, "
-                "or pass progress=False"
-            ) from error
-        yield from items
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield from bar.track(items, total, description=title)
-
-
 Array = np.ndarray[Any, Any]
 
 
@@ -320,7 +271,9 @@ def _calibrated(
     collection = Collection(model, others, method, settings)
     kept_samples: list[Sample] = []
     total = data.count_of(dataset, model.inputs)
-    for sample in counted(batches(dataset, model.inputs), total, progress):
+    for sample in counted(
+        batches(dataset, model.inputs), total, progress, "calibrating"
+    ):
         collection.add(sample)
         if not choice.is_plain and _size(kept_samples) < _MOST_SAMPLES:
             kept_samples.append(sample)
