@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from geutil.errors import MissingExtraError
@@ -63,8 +64,24 @@ class RayExecutor(Executor):
         task = self._ray.remote(**self._options)(_call)
         reference = task.remote(fn, *args, **kwargs)
         self._references.append(reference)
-        future: Future[T] = reference.future()
+        future: Future[T] = Future()
+        reference.future().add_done_callback(partial(self._settle, future))
         return future
+
+    def _settle(self, future: Future[Any], task: Future[Any]) -> None:
+        """Hand the result of a task on; one that Ray cancelled is a cancelled future.
+
+        Ray has its own error for that, and another one where the task had begun.
+        """
+        error = task.exception()
+        if isinstance(error, self._ray.exceptions.TaskCancelledError):
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for the tasks, or cancel them.
