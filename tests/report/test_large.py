@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import collections
+import json
 import time
 
 import pytest
@@ -159,18 +162,50 @@ def huge_page(huge, context):
     assert page.complaints == []
 
 
-def least_gap(path, context):
+def least_gap(path, context, by):
     """Open all of a page, and return it with the longest time without a frame.
 
-    It is in milliseconds, and that of the best of a few runs.
+    It is in milliseconds, and that of the best of a few runs: by "clock", which counts
+    what else runs here, or by "work", what the page's thread did in the time.
     """
     gaps = []
     while len(gaps) < RUNS and min(gaps, default=FRAME) >= FRAME:
         page = Opened(context.new_page(), path)
         page.wait()
-        gaps.append(open_all(page))
-    print("longest without a frame:", ", ".join(f"{gap:.0f} ms" for gap in gaps))
+        context.browser.start_tracing(page=page.page, categories=TRACED)
+        clock = open_all(page)
+        trace = json.loads(context.browser.stop_tracing())
+        gaps.append({"clock": clock, "work": most_work(trace)}[by])
+    print(f"longest without a frame by {by}:", ", ".join(f"{g:.0f} ms" for g in gaps))
     return page, min(gaps)
+
+
+TRACED = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
+
+
+def most_work(trace):
+    """Return the most milliseconds that a page's thread worked from frame to frame."""
+    by_thread = collections.defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["name"] in ("FireAnimationFrame", "RunTask"):
+            by_thread[event["pid"], event["tid"]].append(event)
+
+    def frames(events):
+        return [e["ts"] for e in events if e["name"] == "FireAnimationFrame"]
+
+    events = max(by_thread.values(), key=lambda listed: len(frames(listed)))
+    begun = sorted(frames(events))
+    assert len(begun) > 10
+    work = [0.0]
+    for task in sorted((e for e in events if "tdur" in e), key=lambda e: e["ts"]):
+        if task["name"] != "RunTask":
+            continue
+        at = bisect.bisect(begun, task["ts"])
+        # A task that draws a frame is work before the next one.
+        if at < len(begun) and begun[at] <= task["ts"] + task["dur"]:
+            work.append(0.0)
+        work[-1] += task["tdur"] / 1000
+    return max(work)
 
 
 def open_all(page):
@@ -188,11 +223,17 @@ def open_all(page):
 
 
 def test_frames_are_drawn_while_50000_ops_open(huge, context, keep):
-    page, worst = least_gap(huge, context)
+    page, worst = least_gap(huge, context, "work")
     assert len(page.drawn()) > 50_000
     page.press("fit")
     keep(page, "opened")
     assert page.complaints == []
+    assert worst < FRAME
+
+
+@thorough
+def test_frames_are_drawn_by_the_clock_where_nothing_else_runs(huge, context):
+    _, worst = least_gap(huge, context, "clock")
     assert worst < FRAME
 
 
@@ -230,7 +271,7 @@ def test_where_workers_are_forbidden_it_is_laid_out_in_steps(context, tmp_path):
     path = tmp_path / "forbidding.html"
     text = page.html.replace(policy, "worker-src 'none';")
     path.write_text(text, encoding="utf-8")
-    opened, worst = least_gap(path, context)
+    opened, worst = least_gap(path, context, "work")
     assert len(opened.drawn()) > 2000
     assert opened.page.workers == []
     assert worst < FRAME
