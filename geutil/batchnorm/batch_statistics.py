@@ -83,7 +83,7 @@ def _of_steps(
     variance = batch_norms.variance_below(root)
     if variance is None or origins.of(variance) is not Origin.BATCH:
         return Obstacle("does not take the root of the batch's variance", root)
-    means = _means(operands, moving_averages.base_of(variance).op, variance.op)
+    means = _means(operands, origins, moving_averages.base_of(variance).op, variance.op)
     if len(means) != 1:
         return Obstacle(
             f"shifts by {len(means)} means of the batch; it can be folded with one",
@@ -92,7 +92,9 @@ def _of_steps(
     return means[0].outputs[0], variance, root
 
 
-def _means(operands: list[Tensor], *stops: Operation) -> list[Operation]:
+def _means(
+    operands: list[Tensor], origins: Origins, *stops: Operation
+) -> list[Operation]:
     """Return the means of the batch that operands are made of, the variance apart."""
     means: dict[Operation, None] = {}
     seen: set[Operation] = set(stops)
@@ -102,10 +104,10 @@ def _means(operands: list[Tensor], *stops: Operation) -> list[Operation]:
         if op in seen:
             continue
         seen.add(op)
-        if op.type == "Mean" and is_statistic(op):
+        if op.outputs and batch_norms.batch_mean(op.outputs[0]) is not None:
             means[op] = None
         else:
-            queue += [t.op for t in op.inputs]
+            queue += [t.op for t in origins.sources(op)]
     return list(means)
 
 

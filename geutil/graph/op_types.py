@@ -25,6 +25,17 @@ UNIFORM_DRAWS = frozenset(
     ("RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2")
 )
 """Ops that draw floats evenly from 0 to 1."""
+REDUCTIONS_OVER_REPLICAS = frozenset(
+    (
+        "CollectiveReduce",
+        "CollectiveReduceV2",
+        "CollectiveReduceV3",
+        "CrossReplicaSum",
+        "NcclAllReduce",
+    )
+)
+"""Ops that reduce their first input over replicas; the others are keys and tokens."""
+
 FUSED_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 """Batch norms that are a single op."""
 CONVOLUTIONS_2D = frozenset(("Conv2D", "DepthwiseConv2dNative"))

@@ -158,6 +158,8 @@ def insert(
     # The new ops come last, and belong between those that are there.
     state.renew_order(graph)
     apply_edits(graph, edits)
+    if builder.exchanges:
+        replicas.order_exchanges(graph)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])
         for group in groups
@@ -257,6 +259,7 @@ class _Builder:
         # Ops of an imported graph leave their scopes free in TensorFlow's books.
         self._scopes = types.scopes_in_use(graph)
         self._in_step = mode.is_training and replicas.in_several()
+        self.exchanges = False
         # By the ids of ranges: their ends in this step, over all replicas.
         self._merged: dict[int, Ends] = {}
         self._steps: Tensor | None = None
@@ -288,6 +291,7 @@ class _Builder:
         learnt = [g for g in groups if not g.fixed and not g.weights]
         if not self._in_step or not learnt:
             return
+        self.exchanges = True
         # A runtime that runs transfers in the order in which they were made would wait
         # for ever otherwise.
         learnt = _in_order(self._graph, learnt)

@@ -136,6 +136,37 @@ def test_norms_folded_for_training_are_those_of_each_replica(edits):
     assert list(folded["misplaced"]) == []
 
 
+SYNCHRONIZED = ["train,exact", "train,freeze", "train,exact,quantize"]
+
+
+@pytest.mark.parametrize("edits", SYNCHRONIZED)
+def test_folded_synchronized_norms_equal_one_device_on_the_whole_batch(edits):
+    one, two = (stepped(kind, "synchronized", edits) for kind in ("one", "two"))
+    for numbers, count in ((one, 1), (two, 2)):
+        heads = [str(r)[:8] for r in numbers["reports"] if "norm" in str(r)[:30]]
+        assert heads == ["2 of 2 b"] * count
+    close(one, two, "loss/", 1e-6)
+    close(one, two, "variable/", 1e-5)
+    # Keras takes variances here as a difference of squares.
+    close(one, two, "gradient/", 5e-5)
+    assert list(two["misplaced"]) == []
+
+
+def test_folds_of_synchronized_norms_change_no_step():
+    plain = stepped("two", "synchronized", "train")
+    folded = stepped("two", "synchronized", "train,exact")
+    close(plain, folded, "loss/", 1e-6)
+    close(plain, folded, "variable/", 1e-5)
+    close(plain, folded, "gradient/", 2e-5)
+
+
+def test_synchronized_norms_are_not_folded_in_one_pass():
+    numbers = stepped("two", "synchronized", "train,one_pass")
+    for report in map(str, numbers["reports"]):
+        assert report.startswith("0 of 2 batch norm(s) folded, 2 refused")
+        assert report.count("pass statistics='exact'") == 2
+
+
 @pytest.mark.parametrize("kind", ["one", "two"])
 def test_norms_freeze_at_the_same_step(kind):
     numbers = stepped(kind, "conv", "train,freeze,delayed")

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.op_types import FUSED_NORMS, SELECTS
+from geutil.graph.replicas import own_summand
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import data_format
 from geutil.select.networks.provenance import origin_of, scalar_value
@@ -170,15 +171,20 @@ def is_constant(tensor: Tensor) -> bool:
 def batch_mean(tensor: Tensor) -> Tensor | None:
     """Return what a mean over the batch is the mean of, or None.
 
-    The mean may be weighted, as Keras does it under a mask: a sum over a sum.
+    The mean may be weighted, as Keras does it under a mask: a sum over a sum. Both may
+    be summed over replicas.
     """
     op = tensor.op
     if op.type == "Mean" and reduces_batch(op):
         return op.inputs[0]
-    if op.type in ("RealDiv", "Div", "DivNoNan") and reduces_batch(op.inputs[0].op):
-        total = op.inputs[0].op
-        return total.inputs[0] if total.type == "Sum" else None
+    if op.type in ("RealDiv", "Div", "DivNoNan"):
+        total = own_summand(op.inputs[0], _sums_batch).op
+        return total.inputs[0] if _sums_batch(total) else None
     return None
+
+
+def _sums_batch(op: Operation) -> bool:
+    return op.type == "Sum" and reduces_batch(op)
 
 
 def is_batch_moment(tensor: Tensor) -> bool:

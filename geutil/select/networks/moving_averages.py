@@ -168,7 +168,7 @@ class MovingStatistics:
 
         def inputs_of(t: Tensor) -> list[Tensor]:
             ended = id(t) in stop or self._is_root(t)
-            return [] if ended else self._of_batch(t.op.inputs)
+            return [] if ended else self._of_batch(self._origins.sources(t.op))
 
         walk = _walk_back(self._of_batch(tensors), inputs_of)
         return {id(t): t for t, _ in walk}
@@ -179,7 +179,7 @@ class MovingStatistics:
     def _is_root(self, t: Tensor) -> bool:
         """Tell whether a statistic is taken of the data there."""
         return fused_norm(t.op) is not None or any(
-            self._origins.of(source) is None for source in t.op.inputs
+            self._origins.of(source) is None for source in self._origins.sources(t.op)
         )
 
 

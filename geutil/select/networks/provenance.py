@@ -158,16 +158,12 @@ def _rank(tensor: Tensor) -> int:
 
 _CONSTANTS = frozenset(("Const",))
 _VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
-# They say something of the data's shape, or are what the caller feeds.
+# They are what the caller feeds, or are made in a loop or a branch of version 1.
 _NEVER = frozenset(
     (
         "Placeholder",
         "PlaceholderV2",
         "PlaceholderWithDefault",
-        "Rank",
-        "Shape",
-        "ShapeN",
-        "Size",
         "Merge",
         "Exit",
         "NextIteration",
@@ -175,6 +171,7 @@ _NEVER = frozenset(
 )
 # How a branch or a loop of version 1 gets what does not change inside.
 LED_IN = op_types.ENTERS | op_types.SWITCHES
+_MEASURES = frozenset(("Mean", "Sum"))
 ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 """Ops that may take the root of a variance."""
 
@@ -185,7 +182,7 @@ class Origin(IntEnum):
     CONSTANT = 0
     VARIABLE = 1
     BATCH = 2
-    """Statistics of a batch: means over all of its axes but one."""
+    """Statistics of a batch: means or sums over all of its axes but one."""
 
 
 class Origins:
@@ -244,20 +241,34 @@ class Origins:
             return Origin.CONSTANT
         if kind in _VARIABLES:
             return Origin.VARIABLE
-        if not op.inputs or not op.outputs or kind in _NEVER:
+        if not op.inputs or not op.outputs:
+            return None
+        if kind in op_types.SHAPE_READERS:
+            # That of a statistic is the number of channels.
+            told = all(self.of(t) is Origin.BATCH for t in op.inputs)
+            return Origin.CONSTANT if told else None
+        if kind in _NEVER:
             return None
         if kind in LED_IN:
             varies = kind.endswith("Enter") and not op.get_attr("is_constant")
             return None if varies else self.of(op.inputs[0])
         max_origin = Origin.CONSTANT
-        for t in op.inputs:
+        for t in self.sources(op):
             origin = self.of(t)
             if origin is None:
                 # The mean of weights is a parameter, that of data a statistic.
-                measures = kind == "Mean" and is_statistic(op)
+                measures = kind in _MEASURES and is_statistic(op)
                 return Origin.BATCH if measures else None
             max_origin = max(max_origin, origin)
+        if kind in op_types.REDUCTIONS_OVER_REPLICAS:
+            return max_origin
         return None if is_stateful(op) else max_origin
+
+    def sources(self, op: Operation) -> Sequence[Tensor]:
+        """Return the inputs of an op whose numbers its results are made of."""
+        if op.type in op_types.REDUCTIONS_OVER_REPLICAS:
+            return op.inputs[:1]
+        return op.inputs
 
     def _behind(self, op: Operation) -> frozenset[Operation]:
         behind = frozenset(
@@ -308,7 +319,7 @@ def scalar_value(tensor: Tensor) -> float | None:
 
 
 def is_statistic(op: Operation) -> bool:
-    """Tell whether a Mean is taken over all axes of a batch but one."""
+    """Tell whether a reduction is over all axes of a batch but one."""
     rank = op.inputs[0].shape.rank
     axes = reduced_axes(op)
     return rank is not None and axes is not None and len(axes) == rank - 1 and 0 in axes
