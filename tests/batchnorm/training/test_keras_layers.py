@@ -100,3 +100,27 @@ def test_a_layer(name, statistics):
         close(one, other)
     close(weights, weights_of_plain)
     assert folds == [(2 if name == "shared norm" else 1, 0)]
+
+
+MASKED = _behind((9, 3), layers.Masking, lambda: layers.Dense(4), _norm)
+
+
+def _with_gaps():
+    x = np.float32(np.random.default_rng(0).normal(size=(8, 9, 3)))
+    x[1, 4:] = x[5, :2] = 0
+    return x
+
+
+def test_a_norm_under_a_mask():
+    """Its statistics are sums over sums of the mask."""
+    x = _with_gaps()
+    folded, weights, folds = _steps(MASKED, x, (True, True), statistics="exact")
+    plain, weights_of_plain, _ = _steps(MASKED, x, (True, False))
+    for one, other in zip(folded, plain, strict=True):
+        close(one, other)
+    close(weights, weights_of_plain)
+    assert folds == [(1, 0)]
+
+
+def test_a_norm_under_a_mask_is_not_folded_in_one_pass():
+    assert _steps(MASKED, _with_gaps(), (True,), statistics="one_pass")[2] == [(0, 1)]
