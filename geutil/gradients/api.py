@@ -120,8 +120,9 @@ def gradients(
         ArgumentTypeError: an argument is of a wrong type.
         SelectionError: no such mode, a checkpoint from another graph, or an empty
             collection; or `shapes` that do not fit the graph.
-        PlanError: no choice was found within a budget; it names the least peak that
-            was. Or a plan was made for another step.
+        PlanError: the function is one of a DTensor mesh. Or no choice was found within
+            a budget; it names the least peak that was. Or a plan was made for another
+            step.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
         Whatever `tf.gradients` raises.

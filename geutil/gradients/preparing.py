@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.encodings import EncodingPlan, plan_encodings
@@ -21,7 +21,14 @@ from geutil.gradients.selection import Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph import adjacency, function_calls, runtime
-from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, type_name
+from geutil.graph.types import (
+    GivenShapes,
+    Graph,
+    IdentitySet,
+    Operation,
+    Tensor,
+    type_name,
+)
 from geutil.memory import sizes
 from geutil.select.walks import get_backward_walk_ops
 
@@ -213,6 +220,7 @@ def prepare(
         arguments: further arguments of `tf.gradients`.
     """
     targets = require_targets(ys)
+    _refuse_mesh(targets[0].graph)
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
@@ -249,6 +257,15 @@ def prepare(
     )
 
 
+def _refuse_mesh(graph: Graph) -> None:
+    if runtime.is_on_mesh(graph):
+        raise PlanError(
+            "the function reads variables of a DTensor mesh, and DTensor has no layout "
+            "for the barriers that hold recomputation back; use tf.gradients there, or "
+            "shard the batch by tf.distribute"
+        )
+
+
 Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
 """Chooses by a caller's checkpoints what a step keeps and recomputes."""
 
@@ -270,6 +287,7 @@ def choose_and_encode(
 
     Cost: twice that of `choose`, and linear in the ops of the step.
     """
+    _refuse_mesh(step.graph)
     checkpoints = options.checkpoints
     if options.encode is None:
         return *choose(step, checkpoints), None

@@ -21,7 +21,7 @@ from geutil.graph._tf import (
     OptimizeGraph,
 )
 from geutil.graph.protos import MetaGraphDef
-from geutil.graph.types import Graph, Operation, Tensor, require_graph
+from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
 
 F = TypeVar("F", bound=Callable[..., Any])
 Backward = Callable[..., Sequence[Any]]
@@ -253,3 +253,21 @@ def is_compiled_by_xla(graph: Graph) -> bool:
     """
     require_graph(graph)
     return bool(GraphOrParentsInXlaContext(graph))
+
+
+def is_on_mesh(graph: Graph) -> bool:
+    """Tell whether a function reads variables of a mesh of DTensor.
+
+    TensorFlow has DTensor compile such a function, with rules for the ops that it
+    knows. A function of a mesh that reads no variable cannot be told from another one
+    while it is traced.
+
+    Cost: linear in the variables that the graph, and graphs around it, read.
+    """
+    around: Any = graph
+    while is_func_graph(around):
+        # DTensor is the only custom device of TensorFlow itself.
+        if any(":CUSTOM:" in str(outer.device) for outer, _ in around.captures):
+            return True
+        around = around.outer_graph
+    return False

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import adjacency, creation, op_types, replicas, state, types
+from geutil.graph import adjacency, creation, op_types, replicas, runtime, state, types
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -50,6 +50,16 @@ def undone_on_error(graph: Graph) -> Iterator[None]:
     except BaseException:
         Liveness(graph).abandon(state.ops_since(graph, count))
         raise
+
+
+def refuse_mesh(graph: Graph) -> None:
+    """Raise QuantizeError for a function that reads variables of a DTensor mesh."""
+    if runtime.is_on_mesh(graph):
+        raise QuantizeError(
+            "the function reads variables of a DTensor mesh, and DTensor has no layout "
+            "for FakeQuant ops; quantize it outside of the mesh, or shard the batch by "
+            "tf.distribute"
+        )
 
 
 def refuse_training_ops(graph: Graph) -> None:
@@ -126,6 +136,7 @@ def insert(
     """
     if not groups:
         return MutableIdentityMap()
+    refuse_mesh(graph)
     if replicas.in_several():
         _name_as_first(groups)
     elif mode.is_training and replicas.in_nested_function():

@@ -139,6 +139,7 @@ def insert_quant_op(
     mode = Mode(is_training, plan_insertion.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
     plan_insertion.refuse_training_ops(graph)
+    plan_insertion.refuse_mesh(graph)
     quantized_tensor = quantized_value(producer.outputs[0])
     reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:
