@@ -31,6 +31,7 @@ from tensorflow.python.client.pywrap_tf_session import (
     TF_GraphToFunction_wrapper,
 )
 from tensorflow.python.client.session import BaseSession
+from tensorflow.python.distribute.distribute_utils import value_container
 from tensorflow.python.eager.backprop_util import IsTrainable
 from tensorflow.python.eager.context import context as eager_context
 from tensorflow.python.eager.polymorphic_function import atomic_function
@@ -83,6 +84,7 @@ from tensorflow.python.ops.handle_data_util import (
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     UninitializedVariable,
+    variable_accessed,
 )
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 from tensorflow.python.util.object_identity import Reference
@@ -173,4 +175,7 @@ __all__ = [
     "tf_convert",
     # A tensor as a key.
     "Reference",
+    # Variables of a strategy, which tapes watch.
+    "value_container",
+    "variable_accessed",
 ]

@@ -21,7 +21,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import _tf, call_graph, creation, op_types, resource_variables, state
+from geutil.graph import (
+    _tf,
+    call_graph,
+    creation,
+    op_types,
+    resource_variables,
+    state,
+    strategy_variables,
+)
 from geutil.graph._tf import ConcreteFunction, FuncGraph
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
@@ -396,9 +404,13 @@ def build_function(
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a function made by `build_function`; return its results by name."""
+    """Call a function made by `build_function`; return its results by name.
+
+    In a replica of `tf.distribute` it reads that one's copies of variables.
+    """
     flat = [arguments[name] for name in function._arg_keywords]
-    results: dict[str, Any] = function._call_flat(flat, function.captured_inputs)
+    captured = strategy_variables.captured_here(function)
+    results: dict[str, Any] = function._call_flat(flat, captured)
     return results
 
 

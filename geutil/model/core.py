@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, keras_calls, state
+from geutil.graph import functions, keras_calls, state, strategy_variables
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.model import shared_state, to_function
@@ -258,13 +258,15 @@ class ModelFunction:
         self, function: Any, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
     ) -> None:
         self.concrete_function = function
+        # A copy does not keep the whole.
+        self._variables = tuple(map(strategy_variables.whole, function.variables))
         self._inputs = dict(inputs)
         self._outputs = outputs
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that the function reads."""
-        return tuple(self.concrete_function.variables)
+        """The variables that the function reads; those of a strategy as a whole."""
+        return self._variables
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:

@@ -31,7 +31,7 @@ from geutil.model.functions.library import Entry, FunctionLibrary, Functions
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
 from geutil.model.scanning import without_powers
-from geutil.model.shared_state import SharedState, restore
+from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
 from geutil.model.to_graph import Parts
@@ -287,8 +287,13 @@ class Model(EditableModel):
         differentiates it, through its variables too. Later edits of the graph do not
         change it.
 
+        In a replica of `tf.distribute` it reads that replica's copies of variables, if
+        the model was opened, or thawed, or its Keras model built, in the strategy's
+        scope.
+
         Raises:
-            ModelError: an output depends on a placeholder that is no input.
+            ModelError: an output depends on a placeholder that is no input. Or a
+                strategy of several replicas is in scope, and a variable has no copies.
 
         Cost: a copy of the graph, unless nothing was edited since the last one.
 
@@ -305,7 +310,9 @@ class Model(EditableModel):
             >>> float(y), float(tape.gradient(y, w))
             (15.0, 5.0)
         """
-        return ModelFunction(self.concrete_function(), self.inputs, tuple(self.outputs))
+        function = self.concrete_function()
+        check_copies(function.variables)
+        return ModelFunction(function, self.inputs, tuple(self.outputs))
 
     def freeze(self) -> Model:
         """Return the model with constants in place of its variables, in all signatures.

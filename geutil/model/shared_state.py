@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, gradient_functions, state
+from geutil.graph import functions, gradient_functions, state, strategy_variables
 from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.model import programs
@@ -173,7 +173,7 @@ class SharedState:
     """What a model holds besides its graphs.
 
     Attributes:
-        variables: the variables by name.
+        variables: the variables by name; of those of a strategy, the first copies.
         resources: the objects that own tables and the like, to be saved along.
         assets: the files that tables are read from.
     """
@@ -181,13 +181,17 @@ class SharedState:
     variables: dict[str, tf.Variable] = field(default_factory=dict)
     resources: list[Any] = field(default_factory=list)
     assets: list[tf.saved_model.Asset] = field(default_factory=list)
+    _wholes: dict[int, Any] = field(default_factory=dict)
 
     def add_variables(
         self, variables: Iterable[tf.Variable], names: Iterable[str] = ()
     ) -> None:
         """Hold more variables, under given or their own names where these are free."""
         variable_ids = {id(v) for v in self.variables.values()}
-        for variable, preferred_name in itertools.zip_longest(variables, names):
+        for given, preferred_name in itertools.zip_longest(variables, names):
+            variable = strategy_variables.first_copy(given)
+            # A copy does not keep the others.
+            self._wholes[id(variable)] = strategy_variables.whole(variable)
             if id(variable) not in variable_ids:
                 variable_ids.add(id(variable))
                 name = preferred_name or variable.name.partition(":")[0]
@@ -199,6 +203,7 @@ class SharedState:
             dict(self.variables),
             _unique([*self.resources, *other.resources]),
             _unique([*self.assets, *other.assets]),
+            {**self._wholes, **other._wholes},
         )
         both.add_variables(other.variables.values())
         return both
@@ -248,6 +253,24 @@ def check_initialized(
         ) from error
 
 
+def check_copies(variables: Iterable[tf.Variable]) -> None:
+    """Refuse variables that the replicas of a strategy in scope would share.
+
+    Raises:
+        ModelError: a strategy of several replicas is in scope, and one has no copies.
+    """
+    if not strategy_variables.needs_copies():
+        return
+    for variable in variables:
+        if strategy_variables.whole(variable) is variable:
+            kind = type(tf.distribute.get_strategy()).__name__
+            raise ModelError(
+                f"the replicas of the {kind} in scope would share variable "
+                f"'{variable.name}', which has no copies; open the model, or build its "
+                "Keras model, within strategy.scope()"
+            )
+
+
 def restore(holdings: SharedState, checkpoint: str) -> list[str]:
     """Assign the values of a checkpoint by name; see `Model.restore`."""
     try:
@@ -272,5 +295,5 @@ def restore(holdings: SharedState, checkpoint: str) -> list[str]:
                 f"{shapes[name]}"
             )
     for name, variable in variable_by_name.items():
-        variable.assign(reader.get_tensor(name))
+        strategy_variables.whole(variable).assign(reader.get_tensor(name))
     return [name for name in holdings.variables if name not in variable_by_name]

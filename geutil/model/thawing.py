@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph import strategy_variables
 from geutil.model import core, programs
 from geutil.model.programs import Program
 from geutil.model.shared_state import SharedState
@@ -120,7 +121,8 @@ def _thawed(program: Program, constants: list[Any], variables: Variables) -> Pro
     captures = dict(program.captures)
     reads: dict[str, str] = {}
     for node in constants:
-        captures[f"{node.name}:0"] = variables.of(node).handle
+        variable = strategy_variables.first_copy(variables.of(node))
+        captures[f"{node.name}:0"] = variable.handle
         reads[node.name] = programs.fresh_name(
             node_names, f"{node.name}/ReadVariableOp"
         )

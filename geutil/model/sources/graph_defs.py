@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph import strategy_variables
 from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
@@ -201,7 +202,8 @@ def programs_of_graph_def(
             key = node.attr["shared_name"].s or node.name.encode()
             if key not in shared:
                 shared[key] = _variable(node, facts or {}, value_of)
-            captures[f"{node.name}:0"] = shared[key].handle
+            copy = strategy_variables.first_copy(shared[key])
+            captures[f"{node.name}:0"] = copy.handle
         elif v1_variables.is_table(node) and node.name in needed:
             resource = _table(graph_def, node, assets, what)
             holdings.resources.append(resource)

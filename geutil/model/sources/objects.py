@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import keras_calls
+from geutil.graph import keras_calls, strategy_variables
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
@@ -48,8 +48,9 @@ def ordered(
     TensorFlow lists them in another order in each process. Those that were not captured
     go last, by name.
     """
-    rest = {id(v.handle): v for v in variables}
-    captured_variables = [rest.pop(id(t)) for t in captured if id(t) in rest]
+    rest = {id(v.handle): v for v in map(strategy_variables.first_copy, variables)}
+    handles = map(strategy_variables.first_handle, captured)
+    captured_variables = [rest.pop(id(t)) for t in handles if id(t) in rest]
     return [*captured_variables, *sorted(rest.values(), key=lambda v: str(v.name))]
 
 
@@ -66,7 +67,7 @@ def program_of_function(function: Any) -> Program:
         dict(zip(_argument_names(function, arguments), arguments, strict=True)),
         _named_results(function),
         zip(
-            function.captured_inputs,
+            map(strategy_variables.first_handle, function.captured_inputs),
             function.inputs[len(arguments) :],
             strict=True,
         ),

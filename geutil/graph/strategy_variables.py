@@ -1,0 +1,61 @@
+"""Variables of a strategy of `tf.distribute`: one object, and a copy on each device.
+
+A graph reads one copy, by its handle. A model is made of first copies, which are plain
+variables; what a function of it reads in a replica is that replica's copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph import _tf
+
+
+def needs_copies() -> bool:
+    """Tell whether a strategy of several replicas is in scope here."""
+    strategy = tf.distribute.get_strategy()
+    return tf.distribute.has_strategy() and strategy.num_replicas_in_sync > 1
+
+
+def first_copy(variable: Any) -> Any:
+    """Return the first copy of a variable of a strategy; another variable as it is."""
+    copies = getattr(variable, "values", None)
+    return copies[0] if isinstance(copies, tuple) else variable
+
+
+def first_handle(captured: Any) -> Any:
+    """Return the handle of the first copy, if what is captured has copies."""
+    copy = first_copy(captured)
+    return captured if copy is captured else copy.handle
+
+
+def whole(variable: Any) -> Any:
+    """Return the variable of a strategy that a copy belongs to, or the variable."""
+    return _tf.value_container(variable)
+
+
+def local_handle(variable: Any) -> Any:
+    """Return the handle of this replica's copy; outside of replicas, the first one."""
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        return variable.handle
+    return first_copy(variable).handle
+
+
+def captured_here(function: Any) -> list[Any]:
+    """Return what a concrete function reads, with the handles of this replica's copies.
+
+    Tapes are told that those variables are read.
+    """
+    variable_by_handle = {id(v.handle): v for v in function.variables}
+    found = []
+    for captured in function.captured_inputs:
+        variable = variable_by_handle.get(id(captured))
+        owner = None if variable is None else whole(variable)
+        if owner is None or owner is variable:
+            found.append(captured)
+            continue
+        _tf.variable_accessed(owner)
+        found.append(local_handle(owner))
+    return found

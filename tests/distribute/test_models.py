@@ -1,0 +1,72 @@
+"""Functions of models in the replicas of a strategy, against one device."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from tests.batchnorm.networks import with_random_norms
+from tests.distribute.model_steps import net
+from tests.processes import run_python
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A net in files of several formats, with a checkpoint of other weights."""
+    path = tmp_path_factory.mktemp("models")
+    keras.utils.set_random_seed(1)
+    built = with_random_norms(net())
+    built.save(path / "net.keras")
+    opened = model.open(built)
+    opened.save(path / "saved")
+    frozen = opened.freeze().graph.as_graph_def()
+    (path / "frozen.pb").write_bytes(frozen.SerializeToString())
+    variables = model.open(path / "saved").variables
+    values = {name: v.numpy() * 1.25 for name, v in variables.items()}
+    write_checkpoint(path / "other_weights", values)
+    return path
+
+
+def write_checkpoint(path, values):
+    """Write a checkpoint by names, as version 1 does."""
+    with tf.Graph().as_default():
+        variables = {
+            name: tf.compat.v1.get_variable(name, initializer=value)
+            for name, value in values.items()
+        }
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            tf.compat.v1.train.Saver(variables).save(session, str(path))
+
+
+@pytest.mark.parametrize("source", ["keras", "saved", "thawed", "pb"])
+def test_each_replica_has_a_copy_of_the_variables(folder, source):
+    numbers = {}
+    for kind in ("one", "two"):
+        done = run_python("-m", "tests.distribute.model_steps", kind, source, folder)
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+        numbers[kind] = dict(np.load(folder / f"{kind}_{source}.npz"))
+    one, two = numbers["one"], numbers["two"]
+    copies = [key for key in two if key.startswith("copy/0/")]
+    assert len(copies) >= 4
+    for key in copies:
+        assert np.array_equal(two[key], two[key.replace("copy/0/", "copy/1/")])
+    assert set(one) < set(two)
+    for key, value in one.items():
+        np.testing.assert_allclose(two[key], value, rtol=2e-6, atol=1e-6, err_msg=key)
+    assert np.array_equal(two["y/before"], two["y/run"])
+    np.testing.assert_allclose(two["y/saved"], two["y/run"], rtol=1e-6)
+
+
+def test_variables_without_copies_are_refused(folder):
+    done = run_python("-m", "tests.distribute.model_steps", "two", "outside", folder)
+    assert done.returncode == 1
+    assert "ModelError: the replicas of the MirroredStrategy in scope would share" in (
+        done.stderr.decode()
+    )
