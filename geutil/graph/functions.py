@@ -330,7 +330,10 @@ def seen_variables(graph: Graph) -> list[tf.Variable]:
 
     In the order in which it captured them.
     """
-    by_handle = {id(v.handle): v for v in graph._watched_variables}
+    by_handle = {
+        id(strategy_variables.local_handle(v)): strategy_variables.first_copy(v)
+        for v in graph._watched_variables
+    }
     return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
 
 

@@ -170,7 +170,7 @@ def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
 
 
 def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Return variables of the strategy whose replica is being traced.
+    """Return variables of the strategy whose replica is traced, or that is in scope.
 
     Each replica reads and writes its own copy; the copies stay equal if all write the
     same. What is asked from outside is the first one's.
@@ -185,6 +185,8 @@ def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
         with ThreadPoolExecutor(1) as other_thread:
             return other_thread.submit(_new_variables, strategy, contents[0]).result()
 
+    if tf.distribute.in_cross_replica_context():
+        return make(tf.distribute.get_strategy(), [list(initial_values)])
     variables: list[Any] = _merge_call(list(initial_values), make)
     return variables
 

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, op_types, replicas, state, types
+from geutil.graph import (
+    creation,
+    op_types,
+    replicas,
+    state,
+    strategy_variables,
+    types,
+)
 from geutil.graph._tf import ResourceVariable, get_resource_handle_data
 from geutil.graph.types import Graph, is_func_graph
 
@@ -32,9 +39,10 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
         initial: its first value, a numpy array or number.
         name: its name; a v1 graph makes it unique.
 
-    While a replica of `tf.distribute` is traced, it is a variable of the strategy.
+    While a replica of `tf.distribute` is traced, and in the scope of a strategy of
+    several, it is a variable of the strategy.
     """
-    if replicas.current() is not None:
+    if replicas.current() is not None or strategy_variables.needs_copies():
         (variable,) = replicas.new_variables([(name, initial)])
         return variable
     with creation.neutral(graph), tf.init_scope():
@@ -47,7 +55,7 @@ def handle_in(graph: Graph, variable: Any) -> Any:
 
     A FuncGraph captures it, and keeps the variable alive.
     """
-    handle = variable.handle
+    handle = strategy_variables.local_handle(variable)
     if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
         return handle
     graph.watch_variable(variable)
@@ -71,7 +79,7 @@ def variables_outside(
 
     Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape.
     """
-    if replicas.current() is not None:
+    if replicas.current() is not None or strategy_variables.needs_copies():
         return replicas.new_variables(initial_values)
     if is_func_graph(graph):
         return [

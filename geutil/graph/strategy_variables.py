@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from geutil.graph import _tf
+from geutil.graph import _tf, op_types
+from geutil.graph.types import Operation
 
 
 def needs_copies() -> bool:
@@ -41,6 +43,40 @@ def local_handle(variable: Any) -> Any:
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         return variable.handle
     return first_copy(variable).handle
+
+
+def assign(handle: Any, value: Any) -> None:
+    """Set a float32 variable by its handle, in all of its copies."""
+    owner = getattr(handle, "_distributed_container", None)
+    found = owner() if callable(owner) else None
+    copies = [handle] if found is None else [copy.handle for copy in found.values]
+    for copy in copies:
+        tf.raw_ops.AssignVariableOp(resource=copy, value=np.asarray(value, np.float32))
+
+
+def moved_by(function: Any) -> list[tuple[Operation, Any]]:
+    """Return the ops of a concrete function that write float variables, with these.
+
+    Those in bodies of loops and conditionals are left out.
+
+    Cost: linear in the ops.
+    """
+    variable_by_handle = {id(v.handle): v for v in function.variables}
+    variable_by_input = {
+        id(inside): variable_by_handle[id(outside)]
+        for outside, inside in function.graph.captures
+        if id(outside) in variable_by_handle
+    }
+    return [
+        (op, variable)
+        for op in function.graph.get_operations()
+        if op.type in _WRITING
+        and (variable := variable_by_input.get(id(op.inputs[0]))) is not None
+        and variable.dtype.is_floating
+    ]
+
+
+_WRITING = op_types.ASSIGNMENTS | op_types.INCREMENTS
 
 
 def captured_here(function: Any) -> list[Any]:

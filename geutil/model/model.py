@@ -293,7 +293,8 @@ class Model(EditableModel):
 
         Raises:
             ModelError: an output depends on a placeholder that is no input. Or a
-                strategy of several replicas is in scope, and a variable has no copies.
+                strategy of several replicas is in scope, and a variable has no copies,
+                or the graph itself moves one.
 
         Cost: a copy of the graph, unless nothing was edited since the last one.
 
@@ -311,7 +312,7 @@ class Model(EditableModel):
             (15.0, 5.0)
         """
         function = self.concrete_function()
-        check_copies(function.variables)
+        check_copies(function)
         return ModelFunction(function, self.inputs, tuple(self.outputs))
 
     def freeze(self) -> Model:

@@ -253,22 +253,29 @@ def check_initialized(
         ) from error
 
 
-def check_copies(variables: Iterable[tf.Variable]) -> None:
-    """Refuse variables that the replicas of a strategy in scope would share.
+def check_copies(function: Any) -> None:
+    """Refuse a function whose variables the replicas of a strategy would not share.
 
     Raises:
-        ModelError: a strategy of several replicas is in scope, and one has no copies.
+        ModelError: a strategy of several replicas is in scope, and a variable has no
+            copies, or the function moves it.
     """
     if not strategy_variables.needs_copies():
         return
-    for variable in variables:
+    kind = type(tf.distribute.get_strategy()).__name__
+    for variable in function.variables:
         if strategy_variables.whole(variable) is variable:
-            kind = type(tf.distribute.get_strategy()).__name__
             raise ModelError(
                 f"the replicas of the {kind} in scope would share variable "
                 f"'{variable.name}', which has no copies; open the model, or build its "
                 "Keras model, within strategy.scope()"
             )
+    for op, variable in strategy_variables.moved_by(function):
+        raise ModelError(
+            f"'{op.name}' ({op.type}) moves '{variable.name}' by what a replica of the "
+            f"{kind} in scope sees, so that its copies would differ; to learn ranges "
+            "or statistics, quantize and fold in the function that strategy.run calls"
+        )
 
 
 def restore(holdings: SharedState, checkpoint: str) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, functions, types
+from geutil.graph import creation, functions, strategy_variables, types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize import reestimated_norms
 from geutil.quantize.calibration.calibrating import Sample, batches
@@ -121,7 +121,7 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
             entries.update(_set(graph, model.inputs, level, samples))
     except BaseException:
         for handle, value in before:
-            _assign(handle, value)
+            strategy_variables.assign(handle, value)
         raise
     missed = tuple(norm for norm in norms_or_missed if isinstance(norm, Missed))
     return ReestimateReport(tuple(entries[n] for n in norms), missed, len(samples))
@@ -207,14 +207,10 @@ def _assigned(
         variance = np.where(used, variance / safe**2, old_variance.reshape(-1))
         kept_count = int((~used).sum())
     for handle, value in ((norm.mean, mean), (norm.variance, variance)):
-        _assign(handle, value.reshape(_read(handle).shape))
+        strategy_variables.assign(handle, value.reshape(_read(handle).shape))
     return Reestimated(norm.name, mean, variance, scale is not None, kept_count)
 
 
 def _read(handle: Any) -> Array:
     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
     return np.asarray(read.numpy())
-
-
-def _assign(handle: Any, value: Array) -> None:
-    tf.raw_ops.AssignVariableOp(resource=handle, value=value.astype(np.float32))

@@ -6,6 +6,7 @@ Keras model. The numbers after some steps go to a file in it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.quantize import calibrate, quantize
 from tests.distribute.steps import strategy_of
 
 BATCH, STEPS = 4, 3
@@ -40,12 +43,51 @@ def opened(source: str, folder: Path) -> tuple[Any, Any]:
     return model.open(keras_model).freeze().thaw("kernel|bias|gamma|beta"), None
 
 
+def calibrated(strategy: Any, folder: Path) -> None:
+    """Calibrate within a scope and without one; say by how much results differ."""
+    xs = np.float32(np.random.default_rng(0).normal(size=(BATCH, 8, 8, 3)))
+    results, copies = [], []
+    for scope in (contextlib.nullcontext, strategy.scope):
+        with scope():
+            found = model.open(folder / "saved")
+            fold_batch_norms(found)
+            quantize(found, is_training=False)
+            calibrate(found, [xs, 1.5 * xs])
+            function = found.to_function()
+        results.append(found.run(xs))
+    for variable in function.variables:
+        copies += [strategy.experimental_local_results(variable)]
+    step = tf.function(lambda x: strategy.run(function, args=(x,)))
+    here = [
+        value.numpy()
+        for values in step(tf.constant(xs)).values()
+        for value in strategy.experimental_local_results(values)
+    ]
+    (without,), (within,) = (list(found.values()) for found in results)
+    np.savez(
+        folder / "calibrated.npz",
+        without=without,
+        within=within,
+        replicas=here,
+        copies=[len(c) for c in copies],
+        differing=sum(not np.array_equal(c[0], c[-1]) for c in copies),
+    )
+
+
 def main(kind: str, source: str, folder: Path) -> None:
     strategy = strategy_of(kind)
     if source == "outside":
         found = model.open(folder / "saved")
         with strategy.scope():
             found.to_function()
+    if source == "moving":
+        with strategy.scope():
+            found = model.open(folder / "saved")
+            quantize(found, is_training=True)
+            found.to_function()
+    if source == "calibrated":
+        calibrated(strategy, folder)
+        return
     with strategy.scope():
         edited, kept = opened(source, folder)
         function = edited.to_function()

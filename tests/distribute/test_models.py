@@ -64,9 +64,30 @@ def test_each_replica_has_a_copy_of_the_variables(folder, source):
     np.testing.assert_allclose(two["y/saved"], two["y/run"], rtol=1e-6)
 
 
-def test_variables_without_copies_are_refused(folder):
-    done = run_python("-m", "tests.distribute.model_steps", "two", "outside", folder)
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        (
+            "outside",
+            "the replicas of the MirroredStrategy in scope would share",
+        ),
+        ("moving", "by what a replica of the MirroredStrategy in scope sees"),
+    ],
+)
+def test_what_replicas_would_not_share_is_refused(folder, source, error):
+    done = run_python("-m", "tests.distribute.model_steps", "two", source, folder)
     assert done.returncode == 1
-    assert "ModelError: the replicas of the MirroredStrategy in scope would share" in (
-        done.stderr.decode()
-    )
+    printed = done.stderr.decode()
+    assert "ModelError" in printed
+    assert error in printed
+
+
+def test_calibration_in_a_scope_sets_all_copies(folder):
+    done = run_python("-m", "tests.distribute.model_steps", "two", "calibrated", folder)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    numbers = dict(np.load(folder / "calibrated.npz"))
+    assert np.array_equal(numbers["without"], numbers["within"])
+    assert set(numbers["copies"].tolist()) == {2}
+    assert numbers["differing"] == 0
+    for values in numbers["replicas"]:
+        np.testing.assert_array_equal(values, numbers["within"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, functions
+from geutil.graph import creation, functions, strategy_variables
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
@@ -135,12 +135,10 @@ class RangeSite:
     def set(self, ends: Range) -> None:
         """Set the range."""
         for handle, value in zip((self.low, self.high), ends, strict=True):
-            tf.raw_ops.AssignVariableOp(
-                resource=handle, value=np.asarray(value, np.float32)
-            )
+            strategy_variables.assign(handle, value)
         if self.learnt is not None:
             # Else the next step of training would begin anew.
-            self.learnt.assign(1.0)
+            strategy_variables.whole(self.learnt).assign(1.0)
 
 
 def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
@@ -155,7 +153,10 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     outside = MutableIdentityMap(
         (inside, ext) for ext, inside in functions.bindings(graph)
     )
-    names = {id(v.handle): name for name, v in variables.items()}
+    names = {
+        id(strategy_variables.first_copy(v).handle): name
+        for name, v in variables.items()
+    }
     origins = Origins(graph)
     site_by_handle: dict[int, RangeSite] = {}
     for op in live_simulations(graph):

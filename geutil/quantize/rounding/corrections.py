@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, functions, state
+from geutil.graph import creation, functions, state, strategy_variables
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
@@ -41,7 +41,8 @@ class Correction:
     def set(self, value: Array) -> None:
         """Set what is added."""
         shape = self.variable.shape.as_list()
-        self.variable.assign(value.reshape(shape).astype(np.float32))
+        whole = strategy_variables.whole(self.variable)
+        whole.assign(value.reshape(shape).astype(np.float32))
 
 
 def corrections_of(
@@ -59,7 +60,9 @@ def corrections_of(
     outside = MutableIdentityMap(
         (inside, external) for external, inside in functions.bindings(graph)
     )
-    by_handle = {id(variable.handle): variable for variable in variables.values()}
+    by_handle = {
+        id(strategy_variables.first_copy(v).handle): v for v in variables.values()
+    }
     found = {}
     for op in sums:
         read = op.inputs[1].op
