@@ -251,13 +251,19 @@ def ops_behind(tensors: Iterable[Tensor]) -> list[Operation]:
 
 
 def unrounded(tensor: Tensor) -> Tensor:
-    """Return what a parameter was before it was cast to fewer bits."""
+    """Return what a parameter was before it was cast to fewer bits.
+
+    Without a cast it is the tensor itself, for gradients may be asked for there.
+    """
+    found = tensor
     while tensor.op.type in ("Cast", "Identity"):
         before = tensor.op.inputs[0]
         if not before.dtype.is_floating or before.dtype.size < tensor.dtype.size:
             break
+        if tensor.op.type == "Cast":
+            found = before
         tensor = before
-    return tensor
+    return found
 
 
 def wide(dtype: tf.DType) -> tf.DType:

@@ -184,16 +184,38 @@ def test_workers_equal_one_device_on_the_whole_batch():
         assert list(numbers["misplaced"]) == []
 
 
-def test_steps_of_a_coordinator_equal_those_of_one_device(tmp_path):
-    files = [tmp_path / "cluster.npz", tmp_path / "one.npz"]
-    checked(run_python("-m", "tests.distribute.parameter_server", *files))
-    cluster, one = (dict(np.load(file)) for file in files)
-    for start in ("loss/", "range/", "variable/"):
+@functools.cache
+def stepped_by_a_coordinator(edits):
+    """Return the numbers of a cluster with a parameter server, and of one device."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / "cluster.npz", Path(folder) / "one.npz"]
+        checked(run_python("-m", "tests.distribute.parameter_server", *files, edits))
+        return tuple(dict(np.load(file)) for file in files)
+
+
+@pytest.mark.parametrize(
+    "edits", ["plain", "memory", "exact,memory", "one_pass", "exact,quantize,memory"]
+)
+def test_steps_of_a_coordinator_equal_those_of_one_device(edits):
+    cluster, one = stepped_by_a_coordinator(edits)
+    for start in ("loss/", "variable/"):
         close(one, cluster, start, 1e-6)
+
+
+def test_ranges_of_a_coordinator_are_on_the_parameter_server():
+    cluster, one = stepped_by_a_coordinator("exact,quantize,memory")
+    close(one, cluster, "range/", 1e-6)
     assert cluster["step"] == one["step"] == 4
     assert {str(place) for place in cluster["places"]} == {
         "/job:ps/replica:0/task:0/device:CPU:0"
     }
+
+
+@pytest.mark.parametrize("edits", ["memory", "exact,memory", "one_pass"])
+def test_a_coordinators_edited_steps_equal_plain_ones(edits):
+    plain, edited = (stepped_by_a_coordinator(e)[0] for e in ("plain", edits))
+    close(plain, edited, "loss/", 1e-5)
+    close(plain, edited, "variable/", 1e-4)
 
 
 def test_outside_of_strategies_there_is_no_replica():

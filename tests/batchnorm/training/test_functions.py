@@ -280,3 +280,34 @@ def test_an_opened_model_that_ends_in_a_norm(statistics):
         data = tf.constant(_data(seed))
         (value,) = folded(data).values()
         close([value.numpy()], [plain(data, training=training).numpy()])
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_gradients_of_what_a_layer_reads_weights_through(statistics):
+    """Gradients are asked for at an Identity between a variable and its layer."""
+    rng = np.random.default_rng(0)
+    values = [(3, 3, 3, 4), (4,), (4,)]
+    kernel, scale, offset = (
+        tf.Variable(np.float32(rng.normal(size=s))) for s in values
+    )
+    mean, variance = tf.Variable(tf.zeros(4)), tf.Variable(tf.ones(4))
+
+    def step(x, *, fold):
+        weights = [tf.identity(v) for v in (kernel, scale, offset)]
+        y = tf.nn.conv2d(x, weights[0], 1, "SAME")
+        moments = tf.nn.moments(y, [0, 1, 2])
+        for average, moment in zip((mean, variance), moments, strict=True):
+            average.assign(0.9 * average + 0.1 * moment)
+        y = tf.nn.relu(tf.nn.batch_normalization(y, *moments, *weights[:0:-1], 0.1))
+        if fold:
+            graph = tf.compat.v1.get_default_graph()
+            report = fold_batch_norms(graph, is_training=True, statistics=statistics)
+            assert len(report.folded) == 1
+        loss = tf.reduce_mean(tf.sin(y))
+        return [loss, *tf.gradients(loss, weights)]
+
+    x = tf.constant(_data())
+    mean.assign(rng.normal(size=4))
+    variance.assign(rng.uniform(0.5, 1.5, size=4))
+    plain = tf.function(lambda x: step(x, fold=False))(x)
+    close(tf.function(lambda x: step(x, fold=True))(x), plain)
