@@ -34,6 +34,7 @@ def fold_batch_norms(
     assume_inference: bool = False,
     clone_shared: bool = False,
     keep: Iterable[Any] = (),
+    outputs: Any = (),
 ) -> FoldReport:
     """Fold batch normalization into the layers before it, or behind it.
 
@@ -94,6 +95,8 @@ def fold_batch_norms(
         keep: ops, tensors, names of these and Keras layers that go on computing what
             they do, since they are fetched
             by name. Norms that cannot be folded without changing them are refused.
+        outputs: tensors of a graph: only the norms that they depend on are looked at.
+            None are all; in a replica of `tf.distribute`, those of that replica.
 
     Returns:
         Every batch norm, folded or refused with the reason.
@@ -101,7 +104,7 @@ def fold_batch_norms(
     Raises:
         ArgumentTypeError: the first argument is no graph and no model, or keep holds
             something else than ops and tensors.
-        SelectionError: what is in keep is of another graph.
+        SelectionError: what is in keep, or an output, is of another graph.
         FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
             Or arguments contradict each other.
         TransformError: the graph counts its steps in another variable than `step`.
@@ -123,13 +126,25 @@ def fold_batch_norms(
         folded:
           norm  into Conv2D 'conv'
     """
-    places = Places(graph_or_model)
-    kept_tensors = _kept(keep, places)
     training = _training(
         is_training, freeze_batch_norm_delay, step, statistics, assume_inference
     )
-    scopes = _scopes(scope, places)
-    choices = Choices(scopes, clone_shared, assume_inference)
+    with names.outputs_meant(graph_or_model, outputs):
+        places = Places(graph_or_model)
+        choices = Choices(_scopes(scope, places), clone_shared, assume_inference)
+        return _fold(places, choices, _kept(keep, places), training, strict=strict)
+
+
+def _fold(
+    places: Places,
+    choices: Choices,
+    kept_tensors: IdentitySet,
+    training: Training | None,
+    *,
+    strict: bool,
+) -> FoldReport:
+    """Fold what is asked for in all places."""
+    scopes = choices.scope
     folders = [
         Folder(place, choices, kept_tensors, training) for place in places.listed
     ]

@@ -18,7 +18,7 @@ from typing import Any
 
 from geutil.batchnorm.report import Refused
 from geutil.errors import ArgumentTypeError, GeutilError
-from geutil.graph import creation, function_defs, op_types, types
+from geutil.graph import creation, function_defs, op_types, replicas, types
 from geutil.graph.flat_body import FlatBody, flat_body
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
@@ -132,8 +132,10 @@ class Places:
         self._functions: OpenedFunctions | None = None
         if types.is_graph(graph_or_model):
             self._functions = OpenedFunctions(graph_or_model)
-            self.listed = [Place(graph_or_model), *_bodies(self._functions)]
-            self.unopened = list(_unopened(self._functions))
+            own = frozenset(replicas.own_operations(graph_or_model))
+            self.listed = [Place(graph_or_model), *_bodies(self._functions, own)]
+            graphs = [place.graph for place in self.listed]
+            self.unopened = list(_unopened(self._functions, own, graphs))
             return
         for name, model in _signatures(graph_or_model).items():
             self.listed.append(Place(model.graph, "", name))
@@ -189,9 +191,17 @@ def _signatures(model: Any) -> Mapping[str, Any]:
     return {own: model, **{name: others[name] for name in others if name != own}}
 
 
-def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
-    """Yield the bodies of opened functions, with the reason if one is fixed."""
+def _bodies(functions: OpenedFunctions, own: Collection[Operation]) -> Iterator[Place]:
+    """Yield the bodies of functions that own ops call, with the reason if one is fixed.
+
+    Callers come before the bodies that they call.
+    """
+    graphs: set[Graph] = set()
     for function in functions.opened:
+        callers = [caller.op for caller in function.callers]
+        if callers and not any(op in own or op.graph in graphs for op in callers):
+            continue
+        graphs.add(function.graph)
         fixed = ""
         if function.fixed:
             fixed = (
@@ -210,8 +220,13 @@ def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
         )
 
 
-def _unopened(functions: OpenedFunctions) -> Iterator[Refused]:
+def _unopened(
+    functions: OpenedFunctions, own: Collection[Operation], graphs: Sequence[Graph]
+) -> Iterator[Refused]:
     for function in functions.unopened:
+        caller = function.caller
+        if caller not in own and caller.graph not in graphs[1:]:
+            continue
         nodes = (node for d in function.definitions for node in d.node_def)
         if any(node.op in SIGNS for node in nodes):
             reason = f"calls a function that cannot be opened: {function.reason}"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -83,15 +84,52 @@ def device() -> Iterator[None]:
         yield
 
 
+_meant: ContextVar[tuple[Graph, list[Tensor]] | None] = ContextVar(
+    "meant", default=None
+)
+
+
+@contextmanager
+def only_behind(graph: Graph, outputs: Sequence[Tensor]) -> Iterator[None]:
+    """Let `own_operations` be what outputs depend on, in a block; none are all ops."""
+    token = _meant.set((graph, list(outputs)) if outputs else None)
+    try:
+        yield
+    finally:
+        _meant.reset(token)
+
+
+def outputs_meant(graph: Graph) -> list[Tensor]:
+    """Return the outputs whose ops alone are looked at; none if all are.
+
+    Who puts another tensor in the place of one writes that into the list.
+    """
+    meant = _meant.get()
+    return meant[1] if meant is not None and meant[0] is graph else []
+
+
+def _behind(outputs: Sequence[Tensor]) -> set[Operation]:
+    found = {t.op for t in outputs}
+    waiting = list(found)
+    while waiting:
+        new = {t.op for t in waiting.pop().inputs} - found
+        found |= new
+        waiting += new
+    return found
+
+
 def own_operations(graph: Graph) -> list[Operation]:
     """Return the ops of a graph, without those of other replicas.
 
     While a replica is traced into the graph, these are its ops and what they depend on.
-    Otherwise they are all.
+    Where outputs are meant, they are what these depend on. Otherwise they are all.
 
     Cost: linear in ops and edges.
     """
     ops: list[Operation] = graph.get_operations()
+    if outputs := outputs_meant(graph):
+        behind = _behind(outputs)
+        return [op for op in ops if op in behind]
     if current() is None or tf.compat.v1.get_default_graph() is not graph:
         return ops
     own, numbers = index(), {op: _replica_of(op.name) for op in ops}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from geutil.graph import types
+from geutil.graph import replicas, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
@@ -303,6 +303,8 @@ def _replace(
     ]
     apply_edits(graph, edits)
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
+    outputs = replicas.outputs_meant(graph)
+    outputs[:] = [by_tensor.get(t, t) for t in outputs]
     Liveness(graph).retire([low.op for low in lowerings], lambda op: False)
     return {new.op: old.op for old, new in by_tensor.items()}
 

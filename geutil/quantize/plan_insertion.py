@@ -33,6 +33,7 @@ from geutil.quantize.range_variables import (
 )
 from geutil.quantize.spec import Range
 from geutil.select.networks.layers import training_ops
+from geutil.select.networks.provenance import Origins
 from geutil.transform.op_templates import Later, Stencils
 from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.step_counter import check_step_variable, step_counter
@@ -71,6 +72,22 @@ def refuse_training_ops(graph: Graph) -> None:
             "an optimizer; insert quantization before gradients, into a graph that "
             "has none"
         )
+    if replicas.outputs_meant(graph):
+        _refuse_gradients_of_outputs(graph)
+
+
+def _refuse_gradients_of_outputs(graph: Graph) -> None:
+    own = frozenset(replicas.own_operations(graph))
+    origins = Origins(graph)
+    for op in training_ops(graph, graph.get_operations()):
+        for t in op.inputs:
+            is_input = t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t)
+            if t.op in own and t.dtype.is_floating and not is_input:
+                raise QuantizeError(
+                    f"'{op.name}' ({op.type}) belongs to gradients and reads "
+                    f"'{t.name}', which the outputs depend on; insert quantization "
+                    "before gradients"
+                )
 
 
 def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
@@ -147,6 +164,8 @@ def insert(
         )
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    if replicas.outputs_meant(graph):
+        _leave_others_alone(graph, groups, edges)
     state.check_editable(
         graph, [edge.op for point_edges in edges.values() for edge in point_edges]
     )
@@ -227,6 +246,18 @@ def _edges(point: Point, live: Liveness) -> list[Edge]:
         if edge.op.type in op_types.VALUE_BLIND
     ]
     return [*values, *shapes]
+
+
+def _leave_others_alone(
+    graph: Graph, groups: list[RangeGroup], edges: dict[int, list[Edge]]
+) -> None:
+    """Let other networks of a graph read the inputs and weights that they share."""
+    own = frozenset(replicas.own_operations(graph))
+    origins = Origins(graph)
+    for point in (point for group in groups for point in group.points):
+        t = point.tensor
+        if t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t):
+            edges[id(point)] = [e for e in edges[id(point)] if e.op in own]
 
 
 def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import edits
+from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.types import (
     Graph,
@@ -58,6 +58,7 @@ def quantize(
     overrides: Mapping[Any, Override] | None = None,
     activations: Iterable[str] = tuple(sorted(ACTIVATIONS)),
     strict: bool = False,
+    outputs: Any = (),
 ) -> QuantizeReport:
     """Simulate the quantization of a network: insert FakeQuant ops, in place.
 
@@ -114,6 +115,9 @@ def quantize(
             a `Spec` asks for has to be possible for one of its ops at least.
         activations: the names of the activation functions to quantize.
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
+        outputs: tensors of a graph: only what they depend on is looked at and
+            quantized, where a graph has other networks, or gradients of others, too.
+            None are all; in a replica of `tf.distribute`, those of that replica.
 
     Returns:
         Every op that computes with data: quantized and how, or not and why. Its
@@ -122,8 +126,10 @@ def quantize(
     Raises:
         ArgumentTypeError: an argument is of another type.
         QuantizeError: a number is out of range, an override is for no op or cannot be
-            obeyed, the graph holds gradients or optimizer ops, or, with `strict`, the
-            coverage is below 1; nothing is changed.
+            obeyed, the graph holds gradients or optimizer ops, or, with `outputs`,
+            gradients that read what they depend on, or, with `strict`, the coverage is
+            below 1; nothing is changed.
+        SelectionError: an output is of another graph.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -162,6 +168,28 @@ result 8 bits (conv/act_quant)
     mode = Mode(
         is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
     )
+    variable_by_name = dict(variables or {})
+    with names.outputs_meant(graph_or_model, outputs):
+        return _quantize(
+            graph_or_model,
+            choices,
+            mode,
+            variable_by_name,
+            vars_collection,
+            strict=strict,
+        )
+
+
+def _quantize(
+    graph_or_model: Any,
+    choices: QuantizeChoices,
+    mode: Mode,
+    variable_by_name: dict[str, Any],
+    vars_collection: str | None,
+    *,
+    strict: bool,
+) -> QuantizeReport:
+    """Quantize what is asked for in all signatures."""
     reports = []
     places = _places(graph_or_model)
     plans = [_planned(graph, results, choices, mode) for _, graph, results in places]
@@ -174,7 +202,6 @@ result 8 bits (conv/act_quant)
                 ]
             )
         )
-    variable_by_name = dict(variables or {})
     described_ranges: dict[str, Hashable] = {}
     with ExitStack() as stack:
         for _, graph, _ in places:
@@ -200,7 +227,7 @@ result 8 bits (conv/act_quant)
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps
             )
             reports.append(replace(report, rewritten=rewritten))
-    if choices.weights_only and not is_training and not is_graph(graph_or_model):
+    if choices.weights_only and not mode.is_training and not is_graph(graph_or_model):
         # No data will tell more of them.
         for _, graph, _ in places:
             set_ranges_of_weights(graph, graph_or_model.variables)
@@ -293,7 +320,9 @@ def _lowered(
 def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return the graphs of a model by signature, with their results."""
     if is_graph(graph_or_model):
-        return [("", graph_or_model, edits.results_of(graph_or_model))]
+        meant = replicas.outputs_meant(graph_or_model)
+        results = list(meant) or edits.results_of(graph_or_model)
+        return [("", graph_or_model, results)]
     others = getattr(graph_or_model, "signatures", None)
     own = getattr(graph_or_model, "signature", None)
     if not isinstance(others, Mapping) or not isinstance(own, str):
@@ -311,7 +340,7 @@ def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
 def _planned(
     graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
 ) -> QuantizePlan:
-    if mode.is_training or not results:
+    if mode.is_training or not results or replicas.outputs_meant(graph):
         plan_insertion.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from geutil.graph import replicas
@@ -19,17 +19,22 @@ _GRADIENTS = re.compile(
 _FORWARD = frozenset(("StopGradient", "PreventGradient"))
 
 
-def training_ops(graph: Graph) -> list[Operation]:
+def training_ops(
+    graph: Graph, ops: Sequence[Operation] | None = None
+) -> list[Operation]:
     """Return the ops that compute gradients, or apply them to variables.
 
     Those of optimizers first. Gradients whose ops are of types of their own are found,
     as those of convolutions, Relus and biases are.
 
-    Those of other replicas of `tf.distribute` are left out while one is traced.
+    Args:
+        graph: the graph.
+        ops: those to look at; None are all, but those of other replicas of
+            `tf.distribute` while one is traced.
 
     Cost: linear in ops and edges.
     """
-    ops = replicas.own_operations(graph)
+    ops = replicas.own_operations(graph) if ops is None else ops
     kinds = {op.type for op in ops} - _FORWARD
     updates = {kind for kind in kinds if _UPDATES.search(kind)}
     gradients = {kind for kind in kinds if _GRADIENTS.search(kind)}
