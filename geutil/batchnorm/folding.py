@@ -17,7 +17,7 @@ from geutil.batchnorm.training_fold import EXACT, Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph import edits, state, types
 from geutil.graph.types import Graph, IdentitySet
-from geutil.select import names
+from geutil.select import conversions, names
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -129,7 +129,7 @@ def fold_batch_norms(
     training = _training(
         is_training, freeze_batch_norm_delay, step, statistics, assume_inference
     )
-    with names.outputs_meant(graph_or_model, outputs):
+    with conversions.outputs_meant(graph_or_model, outputs):
         places = Places(graph_or_model)
         choices = Choices(_scopes(scope, places), clone_shared, assume_inference)
         return _fold(places, choices, _kept(keep, places), training, strict=strict)

@@ -1,4 +1,4 @@
-"""Replicas of `tf.distribute`: their ops, their variables, and ranges over all of them.
+"""Replicas of `tf.distribute`: their ops, and their variables.
 
 Replicas that one process traces share a graph: the second finds the ops of the first in
 it, gradients included. TensorFlow tells them apart by name scopes, `replica_1/` and on;
@@ -14,14 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import TransformError
-from geutil.graph import adjacency, op_types
-from geutil.graph.edits import ControlEdit, apply_edits
+from geutil.graph import op_types
 from geutil.graph.types import Graph, Operation, Tensor
 
 _SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
@@ -171,7 +168,7 @@ class _Message:
     answer: Any = field(default=None)
 
 
-def _merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
+def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
     """Return what is answered to what all replicas of this process say.
 
     Each has to ask the same number of times.
@@ -204,7 +201,7 @@ def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
         check(contents)
         return contents[0]
 
-    return _merge_call(content, first)
+    return merge_call(content, first)
 
 
 def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
@@ -225,7 +222,7 @@ def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
 
     if tf.distribute.in_cross_replica_context():
         return make(tf.distribute.get_strategy(), [list(initial_values)])
-    variables: list[Any] = _merge_call(list(initial_values), make)
+    variables: list[Any] = merge_call(list(initial_values), make)
     return variables
 
 
@@ -243,113 +240,3 @@ def _new_variables(
             )
             for name, initial in initial_values
         ]
-
-
-def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least of `low` and the greatest of `high` over all replicas.
-
-    tf.distribute reduces by sums and means only. So each replica writes its own into a
-    row of zeros, and the rows are summed: exactly, and with a single transfer.
-    """
-    context = current()
-    count = context.num_replicas_in_sync
-    ends = tf.stack([low, high])
-    row = tf.reshape(tf.cast(context.replica_id_in_sync_group, tf.int32), [1, 1])
-    shape = tf.concat([[count], tf.shape(ends)], 0)
-    own = tf.scatter_nd(row, tf.expand_dims(tf.stop_gradient(ends), 0), shape)
-    rows = tf.ensure_shape(
-        context.all_reduce(tf.distribute.ReduceOp.SUM, own),
-        [count, *ends.shape.as_list()],
-    )
-    return tf.reduce_min(rows[:, 0], 0), tf.reduce_max(rows[:, 1], 0)
-
-
-def order_exchanges(graph: Graph) -> None:
-    """Have sums over replicas run one after another in topological order.
-
-    TensorFlow chains them on each device in the order in which they were made, when it
-    has traced the function. A sum that an edit puts before an older one would wait for
-    that for ever. Each replica has to call this.
-
-    Cost: linear in ops and edges of the graph.
-    """
-    _merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
-
-
-def _order_exchanges(graph: Graph) -> None:
-    manager = graph.experimental_acd_manager
-    chains = _chains(graph)
-    if manager is None or not chains:
-        return
-    place = {
-        op: i for i, op in enumerate(adjacency.topological_sort(graph.get_operations()))
-    }
-    # Each sum has an op on every device, made in turn: all take the order of one.
-    first = chains[0]
-    order = sorted(range(len(first)), key=lambda i: place[first[i]])
-    if any(len(chain) != len(first) for chain in chains):
-        raise TransformError(
-            "replicas have different numbers of sums over replicas on their devices: "
-            f"{[len(chain) for chain in chains]}; quantize each replica alike"
-        )
-    if order == sorted(order):
-        return
-    controls = []
-    for chain in chains:
-        ops = [chain[i] for i in order]
-        for before, op in pairwise(ops):
-            if before not in op.control_inputs:
-                controls.append(ControlEdit(op, (*op.control_inputs, before)))
-            if _INDEPENDENT not in before.node_def.attr:
-                manager.run_independently(before)
-    # The last stays in TensorFlow's own chain, before what is made later.
-    apply_edits(graph, controls=controls)
-
-
-_INDEPENDENT = "_independent_side_effects"
-
-
-def _chains(graph: Graph) -> list[list[Operation]]:
-    """Return the ops that TensorFlow would chain on each device, by their tokens."""
-    chains: dict[int, list[Operation]] = {}
-    for op in graph.get_operations():
-        if op.type in op_types.REDUCTIONS_OVER_REPLICAS:
-            for t in op.inputs:
-                if t.dtype == tf.resource:
-                    chains.setdefault(id(t), []).append(op)
-    return list(chains.values())
-
-
-_EXCHANGING = (
-    op_types.REDUCTIONS_OVER_REPLICAS
-    | op_types.SUMS
-    | {"Concat", "ConcatV2", "Identity", "IdentityN", "Reshape", "SplitV"}
-)
-
-
-def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tensor:
-    """Return what a replica gave to a sum over replicas.
-
-    Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
-
-    Args:
-        tensor: the sum.
-        is_summand: tells the op whose result was summed.
-
-    Returns:
-        The summand; the tensor itself if there is none.
-
-    Cost: linear in the ops of the exchange.
-    """
-    waiting, seen = [tensor], {id(tensor)}
-    while waiting:
-        t = waiting.pop()
-        if is_summand(t.op):
-            return t
-        if t.op.type not in _EXCHANGING:
-            continue
-        # The last is looked at first: IdentityN has what was summed behind the sum.
-        new = [i for i in t.op.inputs if id(i) not in seen and i.dtype == tensor.dtype]
-        seen.update(map(id, new))
-        waiting += new
-    return tensor

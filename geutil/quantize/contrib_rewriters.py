@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
-from geutil.quantize import plan_insertion, quantizing
+from geutil.quantize import guarding, plan_insertion, quantizing
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
 from geutil.select.networks.batch_norms import fused_norm
@@ -301,5 +301,5 @@ def _graph_or_default(graph: Any) -> Graph:
     if graph is None:
         graph = tf.compat.v1.get_default_graph()
     require_graph(graph)
-    plan_insertion.refuse_training_ops(graph)
+    guarding.refuse_training_ops(graph)
     return graph

@@ -12,7 +12,15 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import adjacency, creation, op_types, replicas, runtime, state, types
+from geutil.graph import (
+    adjacency,
+    creation,
+    exchanges,
+    op_types,
+    replicas,
+    state,
+    types,
+)
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -21,7 +29,7 @@ from geutil.graph.edits import (
     transaction,
 )
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
-from geutil.quantize import range_variables
+from geutil.quantize import guarding, range_variables
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.network import Edge
 from geutil.quantize.range_variables import (
@@ -32,7 +40,6 @@ from geutil.quantize.range_variables import (
     shape_of,
 )
 from geutil.quantize.spec import Range
-from geutil.select.networks.layers import training_ops
 from geutil.select.networks.provenance import Origins
 from geutil.transform.op_templates import Later, Stencils
 from geutil.transform.rewrite.liveness import Liveness
@@ -51,43 +58,6 @@ def undone_on_error(graph: Graph) -> Iterator[None]:
     except BaseException:
         Liveness(graph).abandon(state.ops_since(graph, count))
         raise
-
-
-def refuse_mesh(graph: Graph) -> None:
-    """Raise QuantizeError for a function that reads variables of a DTensor mesh."""
-    if runtime.is_on_mesh(graph):
-        raise QuantizeError(
-            "the function reads variables of a DTensor mesh, and DTensor has no layout "
-            "for FakeQuant ops; quantize it outside of the mesh, or shard the batch by "
-            "tf.distribute"
-        )
-
-
-def refuse_training_ops(graph: Graph) -> None:
-    """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
-    refused_ops = training_ops(graph)
-    if refused_ops:
-        raise QuantizeError(
-            f"'{refused_ops[0].name}' ({refused_ops[0].type}) belongs to gradients or "
-            "an optimizer; insert quantization before gradients, into a graph that "
-            "has none"
-        )
-    if replicas.outputs_meant(graph):
-        _refuse_gradients_of_outputs(graph)
-
-
-def _refuse_gradients_of_outputs(graph: Graph) -> None:
-    own = frozenset(replicas.own_operations(graph))
-    origins = Origins(graph)
-    for op in training_ops(graph, graph.get_operations()):
-        for t in op.inputs:
-            is_input = t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t)
-            if t.op in own and t.dtype.is_floating and not is_input:
-                raise QuantizeError(
-                    f"'{op.name}' ({op.type}) belongs to gradients and reads "
-                    f"'{t.name}', which the outputs depend on; insert quantization "
-                    "before gradients"
-                )
 
 
 def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
@@ -153,7 +123,7 @@ def insert(
     """
     if not groups:
         return MutableIdentityMap()
-    refuse_mesh(graph)
+    guarding.refuse_mesh(graph)
     if replicas.in_several():
         _name_as_first(groups)
     elif mode.is_training and replicas.in_nested_function():
@@ -189,7 +159,7 @@ def insert(
     state.renew_order(graph)
     apply_edits(graph, edits)
     if builder.exchanges:
-        replicas.order_exchanges(graph)
+        exchanges.order_exchanges(graph)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])
         for group in groups
@@ -359,7 +329,7 @@ class _Builder:
                 replicas.device(),
                 tf.name_scope(f"{scope}/"),
             ):
-                self._merged[id(group)] = replicas.all_reduce_range(
+                self._merged[id(group)] = exchanges.all_reduce_range(
                     tensor_of[low], tensor_of[high]
                 )
 

@@ -21,7 +21,7 @@ from geutil.graph.types import (
     quoted,
     type_name,
 )
-from geutil.quantize import lowering, plan_insertion
+from geutil.quantize import guarding, lowering, plan_insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
 from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
@@ -30,7 +30,7 @@ from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
-from geutil.select import names
+from geutil.select import conversions, names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.provenance import Origins
 from geutil.transform.step_counter import counter_of
@@ -169,7 +169,7 @@ result 8 bits (conv/act_quant)
         is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
     )
     variable_by_name = dict(variables or {})
-    with names.outputs_meant(graph_or_model, outputs):
+    with conversions.outputs_meant(graph_or_model, outputs):
         return _quantize(
             graph_or_model,
             choices,
@@ -341,7 +341,7 @@ def _planned(
     graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
 ) -> QuantizePlan:
     if mode.is_training or not results or replicas.outputs_meant(graph):
-        plan_insertion.refuse_training_ops(graph)
+        guarding.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph import types
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import plan_insertion
+from geutil.quantize import guarding, plan_insertion
 from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
@@ -138,8 +138,8 @@ def insert_quant_op(
     )
     mode = Mode(is_training, plan_insertion.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    plan_insertion.refuse_training_ops(graph)
-    plan_insertion.refuse_mesh(graph)
+    guarding.refuse_training_ops(graph)
+    guarding.refuse_mesh(graph)
     quantized_tensor = quantized_value(producer.outputs[0])
     reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:

@@ -19,8 +19,8 @@ check(before: Any, after: Any, samples: Mapping[str, Any] | Iterable[Mapping[str
 fold_batch_norms(graph_or_model: Any, *, is_training: bool = False,
     freeze_batch_norm_delay: int | None = None, step: Any = None, statistics: str =
     exact, scope: Any = None, strict: bool = False, assume_inference: bool =
-    False, clone_shared: bool = False, keep: Iterable[Any] = ()) ->
-    FoldReport
+    False, clone_shared: bool = False, keep: Iterable[Any] = (), outputs: Any
+    = ()) -> FoldReport
 """
 
 

@@ -1,0 +1,123 @@
+"""Sums over the replicas of `tf.distribute`: ranges by them, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import tensorflow as tf
+
+from geutil.errors import TransformError
+from geutil.graph import adjacency, op_types, replicas
+from geutil.graph.edits import ControlEdit, apply_edits
+from geutil.graph.types import Graph, Operation, Tensor
+
+
+def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least of `low` and the greatest of `high` over all replicas.
+
+    tf.distribute reduces by sums and means only. So each replica writes its own into a
+    row of zeros, and the rows are summed: exactly, and with a single transfer.
+    """
+    context = replicas.current()
+    count = context.num_replicas_in_sync
+    ends = tf.stack([low, high])
+    row = tf.reshape(tf.cast(context.replica_id_in_sync_group, tf.int32), [1, 1])
+    shape = tf.concat([[count], tf.shape(ends)], 0)
+    own = tf.scatter_nd(row, tf.expand_dims(tf.stop_gradient(ends), 0), shape)
+    rows = tf.ensure_shape(
+        context.all_reduce(tf.distribute.ReduceOp.SUM, own),
+        [count, *ends.shape.as_list()],
+    )
+    return tf.reduce_min(rows[:, 0], 0), tf.reduce_max(rows[:, 1], 0)
+
+
+def order_exchanges(graph: Graph) -> None:
+    """Have sums over replicas run one after another in topological order.
+
+    TensorFlow chains them on each device in the order in which they were made, when it
+    has traced the function. A sum that an edit puts before an older one would wait for
+    that for ever. Each replica has to call this.
+
+    Cost: linear in ops and edges of the graph.
+    """
+    replicas.merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
+
+
+def _order_exchanges(graph: Graph) -> None:
+    manager = graph.experimental_acd_manager
+    chains = _chains(graph)
+    if manager is None or not chains:
+        return
+    place = {
+        op: i for i, op in enumerate(adjacency.topological_sort(graph.get_operations()))
+    }
+    # Each sum has an op on every device, made in turn: all take the order of one.
+    first = chains[0]
+    order = sorted(range(len(first)), key=lambda i: place[first[i]])
+    if any(len(chain) != len(first) for chain in chains):
+        raise TransformError(
+            "replicas have different numbers of sums over replicas on their devices: "
+            f"{[len(chain) for chain in chains]}; quantize each replica alike"
+        )
+    if order == sorted(order):
+        return
+    controls = []
+    for chain in chains:
+        ops = [chain[i] for i in order]
+        for before, op in pairwise(ops):
+            if before not in op.control_inputs:
+                controls.append(ControlEdit(op, (*op.control_inputs, before)))
+            if _INDEPENDENT not in before.node_def.attr:
+                manager.run_independently(before)
+    # The last stays in TensorFlow's own chain, before what is made later.
+    apply_edits(graph, controls=controls)
+
+
+_INDEPENDENT = "_independent_side_effects"
+
+
+def _chains(graph: Graph) -> list[list[Operation]]:
+    """Return the ops that TensorFlow would chain on each device, by their tokens."""
+    chains: dict[int, list[Operation]] = {}
+    for op in graph.get_operations():
+        if op.type in op_types.REDUCTIONS_OVER_REPLICAS:
+            for t in op.inputs:
+                if t.dtype == tf.resource:
+                    chains.setdefault(id(t), []).append(op)
+    return list(chains.values())
+
+
+_EXCHANGING = (
+    op_types.REDUCTIONS_OVER_REPLICAS
+    | op_types.SUMS
+    | {"Concat", "ConcatV2", "Identity", "IdentityN", "Reshape", "SplitV"}
+)
+
+
+def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tensor:
+    """Return what a replica gave to a sum over replicas.
+
+    Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
+
+    Args:
+        tensor: the sum.
+        is_summand: tells the op whose result was summed.
+
+    Returns:
+        The summand; the tensor itself if there is none.
+
+    Cost: linear in the ops of the exchange.
+    """
+    waiting, seen = [tensor], {id(tensor)}
+    while waiting:
+        t = waiting.pop()
+        if is_summand(t.op):
+            return t
+        if t.op.type not in _EXCHANGING:
+            continue
+        # The last is looked at first: IdentityN has what was summed behind the sum.
+        new = [i for i in t.op.inputs if id(i) not in seen and i.dtype == tensor.dtype]
+        seen.update(map(id, new))
+        waiting += new
+    return tensor
