@@ -176,12 +176,14 @@ class SharedState:
         variables: the variables by name; of those of a strategy, the first copies.
         resources: the objects that own tables and the like, to be saved along.
         assets: the files that tables are read from.
+        wholes: the variables of strategies by the ids of first copies, which alone do
+            not keep the others.
     """
 
     variables: dict[str, tf.Variable] = field(default_factory=dict)
     resources: list[Any] = field(default_factory=list)
     assets: list[tf.saved_model.Asset] = field(default_factory=list)
-    _wholes: dict[int, Any] = field(default_factory=dict)
+    wholes: dict[int, Any] = field(default_factory=dict)
 
     def add_variables(
         self, variables: Iterable[tf.Variable], names: Iterable[str] = ()
@@ -190,8 +192,7 @@ class SharedState:
         variable_ids = {id(v) for v in self.variables.values()}
         for given, preferred_name in itertools.zip_longest(variables, names):
             variable = strategy_variables.first_copy(given)
-            # A copy does not keep the others.
-            self._wholes[id(variable)] = strategy_variables.whole(variable)
+            self.wholes[id(variable)] = strategy_variables.whole(variable)
             if id(variable) not in variable_ids:
                 variable_ids.add(id(variable))
                 name = preferred_name or variable.name.partition(":")[0]
@@ -203,7 +204,7 @@ class SharedState:
             dict(self.variables),
             _unique([*self.resources, *other.resources]),
             _unique([*self.assets, *other.assets]),
-            {**self._wholes, **other._wholes},
+            {**self.wholes, **other.wholes},
         )
         both.add_variables(other.variables.values())
         return both

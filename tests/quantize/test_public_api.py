@@ -71,7 +71,7 @@ quantize(graph_or_model: Any, *, scheme: str | None = None, is_training: bool =
     Mapping[str, Any] | None = None, scope: Any = None, overrides:
     Mapping[Any, Override] | None = None, activations: Iterable[str] = (gelu,
     hard_swish, leaky_relu, log_softmax, prelu, relu, relu6, sigmoid, silu, softmax,
-    tanh), strict: bool = False) -> QuantizeReport
+    tanh), strict: bool = False, outputs: Any = ()) -> QuantizeReport
 reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport
 to_int8(model: Any, representative: Any = None) -> bytes
 to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None, order:
