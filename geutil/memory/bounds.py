@@ -27,7 +27,7 @@ from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.onednn import with_onednn
-from geutil.memory.predicting import executed_program
+from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program, execution_order
 from geutil.memory.simulation import Memory
 from geutil.memory.sizes import megabytes
@@ -189,7 +189,7 @@ def worst_case(
     if threads is not None and (type(threads) is not int or threads < 1):
         raise ArgumentTypeError(f"threads is a number from 1 up, got {threads!r}")
     onednn = uses_onednn() if onednn is None else onednn
-    program = executed_program(ys_or_fetches, feeds, shapes, grappler, onednn)
+    program = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn).program
     return worst_of(with_onednn(program) if onednn else program, threads)
 
 

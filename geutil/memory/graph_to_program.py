@@ -233,9 +233,14 @@ def read_ops(
         nodes=nodes,
         sizes=sizes,
         fetched=[tensors[id(t)] for t in fetched],
-        variable_bytes=sum(_variable_bytes(op) for op in ops),
-        constant_bytes=sum(size_of(op.outputs[0]) for op in ops if op.type == "Const"),
+        variable_bytes=sum(variable_bytes(op) for op in ops),
+        constant_bytes=constant_bytes(ops, size_of),
     )
+
+
+def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
+    """Return the bytes of the constants among some ops."""
+    return sum(size_of(op.outputs[0]) for op in ops if op.type == "Const")
 
 
 def _node(
@@ -293,7 +298,7 @@ def _add_updates(
             )
             # What is added is as large, should the handle come from elsewhere.
             added = max(sizes[tensor] for tensor in node.inputs)
-            sizes.append(_variable_bytes(op.inputs[0].op) or added)
+            sizes.append(variable_bytes(op.inputs[0].op) or added)
 
 
 def _add_places_of_maxima(
@@ -327,7 +332,8 @@ def _add_places_of_maxima(
         nodes[i] = nodes[i].changed(inputs=inputs)
 
 
-def _variable_bytes(op: Operation) -> int:
+def variable_bytes(op: Operation) -> int:
+    """Return the bytes of the variable that an op makes the handle of; 0 of others."""
     if op.type not in op_types.VARIABLES:
         return 0
     shape = tf.TensorShape(op.get_attr("shape"))
