@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from geutil.memory.placement import Task
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import Timeline
 
@@ -224,6 +225,8 @@ class GraphJob:
         initial_graph_def: the serialized `GraphDef` that computes initial values.
         as_function: whether to run it as a function, and not in a Session.
         cpus: how many CPU devices it names.
+        tasks: the tasks of a cluster that it names, the Session's target first; () if
+            it runs in one process.
     """
 
     graph_def: bytes
@@ -234,6 +237,7 @@ class GraphJob:
     initial_graph_def: bytes
     as_function: bool
     cpus: int
+    tasks: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring.job import Job, Measurement, MeasureOptions
+from geutil.memory.measuring.job import GraphJob, Job, Measurement, MeasureOptions
 from geutil.memory.measuring.jobs import job_of
 
 _CHILD = "geutil.memory.measuring.child"
+_CLUSTER = "geutil.memory.measuring.cluster"
 _TAIL = 3000
 """Characters of the process's last words that a message shows."""
 
@@ -31,7 +32,9 @@ def run_in_child(job: Job, options: MeasureOptions) -> Measurement:
         job_path, result_path = Path(folder, "job"), Path(folder, "result")
         with job_path.open("wb") as file:
             pickle.dump((job, options), file)
-        command = [sys.executable, "-m", _CHILD, str(job_path), str(result_path)]
+        on_cluster = isinstance(job, GraphJob) and job.tasks
+        module = _CLUSTER if on_cluster else _CHILD
+        command = [sys.executable, "-m", module, str(job_path), str(result_path)]
         try:
             finished = subprocess.run(
                 command,
