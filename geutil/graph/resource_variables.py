@@ -10,6 +10,7 @@ the others are copies of its nodes, imported together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from geutil.graph._tf import ResourceVariable, get_resource_handle_data
 from geutil.graph.types import Graph, is_func_graph
 
 
-def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
+def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") -> Any:
     """Return a new resource variable that is not trained.
 
     In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
@@ -31,13 +32,16 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
         graph: the graph.
         initial: its first value, a numpy array or number.
         name: its name; a v1 graph makes it unique.
+        device: where it is, in a v1 graph. Elsewhere TensorFlow decides.
 
     While a replica of `tf.distribute` is traced, it is a variable of the strategy.
     """
     if replicas.current() is not None:
         (variable,) = replicas.new_variables([(name, initial)])
         return variable
-    with creation.neutral(graph), tf.init_scope():
+    is_placed = device and not is_func_graph(graph)
+    place = graph.device(device) if is_placed else nullcontext()
+    with creation.neutral(graph), tf.init_scope(), place:
         # The class itself: tf.Variable would ask the tracing function to make it.
         return ResourceVariable(initial, trainable=False, name=name)
 
@@ -61,13 +65,16 @@ _FIELDS = ("variable_name", "initializer_name", "snapshot_name", "initial_value_
 
 
 def variables_outside(
-    graph: Graph, initial_values: Sequence[tuple[str, Any]]
+    graph: Graph,
+    initial_values: Sequence[tuple[str, Any]],
+    devices: Sequence[str] | None = None,
 ) -> list[Any]:
     """Return new variables, each as `variable_outside` makes it.
 
     Args:
         graph: the graph.
         initial_values: the name of each variable, and its first value: a float32 array.
+        devices: the device of each variable, in a v1 graph; None is none.
 
     Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape.
     """
@@ -80,8 +87,10 @@ def variables_outside(
     global_variables = graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     before = len(global_variables)
     series = _Series(graph)
+    places = [""] * len(initial_values) if devices is None else devices
     planned = [
-        series.plan(name, np.asarray(initial)) for name, initial in initial_values
+        series.plan(name, np.asarray(initial), device)
+        for (name, initial), device in zip(initial_values, places, strict=True)
     ]
     series.make()
     variables = [series.variable(entry) for entry in planned]
@@ -95,11 +104,11 @@ class _Series:
         self._patterns: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
         self._graph_def = creation.new_graph_def(graph)
 
-    def plan(self, name: str, initial: Any) -> Any:
+    def plan(self, name: str, initial: Any, device: str) -> Any:
         """Return a variable, or the definition of one that `make` makes."""
         if initial.shape not in self._patterns:
             count = state.count_ops(self._graph)
-            variable = variable_outside(self._graph, initial, name)
+            variable = variable_outside(self._graph, initial, name, device)
             nodes = [op.node_def for op in state.ops_since(self._graph, count)]
             with creation.neutral(self._graph):
                 self._patterns[initial.shape] = variable.to_proto(), nodes
@@ -108,14 +117,14 @@ class _Series:
         old = definition.variable_name.partition(":")[0]
         new = types.absolute_unique_name(self._graph, name)
         for node in nodes:
-            self._add(node, old, new, initial)
+            self._add(node, old, new, initial).device = device
         renamed = type(definition)()
         renamed.CopyFrom(definition)
         for field in _FIELDS:
             setattr(renamed, field, _renamed(getattr(definition, field), old, new))
         return renamed
 
-    def _add(self, node: Any, old: str, new: str, initial: Any) -> None:
+    def _add(self, node: Any, old: str, new: str, initial: Any) -> Any:
         new_node = self._graph_def.node.add()
         new_node.CopyFrom(node)
         new_node.name = _renamed(node.name, old, new)
@@ -129,6 +138,7 @@ class _Series:
             places[:] = [_moved(place, old, new) for place in places]
         if "value" in new_node.attr:
             new_node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(initial))
+        return new_node
 
     def make(self) -> None:
         """Make the ops that are planned."""
