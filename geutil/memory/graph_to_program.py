@@ -18,7 +18,7 @@ from geutil.graph import (
 )
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
 from geutil.memory import cpu_kernels, function_memory, workspaces
-from geutil.memory.cpu_kernels import CHEAP, HELD, Pairs
+from geutil.memory.cpu_kernels import CHEAP, HELD, ONLY_ON_GPUS, Pairs
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
@@ -74,6 +74,8 @@ class Shapes:
         0 where they are not known; `check` then says so.
         """
         dims = types.dims_of(tensor)
+        if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
+            return 0
         if tensor.op.type in _AXES:
             # At most all axes; only the value tells.
             dims = types.dims_of(tensor.op.inputs[0])
