@@ -3,8 +3,8 @@
 TensorFlow's tracer notes it on the loop; an import does not. A second gradient of a
 loop that reads a variable needs it.
 
-TensorFlow takes some 2 ms to make a variable. One of each shape serves as a pattern:
-the others are copies of its nodes, imported together.
+TensorFlow takes some 2 ms to make a variable. One of each shape and device serves as a
+pattern: the others are copies of its nodes, imported together.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def variables_outside(
         initial_values: the name of each variable, and its first value: a float32 array.
         devices: the device of each variable, in a v1 graph; None is none.
 
-    Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape.
+    Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape and
+        device.
     """
     if replicas.current() is not None:
         return replicas.new_variables(initial_values)
@@ -101,30 +102,31 @@ def variables_outside(
 class _Series:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._patterns: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        self._patterns: dict[tuple[tuple[int, ...], str], tuple[Any, list[Any]]] = {}
         self._graph_def = creation.new_graph_def(graph)
 
     def plan(self, name: str, initial: Any, device: str) -> Any:
         """Return a variable, or the definition of one that `make` makes."""
-        if initial.shape not in self._patterns:
+        key = initial.shape, device
+        if key not in self._patterns:
             count = state.count_ops(self._graph)
             variable = variable_outside(self._graph, initial, name, device)
             nodes = [op.node_def for op in state.ops_since(self._graph, count)]
             with creation.neutral(self._graph):
-                self._patterns[initial.shape] = variable.to_proto(), nodes
+                self._patterns[key] = variable.to_proto(), nodes
             return variable
-        definition, nodes = self._patterns[initial.shape]
+        definition, nodes = self._patterns[key]
         old = definition.variable_name.partition(":")[0]
         new = types.absolute_unique_name(self._graph, name)
         for node in nodes:
-            self._add(node, old, new, initial).device = device
+            self._add(node, old, new, initial)
         renamed = type(definition)()
         renamed.CopyFrom(definition)
         for field in _FIELDS:
             setattr(renamed, field, _renamed(getattr(definition, field), old, new))
         return renamed
 
-    def _add(self, node: Any, old: str, new: str, initial: Any) -> Any:
+    def _add(self, node: Any, old: str, new: str, initial: Any) -> None:
         new_node = self._graph_def.node.add()
         new_node.CopyFrom(node)
         new_node.name = _renamed(node.name, old, new)
@@ -138,7 +140,6 @@ class _Series:
             places[:] = [_moved(place, old, new) for place in places]
         if "value" in new_node.attr:
             new_node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(initial))
-        return new_node
 
     def make(self) -> None:
         """Make the ops that are planned."""
