@@ -186,11 +186,16 @@ def worst_case(
         >>> worst_case(sums, threads=2).peak
         16000000
     """
-    if threads is not None and (type(threads) is not int or threads < 1):
-        raise ArgumentTypeError(f"threads is a number from 1 up, got {threads!r}")
+    check_threads(threads)
     onednn = uses_onednn() if onednn is None else onednn
     program = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn).program
     return worst_of(with_onednn(program) if onednn else program, threads)
+
+
+def check_threads(threads: Any) -> None:
+    """Raise ArgumentTypeError unless it is a number from 1 up, or None."""
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise ArgumentTypeError(f"threads is a number from 1 up, got {threads!r}")
 
 
 def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:

@@ -11,7 +11,7 @@ from typing import Any
 from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor, type_name
-from geutil.memory.bounds import THREADS, WorstCase, worst_of
+from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.cuts import RECEIVED, Split, joint_order, program_of, split
 from geutil.memory.graph_to_program import constant_bytes, variable_bytes
 from geutil.memory.measuring.job import Measurement
@@ -170,7 +170,7 @@ def predict_by_device(
 
     Raises:
         ArgumentTypeError: a fetch is no op and no tensor of a graph; `default` is no
-            device; `measured` is no `Measurement`.
+            device; `measured` is no `Measurement`; `threads` is no number from 1 up.
         SelectionError: the fetches belong to different graphs.
         PredictionError: nothing is asked for, or sizes depend on dimensions that are
             not known.
@@ -200,6 +200,7 @@ def predict_by_device(
         raise ArgumentTypeError(
             f"measured is what geutil.memory.measure returns, got {type_name(measured)}"
         )
+    check_threads(threads)
     onednn = uses_onednn() if onednn is None else onednn
     step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, default)
     names = sorted({*step.devices, step.home})

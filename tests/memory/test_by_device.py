@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -129,7 +131,9 @@ def test_one_device_holds_what_is_predicted(network):
     whole = predict(step.fetches)
     assert row.device == CPU
     assert row.peak == whole.peak
-    assert row.timeline == whole
+    # Of buffers of one size either may come first.
+    assert sorted(row.timeline.at_peak, key=str) == sorted(whole.at_peak, key=str)
+    assert replace(row.timeline, at_peak=whole.at_peak) == whole
     assert not whole.note
 
 
@@ -151,8 +155,8 @@ def test_a_tensor_is_held_by_both_sides_of_a_cut():
     found = predict_by_device(two_tasks().get_tensor_by_name("y:0"), worst=True)
     first, second = found.devices
     assert [row.device for row in found.devices] == WORKERS[:2]
-    # The receipt, and the result of the exponential while the maximum waits.
-    assert first.peak == 2 * MEGABYTE + 4
+    # There it is the receipt, and the exponential, since the maximum reads it, too.
+    assert first.peak == 2 * MEGABYTE
     assert second.peak == pytest.approx(4 * MEGABYTE, abs=32)
     assert second.worst.peak >= second.peak
     assert (first.sent, first.received) == (2 * MEGABYTE, 4)
@@ -203,7 +207,8 @@ def test_feeds_come_in_at_the_default_device():
     assert (only.device, only.received) == (WORKERS[1], 0)
     found = predict_by_device(y, default="/job:worker/task:0")
     assert [cut.tensors for cut in found.cuts] == [("x:0",), ("y:0",)]
-    assert [row.peak for row in found.devices] == [2 * MEGABYTE, 4 * MEGABYTE]
+    # The exponential is written into the received buffer.
+    assert [row.peak for row in found.devices] == [2 * MEGABYTE, 2 * MEGABYTE]
 
 
 def placed_ops(graph, default=WORKERS[0]):
@@ -219,7 +224,7 @@ def test_ops_without_a_device_go_where_tensorflow_puts_them():
             a = tf.exp(free, name="a") + shared
             v = v1.get_variable("v", [3], use_resource=True)
         read = v.read_value()
-        shape = tf.shape(a, name="shape")
+        shape = tf.raw_ops.Shape(input=a, name="shape")
         tf.add(tf.exp(shared, name="other"), read[0], name="last")
         with v1.colocate_with(a.op):
             tf.sin(shared, name="near")
