@@ -241,9 +241,7 @@ def test_checkpoints_save_in_each_process_as_on_one(kind, most):
 def test_functions_on_tasks_are_refused():
     with tf.Graph().as_default() as graph, tf.device("/job:worker/task:1"):
         y = tf.ones([4]) * 2.0
-    with pytest.raises(
-        MeasurementError, match=r"pass \(graph, fetches, feeds\)"
-    ):
+    with pytest.raises(MeasurementError, match=r"pass \(graph, fetches, feeds\)"):
         measure((graph, y, {}), jit_compile=True)
 
 

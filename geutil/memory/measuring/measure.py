@@ -99,6 +99,11 @@ def measure(
     The process runs one step, which compiles, then those that are timed, then (a graph
     or a function that XLA does not compile) a traced one in a Session for the timeline.
 
+    A graph whose ops are on tasks of a cluster ("/job:worker/task:1") runs on servers
+    that are started for it, one process for each task that it names, on free ports of
+    this machine, on the CPU; the first task is the Session's target, parameter servers
+    come last. `Measurement.devices` has the peak of each. All processes are ended.
+
     Args:
         what: one of
             - `(graph, fetches, feeds)`: a `tf.Graph` or FuncGraph, run by a Session;
@@ -135,11 +140,12 @@ def measure(
             belongs to another graph.
         MeasurementError: `steps` is less than 1; the step cannot be run in another
             process (a placeholder without a value, a resource that is no variable,
-            Python code in the graph, a callable that cannot be imported); or the
-            process failed, died or took too long. Its last words are in the message.
+            Python code in the graph, a callable that cannot be imported); a function,
+            or what XLA compiles, has ops on tasks of a cluster; or the process
+            failed, died or took too long. Its last words are in the message.
 
     Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the
-    values, and `steps + 2` steps.
+    values, and `steps + 2` steps; a start of TensorFlow more for each task.
 
     Example:
         >>> import numpy as np
