@@ -142,17 +142,18 @@ class _Splitter:
         """Return a node that reads what its device has received."""
         there = self._there
         inputs = [there.get((tensor, device), tensor) for tensor in node.inputs]
-        reuses = node.reuses
-        if any(tensor in self._by_tensor for tensor in node.outputs):
-            # What is sent lies where a network card could read it: a kernel takes over
-            # an input for that only if the input does, too.
-            reuses = [
-                (out, place)
-                for out, place in reuses
-                if node.outputs[out] not in self._by_tensor
+        # What is sent lies where a network card could read it: a kernel takes over an
+        # input for that only if the input does, too. What was received may still be in
+        # the hands of the transport when its first reader starts: it is not taken over.
+        reuses = [
+            (out, place)
+            for out, place in node.reuses
+            if inputs[place] == node.inputs[place]
+            and (
+                node.outputs[out] not in self._by_tensor
                 or node.inputs[place] in self._by_tensor
-                or inputs[place] != node.inputs[place]
-            ]
+            )
+        ]
         # A variable is where its updates are: those tensors are never received.
         return node.changed(inputs=inputs, reuses=reuses)
 

@@ -92,11 +92,15 @@ def test_quantized_graphs_equal_those_of_one_device(cluster, is_training):
         fold_batch_norms(net.graph)
         before = {op.name for op in net.graph.get_operations()}
         report = quantize(net.graph, is_training=is_training)
-        fetches = [report.tensor(net.y), *report.variables.values()]
+        fetches = [report.tensor(net.y)]
         if is_training:
             with net.graph.as_default():
                 fetches += tf.gradients(net.loss, net.weights)
-        results.append(net.run(target, fetches))
+        with net.session(target) as session:
+            found = session.run(fetches, {net.x: net.value})
+            # What a step has learnt is read behind it.
+            found += session.run(list(report.variables.values()))
+        results.append(found)
         if target:
             added = [op for op in net.graph.get_operations() if op.name not in before]
             own = {o.name: o.device for o in added if o.name.startswith("layer")}
@@ -183,7 +187,7 @@ def test_placement_and_cuts_are_those_of_tensorflow(cluster, kind):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_small_steps_are_predicted_to_the_byte(place):
-    """A received tensor is read twice, or written into; what is sent is not."""
+    """A received tensor may be written into, if the transport lets go of it in time."""
     with tf.Graph().as_default() as graph:
         with tf.device(TASKS[0]):
             x = v1.placeholder(tf.float32, [500, 1000], name="x")
@@ -194,9 +198,12 @@ def test_small_steps_are_predicted_to_the_byte(place):
     value = np.ones([500, 1000], np.float32)
     found = measure((graph, y, {x: value}), steps=1, timeout=SECONDS)
     predicted = predict_by_device(y, measured=found)
-    for row in predicted.devices:
-        assert row.peak == pytest.approx(row.measured, abs=64)
-    assert predicted.devices[1].peak > (4 if place else 2) * 10**6
+    first, second = predicted.devices
+    # What is sent is not written into what was there.
+    assert first.peak == first.measured == 4 * 10**6
+    assert second.received == 2 * 10**6
+    assert second.peak == pytest.approx(4 * 10**6, abs=64)
+    assert second.peak - second.received <= second.measured <= second.peak
 
 
 @functools.cache
@@ -214,6 +221,7 @@ def measured(kind, layers, placed):
 @pytest.mark.parametrize("kind", ["plain", "memory", "speed"])
 def test_the_peak_of_each_process_is_measured_and_predicted(kind):
     found, predicted = measured(kind, 20, True)
+    sent_once = 8 * 24 * 24 * 16 * 4
     assert [row.device for row in found.devices] == DEVICES
     assert [row.device for row in predicted.devices] == DEVICES
     for row, own in zip(found.devices, predicted.devices, strict=True):
@@ -221,7 +229,8 @@ def test_the_peak_of_each_process_is_measured_and_predicted(kind):
         # which rounds up, and counts nothing of small buffers.
         assert row.allocator_peak == pytest.approx(row.trace_peak, rel=0.1)
         assert own.measured == row.trace_peak
-        assert own.peak == pytest.approx(row.trace_peak, rel=0.02)
+        # What is sent is held while it is on its way, by the load of the machine.
+        assert abs(own.peak - row.trace_peak) <= sent_once + 0.02 * own.peak
         assert own.worst.peak >= row.trace_peak
     assert found.trace_peak == max(row.trace_peak for row in found.devices)
 

@@ -16,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO, cast
 
 from geutil.errors import MeasurementError
 from geutil.memory.measuring import worker
@@ -60,6 +61,8 @@ class Worker:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._requests = cast(TextIO, self._process.stdin)
+        self._answers = cast(TextIO, self._process.stdout)
 
     def is_ready(self) -> bool:
         """Wait for its server; tell whether it started."""
@@ -71,10 +74,10 @@ class Worker:
         Raises:
             MeasurementError: the process has ended.
         """
-        assert self._process.stdin is not None
         heard = None
         with contextlib.suppress(BrokenPipeError):
-            print(request, file=self._process.stdin, flush=True)
+            self._requests.write(f"{request}\n")
+            self._requests.flush()
             heard = self._heard()
         if heard is None:
             raise MeasurementError(
@@ -86,19 +89,18 @@ class Worker:
 
     def end(self) -> None:
         """End the process, and wait for it."""
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._requests.close()
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._answers.close()
 
     def _heard(self) -> str | None:
         """Return what the process answers, None if it has ended."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._answers:
             if line.startswith(READY):
                 return line.removeprefix(READY)
         return None

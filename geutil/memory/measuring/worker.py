@@ -56,7 +56,7 @@ def answer(requests: Iterable[str], answers: TextIO) -> None:
     """Start and read meters, until there are no more requests."""
     resident: ResidentMeter | None = None
     allocator: AllocatorMeter | None = None
-    print(READY, file=answers, flush=True)
+    _say(answers, [])
     for request in requests:
         found: list[int | None] = []
         if request.strip() == START_RESIDENT:
@@ -65,7 +65,12 @@ def answer(requests: Iterable[str], answers: TextIO) -> None:
             allocator = AllocatorMeter("CPU:0")
         else:
             found = [m.read() if m else None for m in (allocator, resident)]
-        print(READY + json.dumps(found), file=answers, flush=True)
+        _say(answers, found)
+
+
+def _say(answers: TextIO, found: list[int | None]) -> None:
+    answers.write(f"{READY}{json.dumps(found)}\n")
+    answers.flush()
 
 
 def main(setup_path: str, job: str, task: str) -> None:
