@@ -233,9 +233,9 @@ def test_the_peak_of_each_process_is_measured_and_predicted(kind):
         # which rounds up, and counts nothing of small buffers.
         assert row.allocator_peak == pytest.approx(row.trace_peak, rel=0.1)
         assert own.measured == row.trace_peak
+        assert own.worst.peak >= row.trace_peak
         # What is sent is held while it is on its way, by the load of the machine.
         assert abs(own.peak - row.trace_peak) <= sent_once + 0.02 * own.peak
-        assert own.worst.peak >= row.trace_peak
     assert found.trace_peak == max(row.trace_peak for row in found.devices)
 
 

@@ -132,6 +132,7 @@ class _Readers:
     ) -> None:
         self._buffers = buffers
         self._after: dict[tuple[str, int], list[str]] = {}
+        self._inputs: dict[str, list[tuple[str, int]]] = {}
         self._receives: dict[str, str] = {}
         self._sends: set[str] = set()
         for part in run_metadata.partition_graphs:
@@ -139,8 +140,12 @@ class _Readers:
                 if node.device == device:
                     self._note(node)
         self._stats: dict[str, list[Any]] = {}
+        self._addresses: dict[tuple[str, int], int] = {}
         for stats in executions:
             self._stats.setdefault(stats.node_name, []).append(stats)
+            for output in stats.output:
+                address = output.tensor_description.allocation_description.ptr
+                self._addresses[stats.node_name, output.slot] = address
 
     def _note(self, node: Any) -> None:
         if node.op == "_Recv":
@@ -150,6 +155,7 @@ class _Readers:
         for name in node.input:
             if not name.startswith(_CONTROL):
                 self._after.setdefault(_maker(name), []).append(node.name)
+                self._inputs.setdefault(node.name, []).append(_maker(name))
 
     def last_end(
         self, edge: str, size: int, begin: int, later: int | None
@@ -178,20 +184,32 @@ class _Readers:
         waiting = [(receiver, 0)]
         seen = set(waiting)
         while waiting:
-            for reader in self._after.get(waiting.pop(), ()):
+            read = waiting.pop()
+            for reader in self._after.get(read, ()):
                 yield reader
-                for tensor in self._in_place(reader, size):
+                for tensor in self._in_place(reader, read, size):
                     if tensor not in seen:
                         seen.add(tensor)
                         waiting.append(tensor)
 
-    def _in_place(self, node: str, size: int) -> Iterator[tuple[str, int]]:
-        """Yield the results of a node that lie in a buffer which it did not make."""
+    def _in_place(
+        self, node: str, read: tuple[str, int], size: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the results of a node that lie in the buffer of what it has read."""
+        others = {
+            self._addresses.get(tensor)
+            for tensor in self._inputs.get(node, ())
+            if tensor != read
+        }
         for stats in self._stats.get(node, ())[:1]:
             for output in stats.output:
                 tensor = f"{node}:{output.slot}"
                 allocated = output.tensor_description.allocation_description
-                if allocated.allocated_bytes == size and tensor not in self._buffers:
+                if (
+                    allocated.allocated_bytes == size
+                    and tensor not in self._buffers
+                    and allocated.ptr not in others
+                ):
                     yield node, output.slot
 
 
