@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,6 +264,29 @@ def test_a_worker_that_fails_ends_the_measurement():
         y = tf.debugging.assert_greater(x, 1.0)
     with pytest.raises(MeasurementError, match="InvalidArgumentError"):
         measure((graph, y, {x: np.zeros(2, np.float32)}), steps=1, timeout=SECONDS)
+
+
+def test_a_measurement_that_takes_too_long_ends_its_workers():
+    with tf.Graph().as_default() as graph, tf.device("/job:worker/task:1"):
+        rounds = tf.while_loop(lambda i: i < 2**30, lambda i: i + 1, [tf.constant(0)])
+    with pytest.raises(MeasurementError, match="not measured within 15 s"):
+        measure((graph, rounds, {}), steps=1, timeout=15)
+    deadline = time.monotonic() + 60
+    while running_workers() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert running_workers() == []
+
+
+def running_workers():
+    """Return the workers on this machine that a measurement of these tests started."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_bytes().decode(errors="replace").split("\0")
+            if "geutil.memory.measuring.worker" in words:
+                # Others measure, too: theirs have the folders that they were given.
+                found += [w for w in words if w.startswith(tempfile.gettempdir())]
+    return [path for path in found if not Path(path).exists()]
 
 
 def test_a_step_whose_worker_is_killed_and_a_new_session():

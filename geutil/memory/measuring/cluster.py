@@ -12,7 +12,6 @@ import pickle
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,9 +120,14 @@ def _addresses(tasks: Sequence[Task]) -> dict[str, dict[int, str]]:
 
 @contextlib.contextmanager
 def workers(
-    job: GraphJob, options: MeasureOptions
+    job: GraphJob, options: MeasureOptions, folder: Path
 ) -> Iterator[tuple[str, dict[Task, Worker]]]:
     """Start the tasks of a job; yield the target of a Session, and the workers.
+
+    Args:
+        job: the graph.
+        options: how to run it.
+        folder: where to put files for the workers; the caller deletes them.
 
     Raises:
         MeasurementError: a server does not start.
@@ -131,31 +135,30 @@ def workers(
     config = session_config(job, options)
     # All tasks are of this machine, and would take its GPU at once.
     config.device_count["GPU"] = 0
-    for _ in range(_TRIES):
-        with tempfile.TemporaryDirectory(prefix="geutil-cluster-") as folder:
-            setup = Setup(_addresses(job.tasks), config.SerializeToString())
-            path = Path(folder, "setup")
-            path.write_bytes(pickle.dumps(setup))
-            started = {task: Worker(path, task) for task in job.tasks}
-            try:
-                if all(one.is_ready() for one in started.values()):
-                    name, number = job.tasks[0]
-                    yield f"grpc://{setup.addresses[name][number]}", started
-                    return
-            finally:
-                for one in started.values():
-                    one.end()
+    for attempt in range(_TRIES):
+        setup = Setup(_addresses(job.tasks), config.SerializeToString())
+        path = folder / f"setup-{attempt}"
+        path.write_bytes(pickle.dumps(setup))
+        started = {task: Worker(path, task) for task in job.tasks}
+        try:
+            if all(one.is_ready() for one in started.values()):
+                name, number = job.tasks[0]
+                yield f"grpc://{setup.addresses[name][number]}", started
+                return
+        finally:
+            for one in started.values():
+                one.end()
     raise MeasurementError(f"no server started on {_HOST}, on {_TRIES} tries")
 
 
-def run(job: GraphJob, options: MeasureOptions) -> Measurement:
+def run(job: GraphJob, options: MeasureOptions, folder: Path) -> Measurement:
     """Run the steps of a job on tasks of its own and measure each; once in a process.
 
     Raises:
         MeasurementError: a server does not start, or ends.
     """
     values = initial_values(job)
-    with workers(job, options) as (target, started):
+    with workers(job, options, folder) as (target, started):
         step = SessionStep(job, options, values, target)
         _tell(started, worker.START_RESIDENT)
         step()
@@ -201,7 +204,7 @@ def main(job_path: str, result_path: str) -> None:
     """Run the pickled job of one file and pickle the measurement into another."""
     job, options = pickle.loads(Path(job_path).read_bytes())
     try:
-        measurement = run(job, options)
+        measurement = run(job, options, Path(job_path).parent)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
