@@ -59,6 +59,9 @@ OWN_PRIVATE = {
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.
     "model.batch_jobs.processes": {"_exit"},
+    # And of one that TensorFlow would keep waiting.
+    "memory.measuring.cluster": {"_exit"},
+    "memory.measuring.worker": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }

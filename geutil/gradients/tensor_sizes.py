@@ -29,14 +29,13 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
+from geutil.memory.cpu_kernels import ONLY_ON_GPUS
 from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 
 _ELSEWHERE = (tf.resource, tf.variant)
 """Handles to what has a shape of its own."""
 _OF_NO_SIZE = frozenset(("BroadcastGradientArgs",))
 """They yield a few axes at most."""
-_ONLY_ON_GPUS = frozenset((("FusedBatchNormV3", 5),))
-"""Outputs, by type and place, that hold nothing on a CPU; their rank is not known."""
 _ROUNDS = 4
 """So often what still has no shape is assumed, where one follows on another."""
 _FEW = 64
@@ -133,7 +132,7 @@ class OpenShapes:
         """Tell whether a size depends on what is not known of a tensor's shape."""
         if tensor.dtype in _ELSEWHERE or tensor in self.known:
             return False
-        if (tensor.op.type, tensor.value_index) in _ONLY_ON_GPUS:
+        if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
             return False
         dims = types.dims_of(tensor)
         return dims is None or None in dims

@@ -3,13 +3,14 @@
 TensorFlow's tracer notes it on the loop; an import does not. A second gradient of a
 loop that reads a variable needs it.
 
-TensorFlow takes some 2 ms to make a variable. One of each shape serves as a pattern:
-the others are copies of its nodes, imported together.
+TensorFlow takes some 2 ms to make a variable. One of each shape and device serves as a
+pattern: the others are copies of its nodes, imported together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from geutil.graph._tf import ResourceVariable, get_resource_handle_data
 from geutil.graph.types import Graph, is_func_graph
 
 
-def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
+def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") -> Any:
     """Return a new resource variable that is not trained.
 
     In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
@@ -38,6 +39,7 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
         graph: the graph.
         initial: its first value, a numpy array or number.
         name: its name; a v1 graph makes it unique.
+        device: where it is, in a v1 graph. Elsewhere TensorFlow decides.
 
     While a replica of `tf.distribute` is traced, and in the scope of a strategy of
     several, it is a variable of the strategy.
@@ -45,7 +47,9 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
     if replicas.current() is not None or strategy_variables.needs_copies():
         (variable,) = replicas.new_variables([(name, initial)])
         return variable
-    with creation.neutral(graph), tf.init_scope():
+    is_placed = device and not is_func_graph(graph)
+    place = graph.device(device) if is_placed else nullcontext()
+    with creation.neutral(graph), tf.init_scope(), place:
         # The class itself: tf.Variable would ask the tracing function to make it.
         return ResourceVariable(initial, trainable=False, name=name)
 
@@ -69,15 +73,19 @@ _FIELDS = ("variable_name", "initializer_name", "snapshot_name", "initial_value_
 
 
 def variables_outside(
-    graph: Graph, initial_values: Sequence[tuple[str, Any]]
+    graph: Graph,
+    initial_values: Sequence[tuple[str, Any]],
+    devices: Sequence[str] | None = None,
 ) -> list[Any]:
     """Return new variables, each as `variable_outside` makes it.
 
     Args:
         graph: the graph.
         initial_values: the name of each variable, and its first value: a float32 array.
+        devices: the device of each variable, in a v1 graph; None is none.
 
-    Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape.
+    Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape and
+        device.
     """
     if replicas.current() is not None or strategy_variables.needs_copies():
         return replicas.new_variables(initial_values)
@@ -88,8 +96,10 @@ def variables_outside(
     global_variables = graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     before = len(global_variables)
     series = _Series(graph)
+    places = [""] * len(initial_values) if devices is None else devices
     planned = [
-        series.plan(name, np.asarray(initial)) for name, initial in initial_values
+        series.plan(name, np.asarray(initial), device)
+        for (name, initial), device in zip(initial_values, places, strict=True)
     ]
     series.make()
     variables = [series.variable(entry) for entry in planned]
@@ -100,19 +110,20 @@ def variables_outside(
 class _Series:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._patterns: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        self._patterns: dict[tuple[tuple[int, ...], str], tuple[Any, list[Any]]] = {}
         self._graph_def = creation.new_graph_def(graph)
 
-    def plan(self, name: str, initial: Any) -> Any:
+    def plan(self, name: str, initial: Any, device: str) -> Any:
         """Return a variable, or the definition of one that `make` makes."""
-        if initial.shape not in self._patterns:
+        key = initial.shape, device
+        if key not in self._patterns:
             count = state.count_ops(self._graph)
-            variable = variable_outside(self._graph, initial, name)
+            variable = variable_outside(self._graph, initial, name, device)
             nodes = [op.node_def for op in state.ops_since(self._graph, count)]
             with creation.neutral(self._graph):
-                self._patterns[initial.shape] = variable.to_proto(), nodes
+                self._patterns[key] = variable.to_proto(), nodes
             return variable
-        definition, nodes = self._patterns[initial.shape]
+        definition, nodes = self._patterns[key]
         old = definition.variable_name.partition(":")[0]
         new = types.absolute_unique_name(self._graph, name)
         for node in nodes:

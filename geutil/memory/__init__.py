@@ -2,8 +2,14 @@
 
 from geutil.memory.batch_limit import BatchFit, largest_batch
 from geutil.memory.bounds import WorstCase, worst_case
+from geutil.memory.by_device import (
+    Cut,
+    DeviceMemory,
+    MemoryByDevice,
+    predict_by_device,
+)
 from geutil.memory.comparing import TimelineComparison, compare
-from geutil.memory.measuring.job import Environment, Measurement
+from geutil.memory.measuring.job import DeviceMeasurement, Environment, Measurement
 from geutil.memory.measuring.measure import measure
 from geutil.memory.pipeline import Pipeline, PipelineRun, Stage
 from geutil.memory.predicting import predict, step_program
@@ -14,12 +20,17 @@ from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 __all__ = [
     "predict",
+    "predict_by_device",
+    "MemoryByDevice",
+    "DeviceMemory",
+    "Cut",
     "worst_case",
     "WorstCase",
     "largest_batch",
     "BatchFit",
     "measure",
     "Measurement",
+    "DeviceMeasurement",
     "Environment",
     "compare",
     "TimelineComparison",

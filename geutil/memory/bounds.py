@@ -27,7 +27,7 @@ from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.onednn import with_onednn
-from geutil.memory.predicting import executed_program
+from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program, execution_order
 from geutil.memory.simulation import Memory
 from geutil.memory.sizes import megabytes
@@ -186,11 +186,16 @@ def worst_case(
         >>> worst_case(sums, threads=2).peak
         16000000
     """
+    check_threads(threads)
+    onednn = uses_onednn() if onednn is None else onednn
+    program = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn).program
+    return worst_of(with_onednn(program) if onednn else program, threads)
+
+
+def check_threads(threads: Any) -> None:
+    """Raise ArgumentTypeError unless it is a number from 1 up, or None."""
     if threads is not None and (type(threads) is not int or threads < 1):
         raise ArgumentTypeError(f"threads is a number from 1 up, got {threads!r}")
-    onednn = uses_onednn() if onednn is None else onednn
-    program = executed_program(ys_or_fetches, feeds, shapes, grappler, onednn)
-    return worst_of(with_onednn(program) if onednn else program, threads)
 
 
 def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:

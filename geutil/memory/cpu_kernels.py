@@ -38,6 +38,8 @@ HELD = frozenset(
     )
 )
 """Their outputs are held anyway: by the graph, the caller or a variable."""
+ONLY_ON_GPUS = frozenset((("FusedBatchNormV3", 5), ("_FusedBatchNormEx", 5)))
+"""Outputs, by type and place, that hold nothing on a CPU; their rank is not known."""
 
 # The output is the input, whatever its size.
 _SAME = frozenset(

@@ -18,7 +18,7 @@ from geutil.graph import (
 )
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
 from geutil.memory import cpu_kernels, function_memory, workspaces
-from geutil.memory.cpu_kernels import CHEAP, HELD, Pairs
+from geutil.memory.cpu_kernels import CHEAP, HELD, ONLY_ON_GPUS, Pairs
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
@@ -74,6 +74,8 @@ class Shapes:
         0 where they are not known; `check` then says so.
         """
         dims = types.dims_of(tensor)
+        if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
+            return 0
         if tensor.op.type in _AXES:
             # At most all axes; only the value tells.
             dims = types.dims_of(tensor.op.inputs[0])
@@ -233,9 +235,14 @@ def read_ops(
         nodes=nodes,
         sizes=sizes,
         fetched=[tensors[id(t)] for t in fetched],
-        variable_bytes=sum(_variable_bytes(op) for op in ops),
-        constant_bytes=sum(size_of(op.outputs[0]) for op in ops if op.type == "Const"),
+        variable_bytes=sum(variable_bytes(op) for op in ops),
+        constant_bytes=constant_bytes(ops, size_of),
     )
+
+
+def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
+    """Return the bytes of the constants among some ops."""
+    return sum(size_of(op.outputs[0]) for op in ops if op.type == "Const")
 
 
 def _node(
@@ -293,7 +300,7 @@ def _add_updates(
             )
             # What is added is as large, should the handle come from elsewhere.
             added = max(sizes[tensor] for tensor in node.inputs)
-            sizes.append(_variable_bytes(op.inputs[0].op) or added)
+            sizes.append(variable_bytes(op.inputs[0].op) or added)
 
 
 def _add_places_of_maxima(
@@ -327,7 +334,8 @@ def _add_places_of_maxima(
         nodes[i] = nodes[i].changed(inputs=inputs)
 
 
-def _variable_bytes(op: Operation) -> int:
+def variable_bytes(op: Operation) -> int:
+    """Return the bytes of the variable that an op makes the handle of; 0 of others."""
     if op.type not in op_types.VARIABLES:
         return 0
     shape = tf.TensorShape(op.get_attr("shape"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.graph_to_program import Shapes, calls_in, read_ops
 from geutil.memory.onednn import with_onednn
+from geutil.memory.placement import checked_default, places_of
 from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.timeline import Timeline
@@ -103,7 +105,8 @@ def predict(
     and so is what XLA holds besides the results of a call that it compiles: Keras has
     convolutions by groups compiled on CPU, and the gradient of one of 768 channels,
     7 x 7, takes 231 MB.
-    Ops of all devices are counted together.
+    Ops of all devices are counted together, and the timeline says so;
+    `predict_by_device` tells them apart.
 
     Args:
         ys_or_fetches: what the step is asked for: tensors, ops, or nested structures of
@@ -142,20 +145,54 @@ def predict(
         2000000
     """
     if order is not None:
-        program = step_program(ys_or_fetches, feeds=feeds, shapes=shapes)
-        return simulate(program, _numbers(program, order)).timeline()
+        step = _read(ys_or_fetches, feeds, shapes, None)
+        run = simulate(step.program, _numbers(step.program, order))
+        return step.noted(run.timeline())
     onednn = fetched_subgraph.uses_onednn() if onednn is None else onednn
-    program = executed_program(ys_or_fetches, feeds, shapes, grappler, onednn)
-    return typical(program, onednn).timeline()
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn)
+    return step.noted(typical(step.program, onednn).timeline())
 
 
-def executed_program(
+@dataclass(frozen=True)
+class Step:
+    """What runs for some fetches, on its devices.
+
+    Attributes:
+        program: the step as numbers.
+        ops: the ops of its nodes, in a graph of geutil's own.
+        devices: the device of each node by its full name.
+        home: the device where feeds come in and fetches go out.
+        size_of: the bytes of a tensor of `ops`.
+        check: raises PredictionError if `size_of` did not know one.
+    """
+
+    program: Program
+    ops: Sequence[Operation]
+    devices: Sequence[str]
+    home: str
+    size_of: Callable[[Tensor], int]
+    check: Callable[[], None]
+
+    def noted(self, timeline: Timeline) -> Timeline:
+        """Return a timeline of the whole step; it says so if that has devices."""
+        count = len(set(self.devices))
+        if count < 2:
+            return timeline
+        note = (
+            f"the sum over {count} devices, which no single one holds; "
+            "geutil.memory.predict_by_device tells each"
+        )
+        return replace(timeline, note=note)
+
+
+def executed_step(
     ys_or_fetches: Any,
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
     grappler: bool,
     onednn: bool,
-) -> Program:
+    default: str | None = None,
+) -> Step:
     """Return what TensorFlow runs for some fetches, but for what oneDNN merges.
 
     Args:
@@ -164,6 +201,7 @@ def executed_program(
         shapes: as in `predict`.
         grappler: as in `predict`.
         onednn: whether oneDNN is used.
+        default: the device of ops that name none; None is the first task's.
 
     Raises:
         ArgumentTypeError, SelectionError, PredictionError: as `predict` does.
@@ -171,7 +209,7 @@ def executed_program(
     Cost: some 0.5 ms for each op.
     """
     optimize = runtime.optimized if grappler else with_constants_merged
-    return _read(ys_or_fetches, feeds, shapes, optimize, onednn)
+    return _read(ys_or_fetches, feeds, shapes, optimize, onednn, default)
 
 
 def typical(program: Program, onednn: bool) -> Simulation:
@@ -211,7 +249,8 @@ def step_program(
 
     Cost: as that of `predict`.
     """
-    return _read(ys_or_fetches, feeds, shapes, runtime.optimized if grappler else None)
+    optimize = runtime.optimized if grappler else None
+    return _read(ys_or_fetches, feeds, shapes, optimize).program
 
 
 def _read(
@@ -220,8 +259,9 @@ def _read(
     shapes: GivenShapes | None,
     optimize: Callable[[Any, Sequence[str]], Any] | None,
     onednn: bool | None = None,
-) -> Program:
-    """Return the program of some fetches, read from a copy of the step's graph."""
+    default: str | None = None,
+) -> Step:
+    """Return the step of some fetches, read from a copy of its graph."""
     fetches = _fetches(ys_or_fetches)
     feed_tensors = IdentitySet(feeds or ())
     graph = get_unique_graph((*fetches, *feed_tensors))
@@ -231,6 +271,10 @@ def _read(
     fed = [*feed_tensors, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
     graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
     names = [f.name for f in fetches if f not in feed_tensors]
+    home = checked_default(default, (op.device for op in ops))
+    data = [t.op for t in fed if t.dtype != tf.resource]
+    places = places_of(ops, data, home)
+    _put(graph_def, places, home)
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
@@ -238,7 +282,8 @@ def _read(
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     size_of = graph_shapes.bytes_of
     calls = calls_in(scratch, size_of, onednn=onednn)
-    program = read_ops(scratch.get_operations(), fetched, size_of, calls, onednn)
+    scratch_ops = scratch.get_operations()
+    program = read_ops(scratch_ops, fetched, size_of, calls, onednn)
     graph_shapes.check(fed)
     uncounted = uncounted_loops(calls)
     if uncounted:
@@ -249,7 +294,20 @@ def _read(
             "predicted peak; a fixed number of steps would tell",
             shown,
         )
-    return program
+    return Step(
+        program,
+        scratch_ops,
+        [op.device or home for op in scratch_ops],
+        home,
+        size_of,
+        lambda: graph_shapes.check(fed),
+    )
+
+
+def _put(graph_def: Any, places: Mapping[str, str], home: str) -> None:
+    """Give nodes their devices by full names, as a Session does before Grappler."""
+    for node in graph_def.node:
+        node.device = places.get(node.name, home)
 
 
 def _keep_loops(graph_def: Any) -> None:

@@ -150,7 +150,7 @@ class Program:
         if not away:
             return self
         nodes = [
-            node.changed(aliases=(), reuses=(), temporary=0)
+            node.changed(aliases=(), reuses=(), temporary=0, surge=0)
             if i in away
             else node.changed(
                 aliases=[p for p in node.aliases if node.inputs[p[1]] not in made],

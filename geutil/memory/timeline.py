@@ -80,6 +80,8 @@ class Timeline(Shown):
         source: where the figures come from, for example "predicted".
         lifetimes: all buffers that are held at some moment, by the order in which they
             are made; () where that is not known, as of measured steps.
+        note: what else must be known of the figures, for example that they are the sum
+            over several devices; "" if nothing.
     """
 
     moments: tuple[Moment, ...]
@@ -88,6 +90,7 @@ class Timeline(Shown):
     constant_bytes: int
     source: str
     lifetimes: tuple[Lifetime, ...] = field(default=(), repr=False)
+    note: str = ""
 
     @property
     def peak(self) -> int:
@@ -137,7 +140,8 @@ class Timeline(Shown):
             f"besides variables {megabytes(self.variable_bytes)} and constants "
             f"{megabytes(self.constant_bytes)}"
         )
-        lines = [headline, *largest_lines(self.at_peak)]
+        lines = [headline, *([f"  {self.note}"] if self.note else [])]
+        lines += largest_lines(self.at_peak)
         return "\n".join(lines)
 
 

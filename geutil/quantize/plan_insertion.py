@@ -291,7 +291,11 @@ class _Builder:
         self._variables.make(
             [
                 NewRange(
-                    g.name, shape_of(g), self._initial(g), learns and not g.weights
+                    g.name,
+                    shape_of(g),
+                    self._initial(g),
+                    learns and not g.weights,
+                    self._devices[id(g.points[0])],
                 )
                 for g in groups
                 if not g.fixed

@@ -231,7 +231,8 @@ class _Range:
         ranges = RangeVariables(graph, variable_by_name, collection)
         shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
         ranges.check(name, shape)
-        ranges.make([NewRange(name, shape, Range(*initial), averages)])
+        device = str(inputs.op.device)
+        ranges.make([NewRange(name, shape, Range(*initial), averages, device)])
         self.handles = ranges.handles(name)
         self.learnt = ranges.learnt(name) if averages else None
         variable_by_name.update(ranges.by_name)

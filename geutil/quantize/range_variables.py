@@ -258,12 +258,14 @@ class NewRange(NamedTuple):
         shape: the shape of its ends.
         ends: the range to start with.
         averages: whether a moving average is learnt, which is counted.
+        device: that of the ops that read it, "" for none.
     """
 
     name: str
     shape: tuple[int, ...]
     ends: Range
     averages: bool = False
+    device: str = ""
 
 
 class RangeVariables:
@@ -308,14 +310,16 @@ class RangeVariables:
 
     def make(self, ranges: Sequence[NewRange]) -> None:
         """Make the variables of ranges that are not given, in one go."""
-        initial_values = []
-        for name, initial in (v for new in ranges for v in self._values(new)):
-            existing_variable = self._given.get(name)
-            if existing_variable is None:
-                initial_values.append((name, initial))
-            else:
-                self.by_name[name] = existing_variable
-        new_variables = variables_outside(self._graph, initial_values)
+        initial_values, devices = [], []
+        for new in ranges:
+            for name, initial in self._values(new):
+                existing_variable = self._given.get(name)
+                if existing_variable is None:
+                    initial_values.append((name, initial))
+                    devices.append(new.device)
+                else:
+                    self.by_name[name] = existing_variable
+        new_variables = variables_outside(self._graph, initial_values, devices)
         for (name, _), variable in zip(initial_values, new_variables, strict=True):
             self.by_name[name] = variable
             if self._collection is not None and not name.endswith(f"/{LEARNT}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from geutil.graph import verify
@@ -22,10 +23,15 @@ def _nodes(graph):
     return {node.name: node for node in graph.as_graph_def().node}
 
 
-def test_they_are_those_that_are_made_one_by_one():
+@pytest.mark.parametrize("devices", [[""] * 5, ["", *["/device:CPU:0", "/task:1"] * 2]])
+def test_they_are_those_that_are_made_one_by_one(devices):
     bulk, single = tf.Graph(), tf.Graph()
-    made = variables_outside(bulk, WANTED)
-    expected = [variable_outside(single, value, name) for name, value in WANTED]
+    made = variables_outside(bulk, WANTED, devices)
+    expected = [
+        variable_outside(single, value, name, device)
+        for (name, value), device in zip(WANTED, devices, strict=True)
+    ]
+    assert [v.device for v in made] == devices
     assert [v.op.name for v in made] == NAMES
     nodes, others = _nodes(bulk), _nodes(single)
     assert nodes.keys() == others.keys()

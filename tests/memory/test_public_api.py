@@ -10,9 +10,11 @@ from geutil import memory
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    BatchFit Environment Lifetime LiveTensor Measurement Moment Node Pipeline
+    BatchFit Cut DeviceMeasurement DeviceMemory Environment Lifetime LiveTensor
+    Measurement MemoryByDevice Moment Node Pipeline
     PipelineRun Program Simulation Stage Timeline TimelineComparison WorstCase bytes_of
-    compare execution_order largest_batch measure predict simulate step_program
+    compare execution_order largest_batch measure predict predict_by_device simulate
+    step_program
     worst_case
 """
 SIGNATURES = """
@@ -29,6 +31,10 @@ measure(what: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
 predict(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, order:
     Iterable[Operation] | None = None, shapes: GivenShapes | None = None, grappler: bool
     = True, onednn: bool | None = None) -> Timeline
+predict_by_device(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
+    GivenShapes | None = None, default: str | None = None, worst: bool = False, threads:
+    int | None = 8, measured: Measurement | None = None, grappler: bool = True, onednn:
+    bool | None = None) -> MemoryByDevice
 simulate(program: Program | Pipeline, order: Sequence[int] | None = None, *, seed: int |
     None = None) -> Simulation | PipelineRun
 step_program(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
@@ -37,7 +43,14 @@ worst_case(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
     GivenShapes | None = None, threads: int | None = 8, grappler: bool = True, onednn:
     bool | None = None) -> WorstCase
 """
-WHOLE = ["compare", "largest_batch", "measure", "predict", "worst_case"]
+WHOLE = [
+    "compare",
+    "largest_batch",
+    "measure",
+    "predict",
+    "predict_by_device",
+    "worst_case",
+]
 
 
 def frozen() -> dict[str, str]:

@@ -18,6 +18,7 @@ from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
 from geutil.memory.measuring.job import (
     CallJob,
+    DeviceMeasurement,
     Environment,
     GraphJob,
     Job,
@@ -25,7 +26,7 @@ from geutil.memory.measuring.job import (
     MeasureOptions,
     VariableSpec,
 )
-from geutil.memory.measuring.trace import timeline_of
+from geutil.memory.measuring.trace import timeline_of, timelines_by_device
 from geutil.memory.timeline import Timeline
 
 Step = Callable[[], Any]
@@ -46,22 +47,31 @@ class SessionStep:
         job: the graph.
         options: how to run it.
         values: the values of its variables by key.
+        target: the task of a cluster that the Session is of; "" for this process.
     """
 
     def __init__(
-        self, job: GraphJob, options: MeasureOptions, values: dict[str, Any]
+        self,
+        job: GraphJob,
+        options: MeasureOptions,
+        values: dict[str, Any],
+        target: str = "",
     ) -> None:
         graph = _imported(job.graph_def)
         self._fetches = list(job.fetches)
         self._feeds = {name: aligned(value) for name, value in job.feeds.items()}
         self._session = tf.compat.v1.Session(
-            graph=graph, config=_session_config(job, options)
+            target, graph=graph, config=session_config(job, options)
         )
         _assign(self._session, job.variables, values)
 
     def __call__(self) -> None:
         """Run one step."""
         self._session.run(self._fetches, self._feeds)
+
+    def close(self) -> None:
+        """Close the Session; a task that has ended lets this wait without end."""
+        self._session.close()
 
     def trace(self) -> Any:
         """Run one step; return its `RunMetadata` with all records."""
@@ -137,7 +147,8 @@ def _imported(serialized: bytes) -> tf.Graph:
     return graph
 
 
-def _session_config(job: GraphJob, options: MeasureOptions) -> Any:
+def session_config(job: GraphJob, options: MeasureOptions) -> Any:
+    """Return the `ConfigProto` of a Session, and of a server that runs it."""
     config = tf.compat.v1.ConfigProto(
         inter_op_parallelism_threads=options.inter_op_threads or 0,
         intra_op_parallelism_threads=options.intra_op_threads or 0,
@@ -265,29 +276,35 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
     resident = ResidentMeter()
     step()
     allocator = AllocatorMeter(device)
-    seconds = tuple(_timed(step) for _ in range(options.steps))
+    seconds = tuple(timed(step) for _ in range(options.steps))
     allocator_peak, resident_peak = allocator.read(), resident.read()
-    timeline = _traced(job, options, session_step, device)
+    timeline, devices = _traced(job, options, session_step, device)
     return Measurement(
         trace_peak=None if timeline is None else timeline.peak,
         allocator_peak=allocator_peak,
         resident_peak=resident_peak,
         timeline=timeline,
         seconds=seconds,
-        environment=Environment(
-            tf.__version__,
-            device,
-            fetched_subgraph.uses_onednn(),
-            options.grappler,
-            options.jit_compile,
-            options.inter_op_threads,
-            options.intra_op_threads,
-        ),
-        partly_compiled=isinstance(job, GraphJob) and _has_compiled_calls(job),
+        environment=environment_of(options, device),
+        partly_compiled=isinstance(job, GraphJob) and has_compiled_calls(job),
+        devices=devices,
     )
 
 
-def _has_compiled_calls(job: GraphJob) -> bool:
+def environment_of(options: MeasureOptions, device: str) -> Environment:
+    """Return what else the figures of a device depend on."""
+    return Environment(
+        tf.__version__,
+        device,
+        fetched_subgraph.uses_onednn(),
+        options.grappler,
+        options.jit_compile,
+        options.inter_op_threads,
+        options.intra_op_threads,
+    )
+
+
+def has_compiled_calls(job: GraphJob) -> bool:
     """Tell whether XLA compiles functions that a graph calls."""
     graph_def = tf.compat.v1.GraphDef.FromString(job.graph_def)
     marked = [node.attr for node in graph_def.node]
@@ -322,7 +339,8 @@ def _step(job: Job, options: MeasureOptions) -> tuple[Step, SessionStep | None]:
     return step, step
 
 
-def _timed(step: Step) -> float:
+def timed(step: Step) -> float:
+    """Return the seconds that a step takes."""
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
@@ -330,21 +348,32 @@ def _timed(step: Step) -> float:
 
 def _traced(
     job: Job, options: MeasureOptions, step: SessionStep | None, device: str
-) -> Timeline | None:
-    """Return the timeline of one more step, None if there are no records of it."""
+) -> tuple[Timeline | None, tuple[DeviceMeasurement, ...]]:
+    """Return the timeline of one more step, None without records, and by device."""
     if isinstance(job, CallJob) or options.jit_compile:
-        return None
+        return None, ()
     values = initial_values(job)
     if step is None:
         step = SessionStep(job, options, values)
         # Grappler works and constants are made in the first step.
         step()
-    return timeline_of(
-        step.trace(),
+    metadata = step.trace()
+    timeline = timeline_of(
+        metadata,
         job.op_types,
         device,
         variable_bytes=sum(int(value.nbytes) for value in values.values()),
     )
+    by_device = timelines_by_device(metadata, job.op_types, sizes_of(job, values))
+    return timeline, tuple(
+        DeviceMeasurement(name, own.peak, None, None, own)
+        for name, own in by_device.items()
+    )
+
+
+def sizes_of(job: GraphJob, values: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of each variable by the name of its op."""
+    return {spec.op: int(np.asarray(values[spec.key]).nbytes) for spec in job.variables}
 
 
 def main(job_path: str, result_path: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from geutil.memory.placement import Task
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import Timeline
 
@@ -53,6 +54,43 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class DeviceMeasurement:
+    """What one device of a step needed, above what it held before.
+
+    Attributes:
+        device: its full name.
+        trace_peak: as in `Measurement`, of what the device made and received.
+        allocator_peak: that of the device's process; None where it keeps no statistics,
+            or where several devices are of one process.
+        resident_peak: how far the device's process grew; None likewise.
+        timeline: the memory of the device op by op; None where there are no records.
+    """
+
+    device: str
+    trace_peak: int | None
+    allocator_peak: int | None
+    resident_peak: int | None
+    timeline: Timeline | None
+
+    @property
+    def peak(self) -> int | None:
+        """The peak in bytes, from the best source there is; None without any."""
+        for peak in (self.trace_peak, self.allocator_peak, self.resident_peak):
+            if peak is not None:
+                return peak
+        return None
+
+    def __str__(self) -> str:
+        peaks = [
+            (TRACE, self.trace_peak),
+            (ALLOCATOR, self.allocator_peak),
+            (RESIDENT, self.resident_peak),
+        ]
+        parts = [f"{megabytes(p)} by {name}" for name, p in peaks if p is not None]
+        return f"{self.device}: {', '.join(parts) or 'nothing'}"
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What a step needed, above what the process held before it.
 
@@ -76,6 +114,9 @@ class Measurement:
         partly_compiled: whether XLA compiles calls in the step. The records, and the
             timeline, lack what these make and hold; the allocator counts it. So the
             larger of both figures is the peak.
+        devices: the devices of the step by name, each for itself. Of several tasks, the
+            peaks and the timeline above are those of the fullest one; of several
+            devices of one process, those of all together.
     """
 
     trace_peak: int | None
@@ -85,6 +126,12 @@ class Measurement:
     seconds: tuple[float, ...]
     environment: Environment
     partly_compiled: bool = False
+    devices: tuple[DeviceMeasurement, ...] = ()
+
+    def peak_of(self, device: str) -> int | None:
+        """Return the peak of a device, by its full name; None if it was not there."""
+        peaks = [row.peak for row in self.devices if row.device == device]
+        return peaks[0] if peaks else None
 
     @property
     def steps(self) -> int:
@@ -127,7 +174,10 @@ class Measurement:
         ]
         times = f"{median(self.seconds):.3g} s" if self.seconds else "none"
         lines += [f"  step time: {times} (median of {self.steps})"]
-        return "\n".join([*lines, f"  {self.environment}"])
+        lines.append(f"  {self.environment}")
+        if len(self.devices) > 1:
+            lines += [f"  {row}" for row in self.devices]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -175,6 +225,8 @@ class GraphJob:
         initial_graph_def: the serialized `GraphDef` that computes initial values.
         as_function: whether to run it as a function, and not in a Session.
         cpus: how many CPU devices it names.
+        tasks: the tasks of a cluster that it names, the Session's target first; () if
+            it runs in one process.
     """
 
     graph_def: bytes
@@ -185,6 +237,7 @@ class GraphJob:
     initial_graph_def: bytes
     as_function: bool
     cpus: int
+    tasks: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True)

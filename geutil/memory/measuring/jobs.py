@@ -16,6 +16,7 @@ from geutil.graph import call_graph, fetched_subgraph, op_types, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.memory.measuring.job import CallJob, GraphJob, Job, VariableSpec
+from geutil.memory.placement import tasks_of
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -141,6 +142,13 @@ def graph_job(
     for node in graph_def.node:
         if node.name in handles:
             write_stand_in(node, handles[node.name])
+    tasks = tasks_of(node.device for node in _all_nodes(graph_def))
+    if tasks and as_function:
+        raise MeasurementError(
+            f"the ops are on {len(tasks)} task(s) of a cluster, '{tasks[0][0]}' among "
+            "them: functions, and what XLA compiles, are measured in one process; pass "
+            "(graph, fetches, feeds) without jit_compile"
+        )
     variables, initials = variables_of(graph, graph_def, handles, session)
     return GraphJob(
         graph_def=graph_def.SerializeToString(),
@@ -151,6 +159,7 @@ def graph_job(
         initial_graph_def=_initial_part(graph, initials),
         as_function=as_function,
         cpus=_cpus(graph_def),
+        tasks=tuple(tasks),
     )
 
 
@@ -250,7 +259,11 @@ def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
     if not initials:
         return b""
     ops = get_backward_walk_ops(initials, control_inputs=True)
-    return bytes(_part(graph, {op.name for op in ops}).SerializeToString())
+    part = _part(graph, {op.name for op in ops})
+    for node in _all_nodes(part):
+        # Values are computed in the measuring process, which is no task of a cluster.
+        node.device = ""
+    return bytes(part.SerializeToString())
 
 
 def _cpus(graph_def: Any) -> int:

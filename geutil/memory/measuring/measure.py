@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring.job import Job, Measurement, MeasureOptions
+from geutil.memory.measuring.job import GraphJob, Job, Measurement, MeasureOptions
 from geutil.memory.measuring.jobs import job_of
 
 _CHILD = "geutil.memory.measuring.child"
+_CLUSTER = "geutil.memory.measuring.cluster"
 _TAIL = 3000
 """Characters of the process's last words that a message shows."""
 
@@ -31,7 +32,9 @@ def run_in_child(job: Job, options: MeasureOptions) -> Measurement:
         job_path, result_path = Path(folder, "job"), Path(folder, "result")
         with job_path.open("wb") as file:
             pickle.dump((job, options), file)
-        command = [sys.executable, "-m", _CHILD, str(job_path), str(result_path)]
+        on_cluster = isinstance(job, GraphJob) and job.tasks
+        module = _CLUSTER if on_cluster else _CHILD
+        command = [sys.executable, "-m", module, str(job_path), str(result_path)]
         try:
             finished = subprocess.run(
                 command,
@@ -96,6 +99,11 @@ def measure(
     The process runs one step, which compiles, then those that are timed, then (a graph
     or a function that XLA does not compile) a traced one in a Session for the timeline.
 
+    A graph whose ops are on tasks of a cluster ("/job:worker/task:1") runs on servers
+    that are started for it, one process for each task that it names, on free ports of
+    this machine, on the CPU; the first task is the Session's target, parameter servers
+    come last. `Measurement.devices` has the peak of each. All processes are ended.
+
     Args:
         what: one of
             - `(graph, fetches, feeds)`: a `tf.Graph` or FuncGraph, run by a Session;
@@ -132,11 +140,12 @@ def measure(
             belongs to another graph.
         MeasurementError: `steps` is less than 1; the step cannot be run in another
             process (a placeholder without a value, a resource that is no variable,
-            Python code in the graph, a callable that cannot be imported); or the
-            process failed, died or took too long. Its last words are in the message.
+            Python code in the graph, a callable that cannot be imported); a function,
+            or what XLA compiles, has ops on tasks of a cluster; or the process
+            failed, died or took too long. Its last words are in the message.
 
     Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the
-    values, and `steps + 2` steps.
+    values, and `steps + 2` steps; a start of TensorFlow more for each task.
 
     Example:
         >>> import numpy as np

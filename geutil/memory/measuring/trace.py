@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from geutil.memory import cpu_kernels, program
 from geutil.memory.measuring.job import TRACE
+from geutil.memory.measuring.received import receipts_of, variable_bytes_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 
@@ -179,6 +180,7 @@ def timeline_of(
     device: str,
     *,
     variable_bytes: int,
+    on: str | None = None,
 ) -> Timeline:
     """Return the timeline of a step.
 
@@ -187,17 +189,24 @@ def timeline_of(
         op_types: the types of ops by name, of the graph before Grappler changed it.
         device: "GPU:0" for the memory of the first GPU, else that of the host.
         variable_bytes: see `Timeline`.
+        on: a device by its full name: only what its ops made counts, and what it has
+            received from other processes. None is all devices.
 
     Cost: one sort of the allocations.
     """
-    nodes = [node for part in run_metadata.partition_graphs for node in part.node]
+    nodes = [
+        node
+        for part in run_metadata.partition_graphs
+        for node in part.node
+        if on is None or node.device == on
+    ]
     types = {node.name: node.op for node in nodes} | dict(op_types)
     # On a GPU the streams repeat the kernels of the device, without allocations.
     executions = sorted(
         (
             stats
             for per_device in run_metadata.step_stats.dev_stats
-            if _STREAM not in per_device.device
+            if _STREAM not in per_device.device and on in (None, per_device.device)
             for stats in per_device.node_stats
         ),
         key=lambda stats: stats.all_start_nanos,
@@ -215,19 +224,52 @@ def timeline_of(
         else replace(buffer, end=updates.free(buffer.tensor.name))
         for buffer in buffers
     ]
+    names = [stats.node_name for stats in executions]
+    if on is not None:
+        for r in receipts_of(run_metadata, on, executions, buffer_names):
+            names[r.execution] = f"{r.name} (received)"
+            tensor = LiveTensor(names[r.execution], "_Recv", r.bytes)
+            buffers.append(_Buffer(tensor, r.execution, r.begin, r.end))
     levels, at_peak = _replay(executions, buffers)
     allocating = {buffer.execution for buffer in buffers}
-    phases = _phases([stats.node_name for stats in executions], nodes)
     moments = tuple(
-        Moment(stats.node_name, level, phase)
-        for i, (stats, level, phase) in enumerate(
-            zip(executions, levels, phases, strict=True)
+        Moment(name, level, phase)
+        for i, (name, level, phase) in enumerate(
+            zip(names, levels, _phases(names, nodes), strict=True)
         )
-        if i in allocating or types.get(stats.node_name, "_Arg") not in _NO_WORK
+        if i in allocating or types.get(name, "_Arg") not in _NO_WORK
     )
     # With what Grappler folded.
     constant_bytes = sum(_constant_bytes(node) for node in nodes)
     return Timeline(moments, at_peak, variable_bytes, constant_bytes, TRACE)
+
+
+def timelines_by_device(
+    run_metadata: Any, op_types: Mapping[str, str], variables: Mapping[str, int]
+) -> dict[str, Timeline]:
+    """Return the timeline of each device of a step by its full name, in their order.
+
+    Of GPUs only the first one of a process has records that are read.
+
+    Args:
+        run_metadata: as in `timeline_of`.
+        op_types: as in `timeline_of`.
+        variables: the bytes of each variable by the name of its op.
+
+    Cost: that of `timeline_of` for each device.
+    """
+    devices = {
+        node.device for part in run_metadata.partition_graphs for node in part.node
+    }
+    timelines = {}
+    for name in sorted(devices):
+        kind = name.rpartition("device:")[2]
+        if kind == "GPU:0" or kind.startswith("CPU:"):
+            size = variable_bytes_of(run_metadata, name, variables)
+            timelines[name] = timeline_of(
+                run_metadata, op_types, kind, variable_bytes=size, on=name
+            )
+    return timelines
 
 
 def _phases(names: Sequence[str], nodes: Iterable[Any]) -> list[str]:

@@ -1,0 +1,345 @@
+"""The memory of a step on several devices, each for itself, and what they exchange."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.types import GivenShapes, Tensor, type_name
+from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
+from geutil.memory.cuts import RECEIVED, Split, joint_order, program_of, split
+from geutil.memory.graph_to_program import constant_bytes, variable_bytes
+from geutil.memory.measuring.job import Measurement
+from geutil.memory.onednn import with_onednn
+from geutil.memory.placement import share_memory
+from geutil.memory.predicting import SEEDS, Step, executed_step
+from geutil.memory.program import Program
+from geutil.memory.simulation import Simulation, simulate
+from geutil.memory.sizes import megabytes
+from geutil.memory.timeline import LiveTensor, Timeline
+
+_SHOWN = 3
+"""How many tensors of a cut the text names."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What goes from one device to another in a step.
+
+    Attributes:
+        source: the device that sends, by its full name.
+        target: the device that receives.
+        tensors: the names of the tensors, of the step as Grappler leaves it. Each is
+            sent once, however many ops read it there.
+        bytes: their sizes, added up.
+        copied: whether each has a second buffer at the target. The CPU devices of one
+            process pass tensors on as they are.
+    """
+
+    source: str
+    target: str
+    tensors: tuple[str, ...]
+    bytes: int
+    copied: bool
+
+    def __str__(self) -> str:
+        names = ", ".join(f"'{name}'" for name in self.tensors[:_SHOWN])
+        rest = len(self.tensors) - _SHOWN
+        more = f" and {rest} more" if rest > 0 else ""
+        way = "" if self.copied else ", in one memory"
+        return (
+            f"{self.source} -> {self.target}: {megabytes(self.bytes)}{way}: "
+            f"{names}{more}"
+        )
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What one device holds in a step.
+
+    Attributes:
+        device: its full name.
+        timeline: the prediction, with the device's own variables and constants.
+        worst: the most that it holds under any schedule; None if not asked for.
+        measured: the measured peak in bytes; None if there is none.
+        received: the bytes that it receives.
+        sent: the bytes that it sends.
+    """
+
+    device: str
+    timeline: Timeline = field(repr=False)
+    worst: WorstCase | None = field(repr=False)
+    measured: int | None
+    received: int
+    sent: int
+
+    @property
+    def peak(self) -> int:
+        """The predicted peak in bytes, variables and constants apart."""
+        return self.timeline.peak
+
+    def __str__(self) -> str:
+        index = self.timeline.peak_index
+        where = "" if index is None else f" at '{self.timeline.moments[index].op}'"
+        parts = [f"predicted {megabytes(self.peak)}{where}"]
+        if self.worst is not None:
+            parts.append(f"at most {megabytes(self.worst.peak)}")
+        if self.measured is not None:
+            parts.append(f"measured {megabytes(self.measured)}")
+        parts += [
+            f"variables {megabytes(self.timeline.variable_bytes)}",
+            f"constants {megabytes(self.timeline.constant_bytes)}",
+            f"receives {megabytes(self.received)}",
+            f"sends {megabytes(self.sent)}",
+        ]
+        return f"{self.device}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class MemoryByDevice:
+    """What each device of a step holds, and what crosses between them.
+
+    Attributes:
+        devices: the devices, by name.
+        cuts: what goes from each device to each other one, by their names.
+    """
+
+    devices: tuple[DeviceMemory, ...]
+    cuts: tuple[Cut, ...]
+
+    def __getitem__(self, device: str) -> DeviceMemory:
+        """Return a device's memory, by its full name."""
+        for row in self.devices:
+            if row.device == device:
+                return row
+        names = ", ".join(row.device for row in self.devices)
+        raise KeyError(f"{device}; the devices of the step are {names}")
+
+    def __str__(self) -> str:
+        lines = [f"peaks of {len(self.devices)} device(s) (1 MB = 10^6 bytes)"]
+        lines += [f"  {row}" for row in self.devices]
+        if self.cuts:
+            lines += ["sent in a step", *(f"  {cut}" for cut in self.cuts)]
+        return "\n".join(lines)
+
+
+def predict_by_device(
+    ys_or_fetches: Any,
+    *,
+    feeds: Iterable[Tensor] | None = None,
+    shapes: GivenShapes | None = None,
+    default: str | None = None,
+    worst: bool = False,
+    threads: int | None = THREADS,
+    measured: Measurement | None = None,
+    grappler: bool = True,
+    onednn: bool | None = None,
+) -> MemoryByDevice:
+    """Predict what each device holds in one step, and what crosses between devices.
+
+    The step is placed on its devices by the rules of a Session, optimized and cut as a
+    Session does, and simulated with one inter-op thread for each device, each of which
+    runs an op in turn. Buffers are counted as by `predict`, variables and constants of
+    each device apart. A tensor that another device reads is sent there once, as soon as
+    it is made: the sender holds it until then, and the receiver from then until its
+    last reader there has run. The CPU devices of one process share a memory: there the
+    buffer stays the sender's until the last reader has run anywhere. Feeds come in at
+    the default device and fetches go out there. The devices that the graph names are
+    taken to exist. A function counts where its call is.
+
+    Args:
+        ys_or_fetches: what the step is asked for, as in `predict`.
+        feeds: as in `predict`.
+        shapes: as in `predict`.
+        default: the device of ops that name none, which is that of the Session's
+            target. None is the first task that the graph names, of other jobs than "ps"
+            if there are any.
+        worst: also tell the most that each device can hold under any schedule.
+        threads: how many ops run at once for that, on all devices.
+        measured: a measurement of the same step, whose peaks are set beside.
+        grappler: as in `predict`.
+        onednn: as in `predict`.
+
+    Returns:
+        A row for each device, and a cut for each pair that exchanges something.
+
+    Raises:
+        ArgumentTypeError: a fetch is no op and no tensor of a graph; `default` is no
+            device; `measured` is no `Measurement`; `threads` is no number from 1 up.
+        SelectionError: the fetches belong to different graphs.
+        PredictionError: nothing is asked for, or sizes depend on dimensions that are
+            not known.
+        MissingExtraError: `worst`, and OR-Tools is not installed.
+
+    Cost: as `predict`; besides linear in devices times ops. With `worst`, that of
+        `worst_case` for each device.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.memory import predict_by_device
+        >>> with tf.Graph().as_default():
+        ...     with tf.device("/job:worker/task:0"):
+        ...         x = tf.compat.v1.placeholder(tf.float32, [500, 1000])
+        ...         y = tf.matmul(x, tf.ones([1000, 1000]), name="y")
+        ...     with tf.device("/job:worker/task:1"):
+        ...         z = tf.reduce_sum(y)
+        >>> found = predict_by_device(z)
+        >>> [row.peak for row in found.devices]
+        [2000000, 2000004]
+        >>> [(cut.tensors, cut.bytes) for cut in found.cuts]
+        [(('y:0',), 2000000), (('Sum:0',), 4)]
+    """
+    if not isinstance(measured, Measurement | None):
+        raise ArgumentTypeError(
+            f"measured is what geutil.memory.measure returns, got {type_name(measured)}"
+        )
+    check_threads(threads)
+    onednn = uses_onednn() if onednn is None else onednn
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, default)
+    names = sorted({*step.devices, step.home})
+    parts = _split(step, names)
+    step.check()
+    timelines = _timelines(step, parts, names, onednn)
+    rows = []
+    for number, name in enumerate(names):
+        found = None
+        if worst:
+            program = with_onednn(parts.program) if onednn else parts.program
+            own = program_of(program, parts.numbers(program), number)
+            found = worst_of(own, threads)
+            found = replace(found, tensors=tuple(map(_plain, found.tensors)))
+        rows.append(
+            DeviceMemory(
+                name,
+                timelines[number],
+                found,
+                measured.peak_of(name) if measured is not None else None,
+                sum(c.bytes for c in parts.crossings if c.target == number),
+                sum(c.bytes for c in parts.crossings if c.source == number),
+            )
+        )
+    return MemoryByDevice(tuple(rows), tuple(_cuts(parts, names)))
+
+
+def _split(step: Step, names: Sequence[str]) -> Split:
+    """Return the step with what its devices receive."""
+    number_of = {name: number for number, name in enumerate(names)}
+    tensors = [tensor for op in step.ops for tensor in op.outputs]
+
+    def size_of(tensor: int) -> int:
+        # What is held all the time counts 0 in a program, and is sent all the same.
+        if tensor < len(tensors):
+            return step.program.sizes[tensor] or step.size_of(tensors[tensor])
+        return step.program.sizes[tensor]
+
+    return split(
+        step.program,
+        [number_of[device] for device in step.devices],
+        size_of,
+        lambda one, other: share_memory(names[one], names[other]),
+        number_of[step.home],
+    )
+
+
+def _cuts(parts: Split, names: Sequence[str]) -> list[Cut]:
+    """Return what crosses between each two devices."""
+    tensor_names = {
+        tensor: f"{node.name}:{i}"
+        for node in parts.program.nodes
+        for i, tensor in enumerate(node.outputs)
+    }
+    pairs = sorted({(c.source, c.target) for c in parts.crossings})
+    cuts = []
+    for source, target in pairs:
+        found = [c for c in parts.crossings if (c.source, c.target) == (source, target)]
+        cuts.append(
+            Cut(
+                names[source],
+                names[target],
+                tuple(tensor_names[c.tensor] for c in found),
+                sum(c.bytes for c in found),
+                found[0].copied,
+            )
+        )
+    return cuts
+
+
+def _timelines(
+    step: Step, parts: Split, names: Sequence[str], onednn: bool
+) -> list[Timeline]:
+    """Return the timeline of each device, of the order that has its median peak."""
+    runs: list[list[Timeline]] = [[] for _ in names]
+    for seed in range(SEEDS):
+        program = with_onednn(parts.program, seed) if onednn else parts.program
+        devices = parts.numbers(program)
+        run = simulate(program, joint_order(program, devices, seed))
+        whole = run.timeline()
+        for number in range(len(names)):
+            runs[number].append(_own_part(run, whole, devices, number))
+    held = {name: [0, 0] for name in names}
+    for op, device in zip(step.ops, step.devices, strict=True):
+        held[device][0] += variable_bytes(op)
+        held[device][1] += constant_bytes([op], step.size_of)
+    return [
+        replace(
+            sorted(runs[number], key=lambda timeline: timeline.peak)[SEEDS // 2],
+            variable_bytes=held[name][0],
+            constant_bytes=held[name][1],
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def _own_part(
+    run: Simulation, whole: Timeline, devices: Sequence[int], device: int
+) -> Timeline:
+    """Return the timeline of one device: its ops, and the buffers that they made."""
+    program: Program = run.program
+    own = [at for at, i in enumerate(run.order) if devices[i] == device]
+    by_name = dict(zip((n.name for n in program.nodes), devices, strict=True))
+    lives = [life for life in whole.lifetimes if by_name[life.op] == device]
+    moves = [0] * (len(run.order) + 1)
+    for life in lives:
+        moves[life.first] += life.tensor.bytes
+        moves[life.last + 1] -= life.tensor.bytes
+    levels = list(accumulate(moves))
+    peak = max(own, key=levels.__getitem__, default=None)
+    at_peak = [
+        life.tensor
+        for life in lives
+        if peak is not None and life.first <= peak <= life.last
+    ]
+    return replace(
+        whole,
+        moments=tuple(
+            replace(whole.moments[at], op=_plain_name(moment.op), bytes=levels[at])
+            for at in own
+            for moment in [whole.moments[at]]
+        ),
+        at_peak=tuple(sorted(map(_plain, at_peak), key=lambda live: -live.bytes)),
+        lifetimes=tuple(
+            replace(
+                life,
+                tensor=_plain(life.tensor),
+                op=_plain_name(life.op),
+                first=bisect_left(own, life.first),
+                last=bisect_right(own, life.last) - 1,
+            )
+            for life in lives
+        ),
+    )
+
+
+def _plain(live: LiveTensor) -> LiveTensor:
+    return replace(live, name=_plain_name(live.name))
+
+
+def _plain_name(name: str) -> str:
+    """Return the name of a received tensor or its receipt without their numbers."""
+    before, mark, _ = name.partition(RECEIVED)
+    return before + mark

@@ -1,0 +1,177 @@
+"""Placement: the devices that TensorFlow runs the ops of a step on, by its rules.
+
+A Session merges what an op's device string says with that of the ops that share a
+resource or are colocated with it. What is then still open is the first task's CPU, but
+for ops that go with others: those that make one tensor of nothing with their readers,
+and those that read a shape only with what they read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph import adjacency, colocation
+from geutil.graph.types import Operation
+
+LOCALHOST = "localhost"
+"""The job of a process that is in no cluster."""
+_PARAMETERS = "ps"
+_READS_A_SHAPE = frozenset(("Rank", "Shape", "Size"))
+Task = tuple[str, int]
+
+
+@functools.cache
+def _spec(device: str) -> tf.DeviceSpec:
+    return tf.DeviceSpec.from_string(device)
+
+
+def tasks_of(devices: Iterable[str]) -> list[Task]:
+    """Return the tasks of a cluster that devices name, parameter servers last.
+
+    The first one is that of ops without a device. "/job:worker" is its task 0.
+
+    Example:
+        >>> tasks_of(["/job:ps/task:0", "", "/job:worker/task:1", "/device:CPU:1"])
+        [('worker', 1), ('ps', 0)]
+    """
+    specs = [_spec(device) for device in dict.fromkeys(devices)]
+    tasks = {(s.job, s.task or 0) for s in specs if s.job not in (None, LOCALHOST)}
+    return sorted(tasks, key=lambda task: (task[0] == _PARAMETERS, task))
+
+
+def full_name(device: str, default: str) -> str:
+    """Return a device by its full name, parts that it leaves open as in another one.
+
+    Example:
+        >>> full_name("/task:1", "/job:worker/replica:0/task:0/device:CPU:0")
+        '/job:worker/replica:0/task:1/device:CPU:0'
+    """
+    return str(_spec(default).make_merged_spec(_spec(device)).to_string())
+
+
+def default_device(devices: Iterable[str]) -> str:
+    """Return the full name of the device of ops that name none.
+
+    Args:
+        devices: those that other ops name.
+    """
+    job, task = next(iter(tasks_of(devices)), (LOCALHOST, 0))
+    return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
+
+
+def checked_default(device: str | None, devices: Iterable[str]) -> str:
+    """Return the full name of the device of ops that name none, given or not.
+
+    Raises:
+        ArgumentTypeError: it is no device.
+    """
+    default = default_device(devices)
+    if device is None:
+        return default
+    try:
+        return full_name(device, default)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ArgumentTypeError(
+            f"{device!r} is no device; pass one like '/job:worker/task:0'"
+        ) from error
+
+
+def share_memory(one: str, other: str) -> bool:
+    """Tell whether tensors go from one device to another without a copy.
+
+    So they do among the CPU devices of a process.
+
+    Args:
+        one: a device by its full name.
+        other: another one.
+    """
+    specs = _spec(one), _spec(other)
+    tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
+    return len(tasks) == 1 and all(spec.device_type == "CPU" for spec in specs)
+
+
+def places_of(
+    ops: Sequence[Operation], fed: Collection[Operation], default: str
+) -> dict[str, str]:
+    """Return the device of each op by its name, as a Session places them.
+
+    Args:
+        ops: the ops of a step, in graph order.
+        fed: those whose outputs are fed, which come in at the default device.
+        default: the full name of the device of ops that name none.
+
+    Cost: linear in the ops and their edges, some 10 us for each op where several
+    devices are named.
+    """
+    named = {op.device for op in ops}
+    if len(named) <= 1:
+        (device,) = named or {""}
+        places = dict.fromkeys((op.name for op in ops), full_name(device, default))
+    else:
+        places = _merged(ops, default)
+    return places | dict.fromkeys((op.name for op in fed), default)
+
+
+def _merged(ops: Sequence[Operation], default: str) -> dict[str, str]:
+    """Return the devices by the rules of TensorFlow's placer."""
+    group_of = _groups(ops)
+    members: dict[str, list[Operation]] = {}
+    for op in ops:
+        members.setdefault(group_of[op.name], []).append(op)
+    places: dict[str, str] = {}
+    makers: list[Operation] = []
+    for op in ops:
+        group = members[group_of[op.name]]
+        spec = _spec(group[0].device)
+        for other in group[1:]:
+            # What the first op says counts: that is the one that makes a variable.
+            spec = _spec(other.device).make_merged_spec(spec)
+        device = str(spec.to_string())
+        places[op.name] = full_name(device, default)
+        if len(group) > 1 or device:
+            continue
+        if op.type in _READS_A_SHAPE:
+            places[op.name] = places.get(op.inputs[0].op.name, places[op.name])
+        elif not op.inputs and len(op.outputs) == 1:
+            makers.append(op)
+    readers = _readers(ops)
+    for op in makers:
+        found = {places[reader] for reader in readers.get(op.name, ())}
+        if len(found) == 1:
+            places[op.name] = found.pop()
+    return places
+
+
+def _readers(ops: Sequence[Operation]) -> Mapping[str, list[str]]:
+    """Return the ops that read or await an op, by name."""
+    readers: dict[str, list[str]] = {}
+    for op in ops:
+        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+            readers.setdefault(before.name, []).append(op.name)
+    return readers
+
+
+def _groups(ops: Sequence[Operation]) -> dict[str, str]:
+    """Return the group of each op: those that must be on one device."""
+    parent = {op.name: op.name for op in ops}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    for op in ops:
+        tied = [
+            tensor.op.name
+            for i, tensor in enumerate(op.inputs)
+            if tensor.dtype == tf.resource or adjacency.takes_reference(op, i)
+        ]
+        tied += colocation.colocation_names(op)
+        for other in tied:
+            if other in parent:
+                parent[root(op.name)] = root(other)
+    return {name: root(name) for name in parent}
