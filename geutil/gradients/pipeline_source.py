@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.gradients.segments import why_kept
-from geutil.graph import adjacency, creation, op_types, runtime, types, v1_control_flow
+from geutil.graph import adjacency, creation, op_types, types, v1_control_flow
 from geutil.graph.types import (
     IdentityMap,
     IdentitySet,
@@ -21,9 +20,22 @@ from geutil.graph.types import (
     is_stateful,
     type_name,
 )
+from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.partitioning import Partition
+from geutil.transform.transformer import Transformer
 
+_BROADCAST = (
+    op_types.ADDITIONS
+    | op_types.SCALINGS
+    | op_types.SELECTS
+    | {"Sub", "SquaredDifference", "Maximum", "Minimum", "Pow", "Equal", "NotEqual"}
+    | {"Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalOr"}
+)
+_REMEDY = (
+    "build the graph for one micro-batch, and pass as inputs pairs of its tensors and "
+    "those of the whole batch"
+)
 _READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 _SEED = "seed2"
 
@@ -108,6 +120,7 @@ def read_source(
     for op in copied:
         _check_can_be_copied(op)
         stages[stage_of[op]].append(op)
+    _rehearse(behind, copied, wholes, micro_batches)
     own = dict.fromkeys(copied)
     received = [_received(ops, own, stage_of, wholes) for ops in stages]
     crossing = IdentitySet(t for tensors in received for t in tensors)
@@ -132,7 +145,9 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
         inputs = list(inputs.items())
     pairs = []
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
-        part, whole = item if isinstance(item, tuple) and len(item) == 2 else (item,) * 2
+        part, whole = (
+            item if isinstance(item, tuple) and len(item) == 2 else (item,) * 2
+        )
         part = part.deref() if hasattr(part, "deref") else part
         for tensor in (part, whole):
             if not types.is_tensor(tensor):
@@ -159,16 +174,16 @@ def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
     batch = whole.shape[0]
     if batch is not None and batch % micro_batches:
         raise TransformError(
-            f"'{whole.name}' has a batch of {batch}, which {micro_batches} micro-batches "
-            "do not divide; choose a number that divides it"
+            f"'{whole.name}' has a batch of {batch}, which {micro_batches} "
+            "micro-batches do not divide; choose a number that divides it"
         )
     if part is whole:
         return
     rest = [batch and batch // micro_batches, *whole.shape[1:]]
     if not part.shape.is_compatible_with(rest) or part.dtype != whole.dtype:
         raise TransformError(
-            f"'{part.name}' ({part.dtype.name} {part.shape}) is no part of '{whole.name}' "
-            f"({whole.dtype.name} {whole.shape}) in {micro_batches} micro-batches"
+            f"'{part.name}' ({part.dtype.name} {part.shape}) is no part of "
+            f"'{whole.name}' ({whole.dtype.name} {whole.shape}) in {micro_batches} micro-batches"
         )
 
 
@@ -228,6 +243,61 @@ def _why_not_copied(op: Operation) -> str | None:
     return None
 
 
+def _rehearse(
+    behind: Sequence[Operation],
+    copied: Sequence[Operation],
+    wholes: IdentityMap[Tensor],
+    micro_batches: int,
+) -> None:
+    """Copy the forward pass of a micro-batch to another graph, to see whether it fits.
+
+    Raises:
+        TransformError: the forward pass is built for one size of batch.
+    """
+    if not any(part is whole for part, whole in wholes.items()):
+        return
+    graph = creation.new_graph()
+    copier = Transformer()
+    pairs = []
+    with graph.as_default():
+        for part, whole in wholes.items():
+            batch, *rest = whole.shape
+            shape = [batch and batch // micro_batches, *rest]
+            pairs.append((part, tf.compat.v1.placeholder(part.dtype, shape)))
+    copier.replacements = IdentityMap(pairs)
+    copier.assign_collections_handler = lambda info, element, copy: None
+    inside = [op for op in behind if not any(t in wholes for t in op.outputs)]
+    try:
+        _, info = copier(make_view(inside), graph, "", "")
+    except TransformError as error:
+        raise TransformError(
+            f"the forward pass does not take a micro-batch; {_REMEDY}: {error}"
+        ) from error
+    for op in copied:
+        _check_size(op, info.transformed(op), micro_batches)
+
+
+def _check_size(op: Operation, copy: Operation, micro_batches: int) -> None:
+    """Refuse a copy that mixes the whole batch with a micro-batch, and yet runs."""
+    if op.type != "Reshape" and op.type not in _BROADCAST:
+        return
+    out, out_ = (_first_dim(o.outputs[0]) for o in (op, copy))
+    for t, t_ in zip(op.inputs, copy.inputs, strict=True):
+        first, first_ = _first_dim(t), _first_dim(t_)
+        if first is None or first_ is None or first != micro_batches * first_:
+            continue
+        if first != first_ and out == out_ == first:
+            raise TransformError(
+                f"'{op.name}' ({op.type}) makes a first axis of {out} of a micro-batch "
+                f"of {first_}, too; write -1 for the batch in a reshape, pass all "
+                f"tensors of the batch as inputs, or {_REMEDY}"
+            )
+
+
+def _first_dim(tensor: Tensor) -> int | None:
+    return tensor.shape[0] if tensor.shape.rank else None
+
+
 def _received(
     ops: Iterable[Operation],
     own: Mapping[Operation, None],
@@ -254,7 +324,7 @@ def _check_xs(
     before |= frozenset(t.op for t in wholes)
     for x in xs:
         op = op_of(x, loss.graph)
-        if op in own or op in before:
+        if op is not None and (op in own or op in before):
             raise TransformError(
                 f"'{op.name}' is, or leads to, a tensor that is split into "
                 "micro-batches, and gradients are given for what all of them share; "
@@ -269,7 +339,9 @@ def op_of(x: Any, graph: Any) -> Operation | None:
     handle = getattr(x, "handle", None)
     if handle is None:
         return x.op
-    return creation.capture(graph, handle).op if types.is_func_graph(graph) else handle.op
+    return (
+        creation.capture(graph, handle).op if types.is_func_graph(graph) else handle.op
+    )
 
 
 def _used(

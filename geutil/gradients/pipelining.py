@@ -10,7 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.gradients.pipeline_report import PipelinedStep
-from geutil.gradients.pipeline_source import Source, other_seed, read_source
+from geutil.gradients.pipeline_source import (
+    Source,
+    other_seed,
+    read_source,
+)
 from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
 from geutil.graph import creation, runtime, state, types
@@ -114,10 +118,10 @@ def pipelined(
         total,
         tuple(gradients),
         partition,
-        source,
         pipeline,
         builder.recomputed,
         builder.passes,
+        source.notes,
     )
 
 
@@ -199,9 +203,12 @@ class _Builder:
     def _at(self, stage: int, scope: str) -> Iterator[None]:
         """Make ops on the device of a stage, in a scope."""
         graph, device = self._graph, self._source.devices[stage]
-        with creation.neutral(graph), graph.name_scope(f"{scope}/"):
-            with graph.device(device):
-                yield
+        with (
+            creation.neutral(graph),
+            graph.name_scope(f"{scope}/"),
+            graph.device(device),
+        ):
+            yield
 
     def _wait(self, stage: int, scope: str, tensor: Tensor) -> Tensor:
         """Return a tensor as a pass reads it: when the pass before has ended."""

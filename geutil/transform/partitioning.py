@@ -312,16 +312,22 @@ def is_handle(op: Operation) -> bool:
     return any(t.dtype.name == "resource" for t in op.outputs)
 
 
-def _held_bytes(op: Operation) -> int:
-    """Return the bytes of a constant; of a variable with its gradient."""
-    if op.type == "Const":
-        return tensor_bytes(op.outputs[0])
+def variable_bytes(op: Operation) -> int:
+    """Return the bytes of the variable that an op is or has the handle of, or 0."""
     if op.type in op_types.REF_VARIABLES:
-        return 2 * tensor_bytes(op.outputs[0])
+        return tensor_bytes(op.outputs[0])
     if not is_handle(op):
         return 0
     dtype, shape = dtype_behind(op.outputs[0]), shape_behind(op.outputs[0])
     if dtype is None or shape is None or shape.rank is None:
         return 0
-    size = bytes_of_shape(dtype, shape.as_list()) or 0
-    return 2 * size if dtype.is_floating else size
+    return bytes_of_shape(dtype, shape.as_list()) or 0
+
+
+def _held_bytes(op: Operation) -> int:
+    """Return the bytes of a constant; of a variable with its gradient."""
+    if op.type == "Const":
+        return tensor_bytes(op.outputs[0])
+    dtype = dtype_behind(op.outputs[0]) if is_handle(op) else None
+    is_trained = dtype is None or dtype.is_floating
+    return (1 + is_trained) * variable_bytes(op)
