@@ -261,6 +261,7 @@ class _Builder:
                     replaced[t] = self._part(stage, batch, scope, source.wholes[t])
         if not ops:
             return _Tensors(), {}
+        inside = frozenset(ops)
         copier = Transformer()
         copier.transform_op_handler = partial(
             handlers.copy_op_handler,
@@ -276,6 +277,11 @@ class _Builder:
         copier.replacements = types.IdentityMap(replaced.items())
         with creation.neutral(self._graph):
             _, info = copier(make_view(ops), self._graph, scope, "", True)
+        gate = self._gates[stage]
+        for op in ops if gate is not None else ():
+            # What draws numbers may read nothing that waits.
+            if not any(t in replaced or t.op in inside for t in op.inputs):
+                creation.add_control_edges(info.transformed(op), [gate])
         tensors = _Tensors((t, info.transformed(t)) for op in ops for t in op.outputs)
         return tensors, {op: info.transformed(op) for op in ops}
 
