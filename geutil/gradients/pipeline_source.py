@@ -1,4 +1,4 @@
-"""What of a forward pass each micro-batch has for itself, and what all share."""
+"""The forward pass of a pipelined step: ops of each micro-batch, and shared ones."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
     if not part.shape.is_compatible_with(rest) or part.dtype != whole.dtype:
         raise TransformError(
             f"'{part.name}' ({part.dtype.name} {part.shape}) is no part of "
-            f"'{whole.name}' ({whole.dtype.name} {whole.shape}) in {micro_batches} micro-batches"
+            f"'{whole.name}' ({whole.dtype.name} {whole.shape}) in {micro_batches} "
+            "micro-batches"
         )
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Any, Literal
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types
 from geutil.graph.resource_variables import dtype_behind, shape_behind
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Operation, Tensor, is_stateful
 from geutil.memory.op_costs import op_time
+from geutil.memory.pipeline import Pipeline, Schedule, Stage
 from geutil.memory.sizes import bytes_of_shape, megabytes, tensor_bytes
-from geutil.memory.stage_cuts import SequenceCut, cut_sequence
+from geutil.memory.stage_cuts import cut_any, cut_sequence, lower_largest
 from geutil.select import conversions
-from geutil.select.walks import get_backward_walk_ops
+from geutil.select.boundary import ControlOutputs
+from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
+from geutil.transform.stage_memory import stage_memory
 
 Balance = Literal["memory", "time"]
 BALANCES = ("memory", "time")
@@ -48,11 +52,14 @@ class Partition:
         stages: the stages, first to last.
         balance: what is balanced, "memory" or "time".
         bound: no partition into as many stages has a largest stage below it.
+        unplaced: ops that may change state and read the forward pass, but are not
+            behind the tensors, so that they get no device.
     """
 
     stages: tuple[PartitionStage, ...]
     balance: Balance
     bound: float
+    unplaced: tuple[Operation, ...] = field(default=(), repr=False)
 
     @property
     def largest(self) -> float:
@@ -95,6 +102,12 @@ class Partition:
                 f"  {stage.device}: {len(stage.ops)} ops, {self._amount(stage.cost)}"
                 + (sent if stage.sent else "")
             )
+        lines += [
+            f"  no device: '{op.name}' ({op.type}), which is not behind the tensors"
+            for op in self.unplaced[:3]
+        ]
+        if len(self.unplaced) > 3:
+            lines.append(f"  no device: {len(self.unplaced) - 3} more")
         return "\n".join(lines)
 
     def _amount(self, cost: float) -> str:
@@ -110,6 +123,8 @@ def partition(
     *,
     micro_batches: int = 1,
     slack: float = 0.02,
+    schedule: Schedule = "1f1b",
+    recompute: bool = True,
 ) -> Partition:
     """Cut the forward pass behind some tensors into stages for a pipeline.
 
@@ -119,10 +134,12 @@ def partition(
     reads, constants) is in the stage that reads it first; ops that share a variable, or
     are colocated, are in one stage.
 
-    "time" counts what each op takes by the planner's cost model. "memory" counts
-    variables and constants once, gradients of variables once more, and all results of a
-    micro-batch as often as it is in flight under 1F1B: an estimate of what a stage
-    holds if nothing is computed again, not a predicted peak.
+    "time" counts what each op takes by the planner's cost model. "memory" counts the
+    predicted peak of each stage in a training step of `geutil.gradients.pipelined`:
+    variables, their gradients and constants; what it keeps of the micro-batches in
+    flight; and what its passes of one micro-batch hold, simulated. The least largest
+    stage is found by estimates of all stretches, and then lowered by simulations of
+    stretches near it.
 
     Args:
         ys: the tensors, such as the loss; the graph is that of one micro-batch.
@@ -130,6 +147,8 @@ def partition(
         balance: "memory" or "time".
         micro_batches: how many of them a step has.
         slack: by what part the largest stage may be larger, to save traffic.
+        schedule: "1f1b" or "gpipe"; it says how many micro-batches are in flight.
+        recompute: whether stages compute again what they need to go backward.
 
     Returns:
         The partition; nothing is changed until `apply`.
@@ -137,9 +156,13 @@ def partition(
     Raises:
         ArgumentTypeError: `devices` is no list of texts, or `micro_batches` below 1.
         SelectionError: there is no such balance, or `ys` are of several graphs.
-        PlanError: there are more devices than places to cut.
+        PlanError: there are more devices than places to cut, no such schedule, or by
+            "memory" no gradient.
+        PredictionError: sizes that "memory" needs depend on open dimensions.
 
-    Cost: linear in ops and edges, and some 100 ms for 5,000 ops.
+    Cost: by "time" linear in ops and edges, some 100 ms for 5,000 ops. By "memory" that
+        of `tf.gradients`, the square of the places to cut in numpy, and some 50
+        simulations.
 
     Example:
         >>> import tensorflow as tf
@@ -158,10 +181,31 @@ def partition(
         raise ArgumentTypeError(f"micro_batches is 1 or more, got {micro_batches!r}")
     if balance not in BALANCES:
         raise SelectionError(f"{balance!r} is no balance; pass 'memory' or 'time'")
+    pipeline = Pipeline([Stage(1.0, 1.0)] * len(devices), micro_batches, schedule)
+    flights = [pipeline.flying(s) for s in range(len(devices))]
     tensors = conversions.make_list_of_t(ys)
     conversions.get_unique_graph(tensors)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
-    return line.partition(tuple(devices), balance, micro_batches, slack)
+    return line.partition(tensors, tuple(devices), balance, flights, recompute, slack)
+
+
+def even_split(ys: Any, devices: Sequence[str]) -> Partition:
+    """Cut the forward pass behind some tensors into stages of as many ops each.
+
+    What a partition is compared with.
+
+    Args:
+        ys: as in `partition`.
+        devices: as in `partition`.
+
+    Raises:
+        PlanError: there are more devices than places to cut.
+
+    Cost: linear in ops and edges.
+    """
+    tensors = conversions.make_list_of_t(ys)
+    line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
+    return line.by_sums(tuple(devices), lambda op: 1.0, 0.0)
 
 
 class _Line:
@@ -245,33 +289,71 @@ class _Line:
 
     def partition(
         self,
+        ys: Sequence[Tensor],
         devices: tuple[str, ...],
         balance: Balance,
-        micro_batches: int,
+        flights: Sequence[int],
+        again: bool,
         slack: float,
     ) -> Partition:
         """Return the best partition."""
-        held, made = [0.0] * self.count, [0.0] * self.count
+        if balance == "memory":
+            return self._by_memory(ys, devices, flights, again, slack)
+
+        def taken(op: Operation) -> float:
+            return op_time(op) if op not in self._fixed else 0.0
+
+        return self.by_sums(devices, taken, slack)
+
+    def by_sums(
+        self, devices: Sequence[str], taken: Callable[[Operation], float], slack: float
+    ) -> Partition:
+        """Return the best partition by what each op takes."""
+        pieces = [0.0] * self.count
         for op in self._ops:
-            piece = self._piece[op]
-            if balance == "time":
-                held[piece] += op_time(op) if op not in self._fixed else 0
-            else:
-                held[piece] += _held_bytes(op)
-                results = () if op in self._fixed else op.outputs
-                made[piece] += sum(map(tensor_bytes, results))
+            pieces[self._piece[op]] += taken(op)
+        sums = [0.0, *accumulate(pieces)]
+
+        def cost(_: int, start: int, end: int) -> float:
+            return sums[end] - sums[start]
+
         stages = len(devices)
-        sums = [0.0, *accumulate(held)], [0.0, *accumulate(made)]
-
-        def cost(stage: int, start: int, end: int) -> float:
-            flying = min(micro_batches, stages - stage)
-            held_bytes, made_bytes = (total[end] - total[start] for total in sums)
-            return held_bytes + flying * made_bytes
-
         cut = cut_sequence(self._crossing(), stages, cost, slack=slack, precision=1e-4)
-        pieces = [h + m for h, m in zip(held, made, strict=True)]
-        bound = max(sum(pieces) / stages, *pieces)
-        return Partition(self._stages(cut, devices), balance, bound)
+        bound = max(sums[-1] / stages, *pieces)
+        found = self._stages(cut.ends, cut.costs, devices)
+        return Partition(found, "time", bound, self._unplaced())
+
+    def _by_memory(
+        self,
+        ys: Sequence[Tensor],
+        devices: tuple[str, ...],
+        flights: Sequence[int],
+        again: bool,
+        slack: float,
+    ) -> Partition:
+        """Return the best partition by peaks: by estimates, and then tried nearby."""
+        held = [0.0] * self.count
+        for op in self._ops:
+            held[self._piece[op]] += _held_bytes(op)
+        memory = stage_memory(ys, self._piece, self._fixed, held, flights, again=again)
+        rows = cache(memory.estimates)
+        cut = cut_any(self._crossing(), len(devices), rows, slack=slack)
+        ends, costs = lower_largest(cut.ends, memory.peak)
+        found = self._stages(ends, costs, devices)
+        return Partition(found, "memory", memory.bound, self._unplaced())
+
+    def _unplaced(self) -> tuple[Operation, ...]:
+        """Return what changes state, reads the forward pass and is not behind it."""
+        data = [op for op in self._ops if op not in self._fixed]
+        if not data:
+            return ()
+        controls = ControlOutputs(data[0].graph)
+        ahead = get_forward_walk_ops(data, control_outputs=controls)
+        return tuple(
+            op
+            for op in adjacency.graph_order(ahead)
+            if op not in self._piece and is_stateful(op) and op.type != "ReadVariableOp"
+        )
 
     def _last(self, tensor: Tensor) -> int:
         """Return the last piece that reads a tensor."""
@@ -289,10 +371,10 @@ class _Line:
         return list(accumulate(change[: self.count + 1]))
 
     def _stages(
-        self, cut: SequenceCut, devices: Sequence[str]
+        self, ends: Sequence[int], costs: Sequence[float], devices: Sequence[str]
     ) -> tuple[PartitionStage, ...]:
         start, stages = 0, []
-        for device, end, cost in zip(devices, cut.ends, cut.costs, strict=True):
+        for device, end, cost in zip(devices, ends, costs, strict=True):
             ops = [op for op in self._ops if start <= self._piece[op] < end]
             sent = tuple(
                 t

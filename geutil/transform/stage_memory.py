@@ -1,0 +1,266 @@
+"""The memory of stages: what each stretch of a forward pass holds in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from geutil.errors import PlanError
+from geutil.graph import adjacency, colocation, creation, op_types, runtime, types
+from geutil.graph.resource_variables import dtype_behind
+from geutil.graph.types import Operation, Tensor
+from geutil.memory.predicting import step_program
+from geutil.memory.program import Program
+from geutil.memory.simulation import simulate
+from geutil.memory.sizes import tensor_bytes
+from geutil.select.queries import make_view
+from geutil.transform.transformer import Transformer
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class StageMemory:
+    """A training step by the pieces of its forward pass.
+
+    A stage holds its weights with their gradients, what it keeps of the micro-batches
+    in flight, and what its forward and backward pass of one micro-batch take. The last
+    is simulated (`transient`), and estimated for all stretches at once (`rows`).
+
+    Attributes:
+        program: the step of one micro-batch, gradients handed on as they come.
+        nodes: of each piece the nodes, by number.
+        held: of each piece the bytes of weights, their gradients and constants.
+        kept: of each piece the bytes that its backward ops read of the forward pass.
+        working: of each piece the most that is held besides while it runs.
+        inputs: of each tensor that several pieces read or make: bytes, the piece that
+            makes it, and those that read it.
+        flights: of each stage the micro-batches in flight.
+        again: whether a stage computes again what it needs to go backward.
+    """
+
+    program: Program
+    nodes: tuple[tuple[int, ...], ...]
+    held: Floats
+    kept: Floats
+    working: Floats
+    inputs: tuple[tuple[int, int, tuple[int, ...]], ...]
+    flights: tuple[int, ...]
+    again: bool
+
+    @cached_property
+    def bound(self) -> float:
+        """No cut into as many stages has a largest stage below it.
+
+        When a stage begins to go backward it holds its weights and all that its
+        backward ops read of its forward ops; a piece is in one stage; and an op has all
+        that it reads and makes.
+        """
+        pieces = self.held + self.kept
+        largest = max(
+            self.held[piece] + _least(self.program, i)
+            for piece, nodes in enumerate(self.nodes)
+            for i in nodes
+        )
+        return float(max(pieces.sum() / len(self.flights), pieces.max(), largest))
+
+    def rows(self, start: int) -> tuple[Floats, Floats, Floats]:
+        """Return estimates of the stretches from a piece on, by their ends.
+
+        Returns:
+            What each holds for all micro-batches and one pass; of each further
+            micro-batch what it received; and what it keeps besides.
+        """
+        sums = np.concatenate([[0.0], np.cumsum(self.kept)])
+        peaks = np.maximum.accumulate((sums[1:] + self.working)[start:]) - sums[start]
+        once = np.cumsum(self.held[start:]) + peaks
+        return once, self.received(start), sums[start + 1 :] - sums[start]
+
+    def received(self, start: int) -> Floats:
+        """Return the bytes that stretches from a piece on read of earlier ones."""
+        added = np.zeros(len(self.held) - start)
+        for size, made, readers in self.inputs:
+            if made < start <= readers[-1]:
+                first = next(r for r in readers if r >= start)
+                added[first - start] += size
+        return np.cumsum(added)
+
+    def estimates(self, stage: int, start: int) -> Floats:
+        """Return the estimated peak of a stage from a piece on, by its ends."""
+        once, received, kept = self.rows(start)
+        return self._peak(stage, once, received, kept)
+
+    def peak(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of a stage by a simulation of its passes. Cost: linear."""
+        _, received, kept = self.rows(start)
+        last = end - start - 1
+        once = self.held[start:end].sum() + self.transient(start, end)
+        return float(self._peak(stage, once, received[last], kept[last]))
+
+    def _peak(self, stage: int, once: Any, received: Any, kept: Any) -> Any:
+        flying = self.flights[stage]
+        # The stage before has one more in flight, whose results have arrived.
+        arrived = max(self.flights[max(stage - 1, 0)], flying)
+        more = 0 if self.again else flying - 1
+        return once + (arrived - 1) * received + more * kept
+
+    @cached_property
+    def transient(self) -> Any:
+        """Tell what a forward and backward pass of a stretch take, by start and end."""
+
+        @cache
+        def transient(start: int, end: int) -> int:
+            here = {i for nodes in self.nodes[start:end] for i in nodes}
+            program = self.program.of_device(here, self.program.sizes.__getitem__)
+            return simulate(program).peak
+
+        return transient
+
+
+def _least(program: Program, number: int) -> int:
+    """Return the bytes that any device holds while it runs a node."""
+    node, sizes = program.nodes[number], program.sizes
+    taken_over = {out for out, _ in (*node.aliases, *node.reuses)}
+    made = (t for i, t in enumerate(node.outputs) if i not in taken_over)
+    return sum(sizes[t] for t in {*node.inputs, *made}) + node.temporary
+
+
+def stage_memory(
+    ys: Sequence[Tensor],
+    piece_of: Mapping[Operation, int],
+    shared: Collection[Operation],
+    held: Sequence[float],
+    flights: Sequence[int],
+    *,
+    again: bool,
+) -> StageMemory:
+    """Read the training step behind some tensors, piece by piece.
+
+    The forward pass is copied to another graph and differentiated there by its
+    variables, or where it has none by what it is fed.
+
+    Args:
+        ys: the tensors.
+        piece_of: the piece of each op behind them.
+        shared: those of them that all micro-batches share.
+        held: of each piece the bytes of weights with gradients, and of constants.
+        flights: of each stage the micro-batches in flight.
+        again: whether stages compute again.
+
+    Raises:
+        PlanError: the tensors cannot be differentiated.
+        PredictionError: sizes depend on dimensions that are not known.
+
+    Cost: that of `tf.gradients` and of one copy of the forward pass.
+    """
+    copier = Transformer()
+    copier.assign_collections_handler = lambda info, element, copy: None
+    graph = creation.new_graph()
+    _, info = copier(make_view(list(piece_of)), graph, "", "")
+    pieces = {info.transformed(op): piece for op, piece in piece_of.items()}
+    copies = [info.transformed(t) for t in ys]
+    xs = [info.transformed(t) for t in _differentiated_by(piece_of)]
+    gradients = _gradients(graph, copies, xs)
+    program = replace(step_program([copies, gradients]), fetched=())
+    ops = [graph.get_operation_by_name(node.name) for node in program.nodes]
+    place = [_piece(op, pieces) for op in ops]
+    is_forward = [op in pieces for op in ops]
+    count = len(held)
+    nodes: list[list[int]] = [[] for _ in range(count)]
+    for i, piece in enumerate(place):
+        nodes[piece].append(i)
+    kept, working = _kept_and_working(program, place, is_forward, count)
+    return StageMemory(
+        program,
+        tuple(map(tuple, nodes)),
+        np.array(held, float),
+        kept,
+        working,
+        tuple(_inputs(piece_of, shared)),
+        tuple(flights),
+        again,
+    )
+
+
+def _differentiated_by(ops: Iterable[Operation]) -> list[Tensor]:
+    """Return all variables, or where there are none what is fed."""
+    tensors = [t for op in ops for t in op.outputs]
+    variables = [t for t in tensors if _is_trained(t)]
+    fed = [t for t in tensors if t.op.type in op_types.PLACEHOLDERS]
+    return variables or [t for t in fed if t.dtype.is_floating]
+
+
+def _gradients(graph: Any, ys: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Any]:
+    """Return the gradients of what has any."""
+    ys = [y for y in ys if y.dtype.is_floating]
+    if not xs or not ys:
+        return []
+    with graph.as_default():
+        try:
+            return runtime.plain_gradients(graph, ys, xs, [None] * len(ys), {})
+        except LookupError as error:
+            raise PlanError(
+                "there is no training step whose memory could be balanced; balance by "
+                f"'time': {error}"
+            ) from error
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    if types.is_reference(tensor):
+        return bool(tensor.dtype.is_floating)
+    dtype = dtype_behind(tensor)
+    return dtype is not None and bool(dtype.is_floating)
+
+
+def _piece(op: Operation, pieces: Mapping[Operation, int]) -> int:
+    """Return the piece of an op, or of the op that a gradient op is colocated with."""
+    met: set[Operation] = set()
+    while op not in pieces and op not in met:
+        met.add(op)
+        names = colocation.colocation_names(op)
+        readers = list(adjacency.successors(op))
+        if names:
+            op = op.graph.get_operation_by_name(names[0])
+        elif readers:
+            op = readers[0]
+    return pieces.get(op, max(pieces.values()))
+
+
+def _kept_and_working(
+    program: Program, place: Sequence[int], is_forward: Sequence[bool], count: int
+) -> tuple[Floats, Floats]:
+    """Return what each piece keeps for its backward ops, and holds besides."""
+    run = simulate(program)
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    kept, changes = np.zeros(count), np.zeros(len(run.order) + 1)
+    for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
+        if born < 0 or not program.sizes[tensor]:
+            continue
+        last = run.order[freed]
+        if is_forward[maker[tensor]] and not is_forward[last]:
+            kept[place[maker[tensor]]] += program.sizes[tensor]
+            changes[born] += program.sizes[tensor]
+            changes[freed + 1] -= program.sizes[tensor]
+    besides = np.array(run.held) - np.cumsum(changes)[:-1]
+    working = np.zeros(count)
+    np.maximum.at(working, [place[i] for i in run.order], besides)
+    return kept, working
+
+
+def _inputs(
+    piece_of: Mapping[Operation, int], shared: Collection[Operation]
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return the tensors between pieces: bytes, who makes and who reads them."""
+    found = []
+    for op, made in piece_of.items():
+        for t in () if op in shared else op.outputs:
+            pieces = {piece_of[r] for r in adjacency.consumers(t) if r in piece_of}
+            readers = tuple(sorted(pieces - {made}))
+            if readers and tensor_bytes(t):
+                found.append((tensor_bytes(t), made, readers))
+    return found
