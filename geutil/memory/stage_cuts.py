@@ -6,7 +6,7 @@ TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -183,10 +183,10 @@ def lower_largest(
         cost: tells what a stretch costs.
 
     Returns:
-        The ends, and what each stage costs. No single move of an end of the largest
-        stage, by a power of two, makes it and its neighbour less.
+        The ends, and what each stage costs. No move of an end of the largest stage by a
+        power of two, with ends behind it moved along, makes the largest less.
 
-    Cost: some 2 log2(length) costs for each move.
+    Cost: some 2 log2(length) times as many costs as there are stages, for each move.
 
     Example:
         >>> sizes = [4, 1, 1, 1, 1, 4]
@@ -195,25 +195,29 @@ def lower_largest(
     """
     cuts = [0, *ends]
     costs = [cost(s, i, j) for s, (i, j) in enumerate(pairwise(cuts))]
-    moved = True
-    while moved:
-        moved = False
-        s = max(range(len(costs)), key=costs.__getitem__)
-        length = cuts[s + 1] - cuts[s]
-        steps = [1 << k for k in range(length.bit_length()) if 1 << k < length]
-        for place, way in ((s, 1), (s + 1, -1)):
-            if moved or not 0 < place < len(costs):
-                continue
-            for step in reversed(steps):
-                tried = list(cuts)
-                tried[place] += way * step
-                near = [place - 1, place]
-                new = [cost(n, tried[n], tried[n + 1]) for n in near]
-                if max(new) < costs[s]:
-                    cuts, moved = tried, True
-                    costs[place - 1 : place + 1] = new
+    while True:
+        largest = max(range(len(costs)), key=costs.__getitem__)
+        for tried in _moves(cuts, largest):
+            new = [cost(s, i, j) for s, (i, j) in enumerate(pairwise(tried))]
+            if max(new) < costs[largest]:
+                cuts, costs = tried, new
+                break
+        else:
+            return tuple(cuts[1:]), tuple(costs)
+
+
+def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
+    """Yield cuts with an end of a stage further in, and ends behind it moved along."""
+    for place, way in ((stage, 1), (stage + 1, -1)):
+        room = (cuts[stage + 1] - cuts[stage]).bit_length() - 1
+        for step in (1 << k for k in range(room, -1, -1)):
+            tried, at = list(cuts), place
+            while 0 < at < len(cuts) - 1:
+                tried[at] += way * step
+                if not all(i < j for i, j in pairwise(tried)):
                     break
-    return tuple(cuts[1:]), tuple(costs)
+                yield list(tried)
+                at -= way
 
 
 class _Search:

@@ -337,8 +337,16 @@ class _Line:
             held[self._piece[op]] += _held_bytes(op)
         memory = stage_memory(ys, self._piece, self._fixed, held, flights, again=again)
         rows = cache(memory.estimates)
-        cut = cut_any(self._crossing(), len(devices), rows, slack=slack)
-        ends, costs = lower_largest(cut.ends, memory.peak)
+        peak = cache(memory.peak)
+        cuts = [
+            lower_largest(
+                cut_any(self._crossing(), len(devices), rows, slack=part).ends, peak
+            )
+            for part in (slack, 0.0)
+        ]
+        # The one of less traffic, unless it is larger by more than the slack.
+        least = max(cuts[1][1])
+        ends, costs = cuts[0] if max(cuts[0][1]) <= least * (1 + slack) else cuts[1]
         found = self._stages(ends, costs, devices)
         return Partition(found, "memory", memory.bound, self._unplaced())
 

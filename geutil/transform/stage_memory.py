@@ -69,45 +69,45 @@ class StageMemory:
         )
         return float(max(pieces.sum() / len(self.flights), pieces.max(), largest))
 
-    def rows(self, start: int) -> tuple[Floats, Floats, Floats]:
-        """Return estimates of the stretches from a piece on, by their ends.
-
-        Returns:
-            What each holds for all micro-batches and one pass; of each further
-            micro-batch what it received; and what it keeps besides.
-        """
+    def estimates(self, stage: int, start: int) -> Floats:
+        """Return the estimated peak of a stage from a piece on, by its ends."""
         sums = np.concatenate([[0.0], np.cumsum(self.kept)])
         peaks = np.maximum.accumulate((sums[1:] + self.working)[start:]) - sums[start]
         once = np.cumsum(self.held[start:]) + peaks
-        return once, self.received(start), sums[start + 1 :] - sums[start]
+        return once + self._of_others(stage, start)
 
-    def received(self, start: int) -> Floats:
-        """Return the bytes that stretches from a piece on read of earlier ones."""
+    def peak(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of a stage by a simulation of its passes. Cost: linear."""
+        once = self.held[start:end].sum() + self.transient(start, end)
+        return float(once + self._of_others(stage, start)[end - start - 1])
+
+    def _of_others(self, stage: int, start: int) -> Floats:
+        """Return what a stage holds of other micro-batches than one, by its ends."""
+        flying = self.flights[stage]
         added = np.zeros(len(self.held) - start)
         for size, made, readers in self.inputs:
             if made < start <= readers[-1]:
                 first = next(r for r in readers if r >= start)
-                added[first - start] += size
+                # As if the stages before were equally long. What a stage makes is
+                # sent at once, so that as many arrive as it has in flight.
+                maker = stage * made // start
+                added[first - start] += size * (max(self.flights[maker], flying) - 1)
+            elif made >= start:
+                # Gradients come back before their turn, until the end is behind the
+                # last reader.
+                early = size * self._early(stage, readers[-1])
+                added[made - start] += early
+                added[min(readers[-1], len(self.held) - 1) - start] -= early
+        if not self.again:
+            added += (flying - 1) * self.kept[start:]
         return np.cumsum(added)
 
-    def estimates(self, stage: int, start: int) -> Floats:
-        """Return the estimated peak of a stage from a piece on, by its ends."""
-        once, received, kept = self.rows(start)
-        return self._peak(stage, once, received, kept)
-
-    def peak(self, stage: int, start: int, end: int) -> float:
-        """Return the peak of a stage by a simulation of its passes. Cost: linear."""
-        _, received, kept = self.rows(start)
-        last = end - start - 1
-        once = self.held[start:end].sum() + self.transient(start, end)
-        return float(self._peak(stage, once, received[last], kept[last]))
-
-    def _peak(self, stage: int, once: Any, received: Any, kept: Any) -> Any:
-        flying = self.flights[stage]
-        # The stage before has one more in flight, whose results have arrived.
-        arrived = max(self.flights[max(stage - 1, 0)], flying)
-        more = 0 if self.again else flying - 1
-        return once + (arrived - 1) * received + more * kept
+    def _early(self, stage: int, reader: int) -> int:
+        """Return how many gradients a reader may send ahead of a stage."""
+        stages, flights = len(self.flights), self.flights
+        later = max(stages * reader // len(self.held), min(stage + 1, stages - 1))
+        ahead = flights[stage] - flights[later]
+        return ahead if ahead or stage == later else flights[0] - 1
 
     @cached_property
     def transient(self) -> Any:
@@ -171,6 +171,8 @@ def stage_memory(
     place = [_piece(op, pieces) for op in ops]
     is_forward = [op in pieces for op in ops]
     count = len(held)
+    copied = {info.transformed(op) for op in shared}
+    program, constant = _without(program, place, [op in copied for op in ops], count)
     nodes: list[list[int]] = [[] for _ in range(count)]
     for i, piece in enumerate(place):
         nodes[piece].append(i)
@@ -178,7 +180,7 @@ def stage_memory(
     return StageMemory(
         program,
         tuple(map(tuple, nodes)),
-        np.array(held, float),
+        np.array(held, float) + constant,
         kept,
         working,
         tuple(_inputs(piece_of, shared)),
@@ -229,6 +231,25 @@ def _piece(op: Operation, pieces: Mapping[Operation, int]) -> int:
         elif readers:
             op = readers[0]
     return pieces.get(op, max(pieces.values()))
+
+
+def _without(
+    program: Program, place: Sequence[int], is_shared: Sequence[bool], count: int
+) -> tuple[Program, Floats]:
+    """Take what all micro-batches share out of a program; return its bytes by piece.
+
+    It is made once, and there till the step ends.
+    """
+    run = simulate(program)
+    sizes, found = list(program.sizes), np.zeros(count)
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
+        if born < 0 or not is_shared[maker[tensor]]:
+            continue
+        if not is_shared[run.order[freed]]:
+            found[place[maker[tensor]]] += sizes[tensor]
+            sizes[tensor] = 0
+    return replace(program, sizes=sizes), found
 
 
 def _kept_and_working(
