@@ -16,7 +16,8 @@ from geutil.memory.pipeline import Pipeline, PipelineRun, Stage, run_pipeline
 from geutil.memory.predicting import device_peaks
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform.partitioning import Partition, variable_bytes
+from geutil.transform.partitioning import Partition
+from geutil.transform.stage_memory import variable_bytes
 
 _SHOWN = 4
 """How many notes are printed."""

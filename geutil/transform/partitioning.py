@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types
-from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import Operation, Tensor, is_stateful
 from geutil.memory.op_costs import op_time
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
-from geutil.memory.sizes import bytes_of_shape, megabytes, tensor_bytes
-from geutil.memory.stage_cuts import cut_any, cut_sequence, lower_largest
+from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.stage_cuts import SequenceCut, cut_any, cut_sequence, lower_largest
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
-from geutil.transform.stage_memory import stage_memory
+from geutil.transform.stage_memory import (
+    StageMemory,
+    held_bytes,
+    is_handle,
+    stage_memory,
+)
 
 Balance = Literal["memory", "time"]
 BALANCES = ("memory", "time")
@@ -181,31 +185,47 @@ def partition(
         raise ArgumentTypeError(f"micro_batches is 1 or more, got {micro_batches!r}")
     if balance not in BALANCES:
         raise SelectionError(f"{balance!r} is no balance; pass 'memory' or 'time'")
-    pipeline = Pipeline([Stage(1.0, 1.0)] * len(devices), micro_batches, schedule)
-    flights = [pipeline.flying(s) for s in range(len(devices))]
+    flights = _flights(len(devices), micro_batches, schedule)
     tensors = conversions.make_list_of_t(ys)
     conversions.get_unique_graph(tensors)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
     return line.partition(tensors, tuple(devices), balance, flights, recompute, slack)
 
 
-def even_split(ys: Any, devices: Sequence[str]) -> Partition:
+def even_split(
+    ys: Any,
+    devices: Sequence[str],
+    *,
+    micro_batches: int = 1,
+    schedule: Schedule = "1f1b",
+    recompute: bool = True,
+) -> Partition:
     """Cut the forward pass behind some tensors into stages of as many ops each.
 
-    What a partition is compared with.
+    What a partition by memory is compared with; costs are those of one.
 
     Args:
         ys: as in `partition`.
         devices: as in `partition`.
+        micro_batches: as in `partition`.
+        schedule: as in `partition`.
+        recompute: as in `partition`.
 
     Raises:
         PlanError: there are more devices than places to cut.
 
-    Cost: linear in ops and edges.
+    Cost: that of `tf.gradients`, and a simulation for each stage.
     """
     tensors = conversions.make_list_of_t(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
-    return line.by_sums(tuple(devices), lambda op: 1.0, 0.0)
+    flights = _flights(len(devices), micro_batches, schedule)
+    return line.evenly(tensors, devices, flights, recompute)
+
+
+def _flights(stages: int, micro_batches: int, schedule: Schedule) -> list[int]:
+    """Return how many micro-batches each stage has in flight."""
+    pipeline = Pipeline([Stage(1.0, 1.0)] * stages, micro_batches, schedule)
+    return [pipeline.flying(s) for s in range(stages)]
 
 
 class _Line:
@@ -299,29 +319,48 @@ class _Line:
         """Return the best partition."""
         if balance == "memory":
             return self._by_memory(ys, devices, flights, again, slack)
-
-        def taken(op: Operation) -> float:
-            return op_time(op) if op not in self._fixed else 0.0
-
-        return self.by_sums(devices, taken, slack)
-
-    def by_sums(
-        self, devices: Sequence[str], taken: Callable[[Operation], float], slack: float
-    ) -> Partition:
-        """Return the best partition by what each op takes."""
-        pieces = [0.0] * self.count
+        taken = [0.0] * self.count
         for op in self._ops:
-            pieces[self._piece[op]] += taken(op)
-        sums = [0.0, *accumulate(pieces)]
+            taken[self._piece[op]] += op_time(op) if op not in self._fixed else 0
+        cut = self._cut_by(taken, len(devices), slack)
+        bound = max(sum(taken) / len(devices), *taken)
+        found = self._stages(cut.ends, cut.costs, devices)
+        return Partition(found, balance, bound, self._unplaced())
+
+    def _cut_by(self, taken: Sequence[float], stages: int, slack: float) -> SequenceCut:
+        """Return the best cut by sums of what the pieces take."""
+        sums = [0.0, *accumulate(taken)]
 
         def cost(_: int, start: int, end: int) -> float:
             return sums[end] - sums[start]
 
-        stages = len(devices)
-        cut = cut_sequence(self._crossing(), stages, cost, slack=slack, precision=1e-4)
-        bound = max(sums[-1] / stages, *pieces)
-        found = self._stages(cut.ends, cut.costs, devices)
-        return Partition(found, "time", bound, self._unplaced())
+        return cut_sequence(self._crossing(), stages, cost, slack=slack, precision=1e-4)
+
+    def evenly(
+        self,
+        ys: Sequence[Tensor],
+        devices: Sequence[str],
+        flights: Sequence[int],
+        again: bool,
+    ) -> Partition:
+        """Return the partition into stages of as many ops, with their peaks."""
+        counts = [0.0] * self.count
+        for piece in self._piece.values():
+            counts[piece] += 1
+        ends = self._cut_by(counts, len(devices), 0.0).ends
+        memory = self._memory(ys, flights, again)
+        stretches = enumerate(pairwise((0, *ends)))
+        costs = [memory.peak(s, i, j) for s, (i, j) in stretches]
+        found = self._stages(ends, costs, devices)
+        return Partition(found, "memory", memory.bound, self._unplaced())
+
+    def _memory(
+        self, ys: Sequence[Tensor], flights: Sequence[int], again: bool
+    ) -> StageMemory:
+        held = [0.0] * self.count
+        for op in self._ops:
+            held[self._piece[op]] += held_bytes(op)
+        return stage_memory(ys, self._piece, self._fixed, held, flights, again=again)
 
     def _by_memory(
         self,
@@ -332,10 +371,7 @@ class _Line:
         slack: float,
     ) -> Partition:
         """Return the best partition by peaks: by estimates, and then tried nearby."""
-        held = [0.0] * self.count
-        for op in self._ops:
-            held[self._piece[op]] += _held_bytes(op)
-        memory = stage_memory(ys, self._piece, self._fixed, held, flights, again=again)
+        memory = self._memory(ys, flights, again)
         rows = cache(memory.estimates)
         peak = cache(memory.peak)
         cuts = [
@@ -395,29 +431,3 @@ class _Line:
             stages.append(PartitionStage(device, tuple(ops), cost, sent, total))
             start = end
         return tuple(stages)
-
-
-def is_handle(op: Operation) -> bool:
-    """Tell whether an op makes the handle of a variable or another resource."""
-    return any(t.dtype.name == "resource" for t in op.outputs)
-
-
-def variable_bytes(op: Operation) -> int:
-    """Return the bytes of the variable that an op is or has the handle of, or 0."""
-    if op.type in op_types.REF_VARIABLES:
-        return tensor_bytes(op.outputs[0])
-    if not is_handle(op):
-        return 0
-    dtype, shape = dtype_behind(op.outputs[0]), shape_behind(op.outputs[0])
-    if dtype is None or shape is None or shape.rank is None:
-        return 0
-    return bytes_of_shape(dtype, shape.as_list()) or 0
-
-
-def _held_bytes(op: Operation) -> int:
-    """Return the bytes of a constant; of a variable with its gradient."""
-    if op.type == "Const":
-        return tensor_bytes(op.outputs[0])
-    dtype = dtype_behind(op.outputs[0]) if is_handle(op) else None
-    is_trained = dtype is None or dtype.is_floating
-    return (1 + is_trained) * variable_bytes(op)

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from geutil.errors import PlanError
 from geutil.graph import adjacency, colocation, creation, op_types, runtime, types
-from geutil.graph.resource_variables import dtype_behind
+from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.predicting import step_program
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory.sizes import bytes_of_shape, tensor_bytes
 from geutil.select.queries import make_view
 from geutil.transform.transformer import Transformer
 
@@ -285,3 +285,29 @@ def _inputs(
             if readers and tensor_bytes(t):
                 found.append((tensor_bytes(t), made, readers))
     return found
+
+
+def is_handle(op: Operation) -> bool:
+    """Tell whether an op makes the handle of a variable or another resource."""
+    return any(t.dtype.name == "resource" for t in op.outputs)
+
+
+def variable_bytes(op: Operation) -> int:
+    """Return the bytes of the variable that an op is or has the handle of, or 0."""
+    if op.type in op_types.REF_VARIABLES:
+        return tensor_bytes(op.outputs[0])
+    if not is_handle(op):
+        return 0
+    dtype, shape = dtype_behind(op.outputs[0]), shape_behind(op.outputs[0])
+    if dtype is None or shape is None or shape.rank is None:
+        return 0
+    return bytes_of_shape(dtype, shape.as_list()) or 0
+
+
+def held_bytes(op: Operation) -> int:
+    """Return the bytes of a constant; of a variable with its gradient."""
+    if op.type == "Const":
+        return tensor_bytes(op.outputs[0])
+    dtype = dtype_behind(op.outputs[0]) if is_handle(op) else None
+    is_trained = dtype is None or dtype.is_floating
+    return (1 + is_trained) * variable_bytes(op)
