@@ -106,7 +106,7 @@ def _seconds(session: v1.Session, fetches: Any, feeds: Any, times: int = 7) -> f
 def traced(
     session: v1.Session, step: PipelinedStep, updates: list[Any], feeds: Any
 ) -> tuple[list[list[float]], int]:
-    """Return the seconds of each stage, forward and backward, and the bytes received."""
+    """Return the seconds of each stage, forward and backward, and bytes received."""
     metadata = v1.RunMetadata()
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
     session.run(updates, feeds, options=options, run_metadata=metadata)

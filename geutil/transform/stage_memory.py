@@ -84,23 +84,44 @@ class StageMemory:
     def _of_others(self, stage: int, start: int) -> Floats:
         """Return what a stage holds of other micro-batches than one, by its ends."""
         flying = self.flights[stage]
-        added = np.zeros(len(self.held) - start)
-        for size, made, readers in self.inputs:
-            if made < start <= readers[-1]:
-                first = next(r for r in readers if r >= start)
-                # As if the stages before were equally long. What a stage makes is
-                # sent at once, so that as many arrive as it has in flight.
-                maker = stage * made // start
-                added[first - start] += size * (max(self.flights[maker], flying) - 1)
-            elif made >= start:
-                # Gradients come back before their turn, until the end is behind the
-                # last reader.
-                early = size * self._early(stage, readers[-1])
-                added[made - start] += early
-                added[min(readers[-1], len(self.held) - 1) - start] -= early
+        added = self._early_bytes(stage)[start:].copy()
+        for size, made, readers in self._across[start]:
+            first = next(r for r in readers if r >= start)
+            # As if the stages before were equally long. What a stage makes is sent at
+            # once, so that as many arrive as it has in flight.
+            maker = stage * made // start
+            added[first - start] += size * (max(self.flights[maker], flying) - 1)
+            added[readers[-1] - start] += size * self._early(stage, readers[-1])
         if not self.again:
             added += (flying - 1) * self.kept[start:]
         return np.cumsum(added)
+
+    @cached_property
+    def _across(self) -> list[list[tuple[int, int, tuple[int, ...]]]]:
+        """The tensors that cross the place before each piece."""
+        found: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in self.held]
+        for entry in self.inputs:
+            for place in range(entry[1] + 1, entry[2][-1] + 1):
+                found[place].append(entry)
+        return found
+
+    def _early_bytes(self, stage: int) -> Floats:
+        """Return by how much early gradients grow as a stage ends behind each piece.
+
+        They are there until the end is behind the last reader.
+        """
+        if stage not in self._early_by_stage:
+            change = np.zeros(len(self.held))
+            for size, made, readers in self.inputs:
+                early = size * self._early(stage, readers[-1])
+                change[made] += early
+                change[readers[-1]] -= early
+            self._early_by_stage[stage] = change
+        return self._early_by_stage[stage]
+
+    @cached_property
+    def _early_by_stage(self) -> dict[int, Floats]:
+        return {}
 
     def _early(self, stage: int, reader: int) -> int:
         """Return how many gradients a reader may send ahead of a stage."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +17,7 @@ from geutil.graph import adjacency
 from geutil.memory import Pipeline, Stage
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition
+from tests.processes import ROOT
 
 v1 = tf.compat.v1
 DEVICES = [f"/device:CPU:{i}" for i in range(4)]
@@ -473,3 +477,15 @@ def test_norms_in_training_are_told():
         step = built(tf.reduce_mean(tf.tanh(y)), [ones], x)
     assert step.notes == ("'norm': its statistics are of each micro-batch",)
     assert "  'norm': its statistics" in str(step)
+
+
+def test_two_processes_send_what_the_report_says():
+    command = [sys.executable, "-m", "benchmarks.pipelines", "--quick", "--processes"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[2:]]
+    assert [row[0].strip() for row in rows] == ["gpipe"] * 2 + ["1f1b"] * 2
+    for _, _, measured, simulated, received, predicted in rows:
+        assert float(measured) > 0
+        assert float(simulated) > 0
+        # There and back, 64 rows of 64 numbers.
+        assert int(received) == int(predicted) == 2 * 64 * 64 * 4
