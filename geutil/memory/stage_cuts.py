@@ -18,6 +18,8 @@ from geutil.errors import PlanError
 StageCost = Callable[[int, int, int], float]
 """Tells what a stage costs, by its number and the stretch that it takes: start, end."""
 
+_MOVED_ALONG = 2
+"""How many ends behind one that moves are tried along with it."""
 Row = Callable[[int, int], npt.NDArray[np.float64]]
 """Tells what a stage costs from a start on, by its number and the start."""
 
@@ -212,7 +214,7 @@ def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
         room = (cuts[stage + 1] - cuts[stage]).bit_length() - 1
         for step in (1 << k for k in range(room, -1, -1)):
             tried, at = list(cuts), place
-            while 0 < at < len(cuts) - 1:
+            while 0 < at < len(cuts) - 1 and abs(at - place) <= _MOVED_ALONG:
                 tried[at] += way * step
                 if not all(i < j for i, j in pairwise(tried)):
                     break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, Literal
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
@@ -349,9 +349,7 @@ class _Line:
             counts[piece] += 1
         ends = self._cut_by(counts, len(devices), 0.0).ends
         memory = self._memory(ys, flights, again)
-        stretches = enumerate(pairwise((0, *ends)))
-        costs = [memory.peak(s, i, j) for s, (i, j) in stretches]
-        found = self._stages(ends, costs, devices)
+        found = self._stages(ends, memory.peaks(ends), devices)
         return Partition(found, "memory", memory.bound, self._unplaced())
 
     def _memory(
@@ -373,16 +371,15 @@ class _Line:
         """Return the best partition by peaks: by estimates, and then tried nearby."""
         memory = self._memory(ys, flights, again)
         rows = cache(memory.estimates)
-        peak = cache(memory.peak)
-        cuts = [
-            lower_largest(
-                cut_any(self._crossing(), len(devices), rows, slack=part).ends, peak
-            )
+        starts = [
+            cut_any(self._crossing(), len(devices), rows, slack=part).ends
             for part in (slack, 0.0)
         ]
-        # The one of less traffic, unless it is larger by more than the slack.
-        least = max(cuts[1][1])
-        ends, costs = cuts[0] if max(cuts[0][1]) <= least * (1 + slack) else cuts[1]
+        tried = [lower_largest(ends, cache(memory.nearly))[0] for ends in starts]
+        every = [(ends, memory.peaks(ends)) for ends in (*tried, *starts)]
+        least = min(max(costs) for _, costs in every)
+        # The first has the least traffic.
+        ends, costs = next(e for e in every if max(e[1]) <= least * (1 + slack))
         found = self._stages(ends, costs, devices)
         return Partition(found, "memory", memory.bound, self._unplaced())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from geutil.graph import adjacency, colocation, creation, op_types, runtime, typ
 from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.predicting import step_program
-from geutil.memory.program import Program
+from geutil.memory.program import Node, Program
 from geutil.memory.simulation import simulate
 from geutil.memory.sizes import bytes_of_shape, tensor_bytes
 from geutil.select.queries import make_view
@@ -35,6 +36,7 @@ class StageMemory:
     Attributes:
         program: the step of one micro-batch, gradients handed on as they come.
         nodes: of each piece the nodes, by number.
+        backward: the nodes of the backward pass, by number.
         held: of each piece the bytes of weights, their gradients and constants.
         kept: of each piece the bytes that its backward ops read of the forward pass.
         working: of each piece the most that is held besides while it runs.
@@ -46,6 +48,7 @@ class StageMemory:
 
     program: Program
     nodes: tuple[tuple[int, ...], ...]
+    backward: frozenset[int]
     held: Floats
     kept: Floats
     working: Floats
@@ -76,9 +79,20 @@ class StageMemory:
         once = np.cumsum(self.held[start:]) + peaks
         return once + self._of_others(stage, start)
 
-    def peak(self, stage: int, start: int, end: int) -> float:
-        """Return the peak of a stage by a simulation of its passes. Cost: linear."""
+    def nearly(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of a stage by a simulation of itself. Cost: linear in it."""
         once = self.held[start:end].sum() + self.transient(start, end)
+        return float(once + self._of_others(stage, start)[end - start - 1])
+
+    def peaks(self, ends: Sequence[int]) -> list[float]:
+        """Return the peaks of stages by simulations of the step, by their ends."""
+        stretches = enumerate(pairwise((0, *ends)))
+        return [self._peak(s, i, j) for s, (i, j) in stretches]
+
+    def _peak(self, stage: int, start: int, end: int) -> float:
+        here = {i for nodes in self.nodes[start:end] for i in nodes}
+        program = self.program.of_device(here, self.program.sizes.__getitem__)
+        once = self.held[start:end].sum() + simulate(program).peak
         return float(once + self._of_others(stage, start)[end - start - 1])
 
     def _of_others(self, stage: int, start: int) -> Floats:
@@ -136,11 +150,58 @@ class StageMemory:
 
         @cache
         def transient(start: int, end: int) -> int:
-            here = {i for nodes in self.nodes[start:end] for i in nodes}
-            program = self.program.of_device(here, self.program.sizes.__getitem__)
-            return simulate(program).peak
+            here = sorted(i for nodes in self.nodes[start:end] for i in nodes)
+            return simulate(self._alone(here)).peak
 
         return transient
+
+    def _alone(self, here: Sequence[int]) -> Program:
+        """Return the program of a stage: what comes from others is there at once.
+
+        What comes from backward ops is there when all has been sent forward.
+        """
+        place = {i: n for n, i in enumerate(here)}
+        program, sizes = self.program, list(self.program.sizes)
+        sent = [
+            place[i]
+            for i in here
+            if i not in self.backward
+            and any(
+                r not in place
+                for t in program.nodes[i].outputs
+                for r in self._readers[t]
+            )
+        ]
+        arrived: dict[int, int] = {}
+        nodes, arrivals = [], []
+        for i in here:
+            node = program.nodes[i]
+            for t in node.inputs:
+                if self._makers[t] in place or t in arrived:
+                    continue
+                arrived[t] = len(sizes)
+                sizes.append(sizes[t])
+                controls = sent if self._makers[t] in self.backward else []
+                arrivals.append(
+                    Node("", "received", [], [arrived[t]], controls, cheap=True)
+                )
+            inputs = [arrived.get(t, t) for t in node.inputs]
+            controls = [place[c] for c in node.controls if c in place]
+            nodes.append(node.changed(inputs=inputs, controls=controls))
+        return Program([*nodes, *arrivals], sizes)
+
+    @cached_property
+    def _makers(self) -> dict[int, int]:
+        nodes = enumerate(self.program.nodes)
+        return {t: i for i, node in nodes for t in node.outputs}
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.program.sizes]
+        for i, node in enumerate(self.program.nodes):
+            for t in node.inputs:
+                found[t].append(i)
+        return found
 
 
 def _least(program: Program, number: int) -> int:
@@ -201,6 +262,7 @@ def stage_memory(
     return StageMemory(
         program,
         tuple(map(tuple, nodes)),
+        frozenset(i for i, is_first in enumerate(is_forward) if not is_first),
         np.array(held, float) + constant,
         kept,
         working,
