@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types
-from geutil.graph.types import Operation, Tensor, is_stateful
+from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.op_costs import op_time
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
 from geutil.memory.sizes import megabytes, tensor_bytes
@@ -129,6 +129,7 @@ def partition(
     slack: float = 0.02,
     schedule: Schedule = "1f1b",
     recompute: bool = True,
+    shapes: GivenShapes | None = None,
 ) -> Partition:
     """Cut the forward pass behind some tensors into stages for a pipeline.
 
@@ -153,6 +154,8 @@ def partition(
         slack: by what part the largest stage may be larger, to save traffic.
         schedule: "1f1b" or "gpipe"; it says how many micro-batches are in flight.
         recompute: whether stages compute again what they need to go backward.
+        shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
+            or pairs; "memory" needs them. What is sent and "time" count each as 32.
 
     Returns:
         The partition; nothing is changed until `apply`.
@@ -189,7 +192,10 @@ def partition(
     tensors = conversions.make_list_of_t(ys)
     conversions.get_unique_graph(tensors)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
-    return line.partition(tensors, tuple(devices), balance, flights, recompute, slack)
+    if balance == "memory":
+        memory = line.memory(tensors, flights, recompute, shapes)
+        return line.by_memory(memory, devices, slack)
+    return line.by_time(devices, slack)
 
 
 def even_split(
@@ -219,7 +225,8 @@ def even_split(
     tensors = conversions.make_list_of_t(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
     flights = _flights(len(devices), micro_batches, schedule)
-    return line.evenly(tensors, devices, flights, recompute)
+    memory = line.memory(tensors, flights, recompute)
+    return line.evenly(memory, devices)
 
 
 def _flights(stages: int, micro_batches: int, schedule: Schedule) -> list[int]:
@@ -307,25 +314,15 @@ class _Line:
         inside = list(accumulate(change))
         return {i for i in range(self._length) if not i or not inside[i]}
 
-    def partition(
-        self,
-        ys: Sequence[Tensor],
-        devices: tuple[str, ...],
-        balance: Balance,
-        flights: Sequence[int],
-        again: bool,
-        slack: float,
-    ) -> Partition:
-        """Return the best partition."""
-        if balance == "memory":
-            return self._by_memory(ys, devices, flights, again, slack)
+    def by_time(self, devices: Sequence[str], slack: float) -> Partition:
+        """Return the best partition by what ops take."""
         taken = [0.0] * self.count
         for op in self._ops:
             taken[self._piece[op]] += op_time(op) if op not in self._fixed else 0
         cut = self._cut_by(taken, len(devices), slack)
         bound = max(sum(taken) / len(devices), *taken)
         found = self._stages(cut.ends, cut.costs, devices)
-        return Partition(found, balance, bound, self._unplaced())
+        return Partition(found, "time", bound, self._unplaced())
 
     def _cut_by(self, taken: Sequence[float], stages: int, slack: float) -> SequenceCut:
         """Return the best cut by sums of what the pieces take."""
@@ -336,40 +333,34 @@ class _Line:
 
         return cut_sequence(self._crossing(), stages, cost, slack=slack, precision=1e-4)
 
-    def evenly(
-        self,
-        ys: Sequence[Tensor],
-        devices: Sequence[str],
-        flights: Sequence[int],
-        again: bool,
-    ) -> Partition:
+    def evenly(self, memory: StageMemory, devices: Sequence[str]) -> Partition:
         """Return the partition into stages of as many ops, with their peaks."""
         counts = [0.0] * self.count
         for piece in self._piece.values():
             counts[piece] += 1
         ends = self._cut_by(counts, len(devices), 0.0).ends
-        memory = self._memory(ys, flights, again)
         found = self._stages(ends, memory.peaks(ends), devices)
         return Partition(found, "memory", memory.bound, self._unplaced())
 
-    def _memory(
-        self, ys: Sequence[Tensor], flights: Sequence[int], again: bool
+    def memory(
+        self,
+        ys: Sequence[Tensor],
+        flights: Sequence[int],
+        again: bool,
+        shapes: GivenShapes | None = None,
     ) -> StageMemory:
+        """Return what the stretches hold in a training step."""
         held = [0.0] * self.count
         for op in self._ops:
             held[self._piece[op]] += held_bytes(op)
-        return stage_memory(ys, self._piece, self._fixed, held, flights, again=again)
+        return stage_memory(
+            ys, self._piece, self._fixed, held, flights, again=again, shapes=shapes
+        )
 
-    def _by_memory(
-        self,
-        ys: Sequence[Tensor],
-        devices: tuple[str, ...],
-        flights: Sequence[int],
-        again: bool,
-        slack: float,
+    def by_memory(
+        self, memory: StageMemory, devices: Sequence[str], slack: float
     ) -> Partition:
         """Return the best partition by peaks: by estimates, and then tried nearby."""
-        memory = self._memory(ys, flights, again)
         rows = cache(memory.estimates)
         starts = [
             cut_any(self._crossing(), len(devices), rows, slack=part).ends

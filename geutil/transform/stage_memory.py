@@ -14,7 +14,7 @@ import numpy.typing as npt
 from geutil.errors import PlanError
 from geutil.graph import adjacency, colocation, creation, op_types, runtime, types
 from geutil.graph.resource_variables import dtype_behind, shape_behind
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import GivenShapes, Operation, Tensor
 from geutil.memory.predicting import step_program
 from geutil.memory.program import Node, Program
 from geutil.memory.simulation import simulate
@@ -220,6 +220,7 @@ def stage_memory(
     flights: Sequence[int],
     *,
     again: bool,
+    shapes: GivenShapes | None = None,
 ) -> StageMemory:
     """Read the training step behind some tensors, piece by piece.
 
@@ -233,6 +234,7 @@ def stage_memory(
         held: of each piece the bytes of weights with gradients, and of constants.
         flights: of each stage the micro-batches in flight.
         again: whether stages compute again.
+        shapes: as in `geutil.memory.predict`.
 
     Raises:
         PlanError: the tensors cannot be differentiated.
@@ -248,10 +250,20 @@ def stage_memory(
     copies = [info.transformed(t) for t in ys]
     xs = [info.transformed(t) for t in _differentiated_by(piece_of)]
     gradients = _gradients(graph, copies, xs)
-    program = replace(step_program([copies, gradients]), fetched=())
+    # A copy has the name of its original.
+    named = {
+        key if isinstance(key, str) else types.dereference(key).name: shape
+        for key, shape in types.pairs_of(shapes)
+    }
+    read = step_program([copies, gradients], shapes=named)
+    program = replace(read, fetched=())
     ops = [graph.get_operation_by_name(node.name) for node in program.nodes]
     place = [_piece(op, pieces) for op in ops]
     is_forward = [op in pieces for op in ops]
+    sizes = {
+        op.name: [program.sizes[t] for t in node.outputs]
+        for op, node in zip(ops, program.nodes, strict=True)
+    }
     count = len(held)
     copied = {info.transformed(op) for op in shared}
     program, constant = _without(program, place, [op in copied for op in ops], count)
@@ -266,7 +278,7 @@ def stage_memory(
         np.array(held, float) + constant,
         kept,
         working,
-        tuple(_inputs(piece_of, shared)),
+        tuple(_inputs(piece_of, shared, sizes)),
         tuple(flights),
         again,
     )
@@ -357,16 +369,19 @@ def _kept_and_working(
 
 
 def _inputs(
-    piece_of: Mapping[Operation, int], shared: Collection[Operation]
+    piece_of: Mapping[Operation, int],
+    shared: Collection[Operation],
+    sizes: Mapping[str, Sequence[int]],
 ) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the tensors between pieces: bytes, who makes and who reads them."""
     found = []
     for op, made in piece_of.items():
-        for t in () if op in shared else op.outputs:
+        made_sizes = () if op in shared else sizes.get(op.name, ())
+        for t, size in zip(op.outputs, made_sizes, strict=False):
             pieces = {piece_of[r] for r in adjacency.consumers(t) if r in piece_of}
             readers = tuple(sorted(pieces - {made}))
-            if readers and tensor_bytes(t):
-                found.append((tensor_bytes(t), made, readers))
+            if readers and size:
+                found.append((size, made, readers))
     return found
 
 

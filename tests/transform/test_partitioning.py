@@ -6,7 +6,13 @@ from itertools import combinations, pairwise
 import pytest
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, PlanError, SelectionError, TransformError
+from geutil.errors import (
+    ArgumentTypeError,
+    PlanError,
+    PredictionError,
+    SelectionError,
+    TransformError,
+)
 from geutil.gradients import pipelined
 from geutil.graph import adjacency
 from geutil.graph.edits import transaction
@@ -142,6 +148,21 @@ def cut_before(loss, places):
         for device, ops in zip(DEVICES, stages, strict=True)
     ]
     return Partition(tuple(parts), "memory", 0.0)
+
+
+def test_open_dimensions_are_told():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [None, 50], name="x")
+        for i in range(5):
+            y = tf.tanh(y @ v1.get_variable(f"w{i}", [50, 50], use_resource=True))
+        loss = tf.reduce_mean(y)
+        with pytest.raises(PredictionError, match="shapes"):
+            partition(loss, DEVICES)
+        small, large = (
+            partition(loss, DEVICES, shapes={x.ref(): [rows, 50]}).largest
+            for rows in (100, 1000)
+        )
+    assert 5 * small < large < 10 * small
 
 
 def test_what_changes_state_elsewhere_is_told():
