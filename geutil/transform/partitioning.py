@@ -168,8 +168,8 @@ def partition(
         PredictionError: sizes that "memory" needs depend on open dimensions.
 
     Cost: by "time" linear in ops and edges, some 100 ms for 5,000 ops. By "memory" that
-        of `tf.gradients`, the square of the places to cut in numpy, and some 50
-        simulations.
+        of `tf.gradients`, the square of the places to cut in numpy, and some hundred
+        simulations of a stage: a minute for ResNet152, with 6,000 ops.
 
     Example:
         >>> import tensorflow as tf

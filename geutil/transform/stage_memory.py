@@ -31,7 +31,8 @@ class StageMemory:
 
     A stage holds its weights with their gradients, what it keeps of the micro-batches
     in flight, and what its forward and backward pass of one micro-batch take. The last
-    is simulated (`transient`), and estimated for all stretches at once (`rows`).
+    is estimated for all stretches at once (`estimates`), simulated for a stage alone
+    (`nearly`), or in the step of all stages (`peaks`).
 
     Attributes:
         program: the step of one micro-batch, gradients handed on as they come.
