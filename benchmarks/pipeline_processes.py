@@ -29,7 +29,8 @@ v1 = tf.compat.v1
 DEVICES = tuple(f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2))
 SERVE = "--serve"
 _PASS = re.compile(r"pipeline/stage_(\d+)/(forward|backward)_")
-_RECEIVED = re.compile(r"\[(\d+)B\]")
+_RECEIVED = re.compile(r"\[([\d.]+)(M?)B\]")
+"""Bytes in a trace; from 0.1 MB on they are rounded to that, in MB of 2^20 bytes."""
 
 
 def serve(task: int, ports: list[str]) -> tf.distribute.Server:
@@ -120,7 +121,8 @@ def traced(
                 taken[int(name[1])][name[2] == "backward"] += 1e-6 * span
             if node.node_name.startswith("RecvTensor"):
                 size = _RECEIVED.search(node.timeline_label)
-                received += int(size[1]) if size else 0
+                unit = 1 << 20 if size and size[2] else 1
+                received += round(float(size[1]) * unit) if size else 0
     count = step.schedule.micro_batches
     return [[t / count for t in stage] for stage in taken], received
 
