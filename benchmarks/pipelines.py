@@ -1,7 +1,9 @@
 """Stages of networks next to an even split by op count; pipelines of a decoder.
 
-`python -m benchmarks.pipelines [--quick]`. Nothing is measured: the largest stage is by
-the cost model, and step times are simulated, with the assumptions printed beside.
+`python -m benchmarks.pipelines [--quick] [--memory | --processes]`. Without either,
+nothing is measured: the largest stage is by the cost model, and step times are
+simulated, with the assumptions printed beside. `--memory` balances predicted peaks, and
+`--processes` measures a pipeline of two processes next to its simulation.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from itertools import accumulate, pairwise
 
 import tensorflow as tf
 
+from benchmarks import pipeline_processes
 from benchmarks.networks import ALL_NETWORKS, MakeStep
 from geutil.memory import Pipeline, Stage, simulate
 from geutil.memory.op_costs import op_time
 from geutil.transform import Partition, partition
+from geutil.transform.partitioning import even_split
 
 NETWORKS = ("ResNet152", "decoder", "U-Net")
 SMALL: dict[str, MakeStep] = {
@@ -28,6 +32,8 @@ MULTIPLY_ADDS = 50e12
 """Of a device in a second, as assumed."""
 BANDWIDTH, LATENCY = 25e9, 10e-6
 MICRO_BATCHES = 32
+PARTS = 8
+"""Micro-batches of a step whose peaks are compared."""
 
 
 def loss_of(make: MakeStep) -> tf.Tensor:
@@ -58,6 +64,21 @@ def compare(name: str, make: MakeStep) -> None:
         ratio = found.largest / even_largest(found)
         print(
             f"| {name} | {count} | {ratio:.2f} | {found.gap:.1%} | {sent / 1e6:.2f} |",
+            flush=True,
+        )
+
+
+def compare_peaks(name: str, make: MakeStep) -> None:
+    """Print a line for each number of stages: peaks of the largest."""
+    loss = loss_of(make)
+    for count in STAGES:
+        devices = [f"/device:CPU:{i}" for i in range(count)]
+        found = partition(loss, devices, "memory", micro_batches=PARTS)
+        even = even_split(loss, devices, micro_batches=PARTS)
+        print(
+            f"| {name} | {count} | {found.largest / 1e6:.1f} | "
+            f"{even.largest / 1e6:.1f} | {1 - found.largest / even.largest:.0%} | "
+            f"{found.bound / 1e6:.1f} | {found.gap:.0%} |",
             flush=True,
         )
 
@@ -117,11 +138,24 @@ def _weights(ops: tuple[tf.Operation, ...]) -> int:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables that are asked for."""
     parser = argparse.ArgumentParser("python -m benchmarks.pipelines")
     parser.add_argument("--quick", action="store_true", help="small networks")
-    quick = parser.parse_args().quick
-    networks = SMALL if quick else {name: ALL_NETWORKS[name] for name in NETWORKS}
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--memory", action="store_true", help="balance peaks")
+    which.add_argument("--processes", action="store_true", help="measure two processes")
+    options = parser.parse_args()
+    if options.processes:
+        pipeline_processes.main(quick=options.quick)
+        return
+    networks = SMALL if options.quick else {n: ALL_NETWORKS[n] for n in NETWORKS}
+    if options.memory:
+        print(f"{PARTS} micro-batches, 1F1B, stages compute again; predicted peaks")
+        print("| network | stages | MB | even split MB | less | bound MB | above it |")
+        print("|---|---|---|---|---|---|---|")
+        for name, make in networks.items():
+            compare_peaks(name, make)
+        return
     print("| network | stages | largest, of an even split's | above bound | MB sent |")
     print("|---|---|---|---|---|")
     for name, make in networks.items():

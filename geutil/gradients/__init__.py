@@ -14,6 +14,7 @@ __all__ = [
     "EncodedTensor",
     "GradientError",
     "KeptTensor",
+    "PipelinedStep",
     "Plan",
     "PlanCurve",
     "Policy",
@@ -37,6 +38,7 @@ __all__ = [
     "last_report",
     "not_",
     "order_updates",
+    "pipelined",
     "plan",
     "plan_curve",
     "toposort",
@@ -52,6 +54,8 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
     from geutil.gradients.op_lists import capture_ops, format_ops, toposort
+    from geutil.gradients.pipeline_report import PipelinedStep
+    from geutil.gradients.pipelining import pipelined
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
@@ -89,6 +93,8 @@ else:
                 "format_ops",
                 "toposort",
             ),
+            "pipeline_report": ("PipelinedStep",),
+            "pipelining": ("pipelined",),
             "planning": (
                 "Budget",
                 "Plan",

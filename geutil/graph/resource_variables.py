@@ -187,11 +187,14 @@ def carry_loop_handles(graph: Graph) -> None:
 
 
 def dtype_behind(handle: Any) -> tf.DType | None:
-    """Return the dtype of the variable that an eager handle leads to.
+    """Return the dtype of the variable that a handle leads to.
 
     None if it leads to no variable, but to a table or the like.
     """
     data = getattr(handle, "_handle_data", None)
+    if data is None and types.is_tensor(handle):
+        # What a function captures has the data in the graph alone.
+        data = get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
     # Of a table there are two, of keys and of values.
     if handle.dtype != tf.resource or len(behind) != 1:

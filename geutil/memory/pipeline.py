@@ -87,12 +87,15 @@ class Pipeline:
         """The number of devices, replicas included."""
         return len(self.stages) * self.replicas
 
+    def flying(self, stage: int) -> int:
+        """Return how many micro-batches a stage has begun with and not ended."""
+        if self.schedule == "gpipe":
+            return self.micro_batches
+        return min(self.micro_batches, len(self.stages) - stage)
+
     def passes(self, stage: int) -> list[tuple[bool, int]]:
         """Return the passes of a stage in their order: is it backward, micro-batch."""
-        count = self.micro_batches
-        first = count
-        if self.schedule == "1f1b":
-            first = min(count, len(self.stages) - stage)
+        count, first = self.micro_batches, self.flying(stage)
         order = [(False, m) for m in range(first)]
         for m in range(count):
             order.append((True, m))

@@ -24,6 +24,7 @@ from geutil.memory.onednn import with_onednn
 from geutil.memory.placement import checked_default, places_of
 from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
 from geutil.select.conversions import get_unique_graph
 
@@ -227,6 +228,45 @@ def typical(program: Program, onednn: bool) -> Simulation:
         for seed in range(SEEDS)
     ]
     return sorted(runs, key=lambda run: run.peak)[SEEDS // 2]
+
+
+def device_peaks(
+    ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
+) -> tuple[int, ...]:
+    """Predict the peak of a step on each of several devices, one thread to each.
+
+    As `predict`, without what Grappler and oneDNN change. What a device receives is
+    held from the earliest moment at which it can arrive.
+
+    Args:
+        ys_or_fetches: as in `predict`.
+        devices: the devices.
+        device_of: tells the device of an op.
+
+    Returns:
+        For each device the bytes, without variables, constants and what is fed.
+
+    Raises:
+        ArgumentTypeError, SelectionError, PredictionError: as `predict` does.
+
+    Cost: that of `step_program`, and linear in its nodes for each device.
+    """
+    program = step_program(ys_or_fetches)
+    graph: Any = get_unique_graph(_fetches(ys_or_fetches))
+    here: dict[str, set[int]] = {device: set() for device in devices}
+    made: dict[int, Tensor] = {}
+    for i, node in enumerate(program.nodes):
+        op = graph.get_operation_by_name(node.name)
+        here[device_of(op)].add(i)
+        # Where a variable or constant is received, it takes what it takes.
+        made.update(zip(node.outputs, op.outputs, strict=False))
+
+    def size_of(tensor: int) -> int:
+        return program.sizes[tensor] or tensor_bytes(made[tensor])
+
+    return tuple(
+        simulate(program.of_device(here[device], size_of)).peak for device in devices
+    )
 
 
 def step_program(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -160,6 +160,60 @@ class Program:
         ]
         sizes = [0 if t in made else size for t, size in enumerate(self.sizes)]
         return replace(self, nodes=nodes, sizes=sizes)
+
+    def of_device(
+        self, here: Collection[int], size_of: Callable[[int], int]
+    ) -> Program:
+        """Return the program of one of several devices.
+
+        The nodes of others are there, hold nothing, and run as soon as they can: no
+        tensor arrives earlier, so that none is held for longer. What is received has a
+        buffer from its arrival to its last reader, one for all readers; what is sent is
+        gone for this device when it has been made.
+
+        Args:
+            here: the nodes of the device, by number.
+            size_of: the bytes that a tensor takes where it is received.
+
+        Cost: linear in nodes and edges.
+        """
+        sizes = list(self.sizes)
+        own = {t for i in here for t in self.nodes[i].outputs}
+        posts: dict[int, int] = {}
+        messages: list[Node] = []
+
+        def across(tensor: int, is_here: bool) -> int:
+            if (tensor in own) == is_here:
+                return tensor
+            if tensor not in posts:
+                posts[tensor] = len(sizes)
+                kind = "received" if is_here else "sent"
+                sizes.append(size_of(tensor) if is_here else 0)
+                outputs = [posts[tensor]]
+                name = f"{kind} {tensor}"
+                messages.append(Node(name, kind, [tensor], outputs, cheap=True))
+            return posts[tensor]
+
+        nodes = []
+        for i, node in enumerate(self.nodes):
+            is_here = i in here
+            inputs = [across(t, is_here) for t in node.inputs]
+            if is_here:
+                nodes.append(node.changed(inputs=inputs))
+                continue
+            for t in node.outputs:
+                sizes[t] = 0
+            nodes.append(
+                Node(
+                    node.name,
+                    node.type,
+                    inputs,
+                    node.outputs,
+                    node.controls,
+                    cheap=True,
+                )
+            )
+        return replace(self, nodes=[*nodes, *messages], sizes=sizes)
 
     def successors(self) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.

@@ -6,14 +6,22 @@ TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from geutil.errors import PlanError
 
 StageCost = Callable[[int, int, int], float]
 """Tells what a stage costs, by its number and the stretch that it takes: start, end."""
+
+_MOVED_ALONG = 2
+"""How many ends behind one that moves are tried along with it."""
+Row = Callable[[int, int], npt.NDArray[np.float64]]
+"""Tells what a stage costs from a start on, by its number and the start."""
 
 _SHARES = (0.0, 0.5, 1.0)
 """Parts of the slack that are tried: the first one that saves as many bytes is used."""
@@ -97,6 +105,121 @@ def cut_sequence(
     traffic, ends = next(f for f in found if f[0] <= fewest)
     costs = search.costs(ends)
     return SequenceCut(tuple(ends), tuple(costs), traffic, least)
+
+
+def cut_any(
+    crossing: Sequence[float], stages: int, row: Row, *, slack: float = 0.02
+) -> SequenceCut:
+    """Cut a sequence into stages, whatever the cost of a stretch does as it grows.
+
+    As `cut_sequence`, by dynamic programming over all stretches.
+
+    Args:
+        crossing: what crosses each place; one more than the sequence is long.
+        stages: how many stages.
+        row: tells what a stage costs from a start on, by its end, as an array: first
+            the stretch of length one.
+        slack: by what part the largest stage may be larger, to save traffic.
+
+    Raises:
+        PlanError: the sequence is shorter than there are stages.
+
+    Cost: stages times the square of the length, in numpy.
+
+    Example:
+        >>> import numpy as np
+        >>> sizes = np.array([4, 1, 1, 1, 1, 4])
+        >>> cut = cut_any([0, 9, 9, 1, 9, 9, 0], 2, lambda _, i: np.cumsum(sizes[i:]))
+        >>> cut.ends, cut.largest, cut.traffic
+        ((3, 6), 6.0, 1.0)
+    """
+    length = len(crossing) - 1
+    if not 1 <= stages <= length:
+        raise PlanError(
+            f"{length} parts cannot be cut into {stages} stages; ask for 1 to {length}"
+        )
+    weight = np.array([*crossing[:-1], 0.0])
+    least = np.full(length + 1, np.inf)
+    least[0] = 0.0
+    for stage in range(stages):
+        best = np.full(length + 1, np.inf)
+        for i in np.flatnonzero(np.isfinite(least[:-1])).tolist():
+            costs = np.maximum(row(stage, i), least[i])
+            best[i + 1 :] = np.minimum(best[i + 1 :], costs)
+        least = best
+    limit = float(least[-1]) * (1 + slack)
+    traffic = np.full(length + 1, np.inf)
+    traffic[0] = 0.0
+    steps = []
+    for stage in range(stages):
+        best, came = np.full(length + 1, np.inf), np.zeros(length + 1, int)
+        for i in np.flatnonzero(np.isfinite(traffic[:-1])).tolist():
+            sums = np.where(
+                row(stage, i) <= limit, traffic[i] + weight[i + 1 :], np.inf
+            )
+            # Of cuts with the same traffic, the earlier start.
+            better = sums < best[i + 1 :]
+            best[i + 1 :][better], came[i + 1 :][better] = sums[better], i
+        steps.append(came)
+        traffic = best
+    ends = [length]
+    for came in reversed(steps):
+        ends.append(int(came[ends[-1]]))
+    ends.reverse()
+    stretches = enumerate(pairwise(ends))
+    return SequenceCut(
+        tuple(ends[1:]),
+        tuple(float(row(s, i)[j - i - 1]) for s, (i, j) in stretches),
+        float(traffic[-1]),
+        float(least[-1]),
+    )
+
+
+def lower_largest(
+    ends: Sequence[int], cost: StageCost
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Move the ends of the largest stage inwards as long as that helps.
+
+    Args:
+        ends: where each stage ends; the last one stays.
+        cost: tells what a stretch costs.
+
+    Returns:
+        The ends, and what each stage costs. No move of an end of the largest stage by a
+        power of two, with ends behind it moved along, makes the largest less.
+
+    Cost: some 2 log2(length) times as many costs as there are stages, for each move.
+
+    Example:
+        >>> sizes = [4, 1, 1, 1, 1, 4]
+        >>> lower_largest([5, 6], lambda _, i, j: sum(sizes[i:j]))
+        ((3, 6), (6, 6))
+    """
+    cuts = [0, *ends]
+    costs = [cost(s, i, j) for s, (i, j) in enumerate(pairwise(cuts))]
+    while True:
+        largest = max(range(len(costs)), key=costs.__getitem__)
+        for tried in _moves(cuts, largest):
+            new = [cost(s, i, j) for s, (i, j) in enumerate(pairwise(tried))]
+            if max(new) < costs[largest]:
+                cuts, costs = tried, new
+                break
+        else:
+            return tuple(cuts[1:]), tuple(costs)
+
+
+def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
+    """Yield cuts with an end of a stage further in, and ends behind it moved along."""
+    for place, way in ((stage, 1), (stage + 1, -1)):
+        room = (cuts[stage + 1] - cuts[stage]).bit_length() - 1
+        for step in (1 << k for k in range(room, -1, -1)):
+            tried, at = list(cuts), place
+            while 0 < at < len(cuts) - 1 and abs(at - place) <= _MOVED_ALONG:
+                tried[at] += way * step
+                if not all(i < j for i, j in pairwise(tried)):
+                    break
+                yield list(tried)
+                at -= way
 
 
 class _Search:

@@ -11,7 +11,7 @@ from geutil.graph import adjacency, colocation, edits
 from geutil.graph.types import Operation, Tensor, type_name
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.select import conversions
-from geutil.transform.partitioning import is_handle
+from geutil.transform.stage_memory import is_handle
 
 
 @dataclass(frozen=True, eq=False)

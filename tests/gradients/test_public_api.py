@@ -10,11 +10,11 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Budget EncodedTensor GradientError KeptTensor MIN_CHECKPOINT_SIZE Plan PlanCurve
-    Policy RecomputedOp Report all_of any_of by_name by_type capture_ops checkpointed
-    encoding_errors explain format_ops gradients gradients_collection gradients_memory
-    gradients_speed inside larger_than last_report not_ order_updates plan plan_curve
-    toposort
+    Budget EncodedTensor GradientError KeptTensor MIN_CHECKPOINT_SIZE PipelinedStep Plan
+    PlanCurve Policy RecomputedOp Report all_of any_of by_name by_type capture_ops
+    checkpointed encoding_errors explain format_ops gradients gradients_collection
+    gradients_memory gradients_speed inside larger_than last_report not_ order_updates
+    pipelined plan plan_curve toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
@@ -50,6 +50,9 @@ larger_than(size: int) -> Policy
 last_report(of: Any = None) -> Report | None
 not_(policy: Policy) -> Policy
 order_updates(*fetches: Any) -> Report | None
+pipelined(loss: Tensor, xs: Any, partition: Partition, inputs: Any, micro_batches: int,
+    *, schedule: Schedule = 1f1b, recompute: bool = True, mean: bool = True) ->
+    PipelinedStep
 plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, *,
     measured: bool = False, offload: bool = False, bandwidth: float | None = None,
     offload_device: str = /device:CPU:0, holds_gradients: bool = False, engine: str |
@@ -68,6 +71,7 @@ WHOLE = [
     "explain",
     "gradients",
     "order_updates",
+    "pipelined",
     "plan",
     "plan_curve",
     "toposort",

@@ -301,3 +301,28 @@ def test_the_work_is_linear():
         return CountingList.reads
 
     assert reads(10_000) <= 10 * reads(1_000) + 100
+
+
+def test_a_device_holds_what_it_makes_and_what_arrives():
+    nodes = [
+        Node("a", "Op", [], [0]),
+        Node("b", "Op", [0], [1]),
+        Node("c", "Op", [0, 1], [2]),
+        Node("d", "Op", [1, 2], [3]),
+        Node("e", "Op", [0, 3], [4]),
+    ]
+    program = Program(nodes, [1, 10, 100, 1000, 10000], [4])
+    sizes = program.sizes.__getitem__
+    # a and e here: d's result arrives, and a's is kept for e.
+    run = simulate(program.of_device({0, 4}, sizes))
+    assert run.peak == 1 + 1000 + 10000
+    # b, c and d: a's result is received once, for both of its readers.
+    run = simulate(program.of_device({1, 2, 3}, sizes))
+    held = dict(
+        zip((run.program.nodes[i].name for i in run.order), run.held, strict=True)
+    )
+    assert (held["b"], held["c"], held["d"]) == (11, 111, 1110)
+    # What is sent is gone for the device, whatever waits for it elsewhere.
+    assert simulate(program.of_device({0}, sizes)).peak == 1
+    everything = simulate(program.of_device(range(5), sizes))
+    assert everything.held == simulate(program).held

@@ -1,14 +1,23 @@
 """Partitions of real networks and of chains: where each op goes, and what crosses."""
 
-from itertools import pairwise
+import re
+from itertools import combinations, pairwise
 
 import pytest
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, PlanError, SelectionError, TransformError
+from geutil.errors import (
+    ArgumentTypeError,
+    PlanError,
+    PredictionError,
+    SelectionError,
+    TransformError,
+)
+from geutil.gradients import pipelined
 from geutil.graph import adjacency
 from geutil.graph.edits import transaction
-from geutil.transform import partition, place
+from geutil.select.walks import get_backward_walk_ops
+from geutil.transform import Partition, PartitionStage, partition, place
 from tests.gradients.networks import small_step, trace_forward
 
 v1 = tf.compat.v1
@@ -76,12 +85,95 @@ def test_micro_batches_in_flight_weigh_on_the_first_stages():
         x = v1.placeholder(tf.float32, [1000])
         for _ in range(30):
             x = tf.exp(x)
-        one = partition(x, DEVICES[:2])
-        many = partition(x, DEVICES[:2], micro_batches=8)
-    counts = [[len(s.ops) for s in found.stages] for found in (one, many)]
-    assert counts[0][0] > counts[1][0]
-    # In the first stage two are in flight, and one in the second.
-    assert sorted(s.cost for s in many.stages) == [20 * 4000, 20 * 4000]
+        one = partition(x, DEVICES[:2], recompute=False)
+        many = partition(x, DEVICES[:2], recompute=False, micro_batches=8)
+        again = partition(x, DEVICES[:2], micro_batches=8)
+    counts = [len(found.stages[0].ops) for found in (one, many, again)]
+    # In the first stage two are in flight, and one in the second; what runs again is
+    # kept of one only.
+    assert counts[1] < counts[0] - 3
+    assert abs(counts[2] - counts[0]) <= 1
+
+
+def layers(widths):
+    """Return a loss, the variables and the input of uneven layers."""
+    x = y = v1.placeholder(tf.float32, [32, 40])
+    ws = []
+    for i, width in enumerate(widths):
+        shape = [y.shape[1], width]
+        ws.append(v1.get_variable(f"w{i}", shape, use_resource=True))
+        y = tf.tanh(y @ ws[-1])
+    return tf.reduce_mean(y), ws, x
+
+
+def peak_of(cut, loss, ws, x, **options):
+    """Return the largest predicted peak of the step that is built."""
+    whole = v1.placeholder(tf.float32, [4 * 32, 40])
+    step = pipelined(loss, ws, cut, [(x, whole)], 4, **options)
+    return max(p + w for p, w in zip(step.peaks, step.weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"recompute": False}, {"schedule": "gpipe"}], ids=str
+)
+def test_no_cut_has_a_much_lower_peak(options):
+    widths = [60, 300, 20, 200, 200, 10]
+    peaks = {}
+    for places in [None, *combinations(range(1, 6), 2)]:
+        with tf.Graph().as_default():
+            loss, ws, x = layers(widths)
+            cut = partition(loss, DEVICES, "memory", micro_batches=4, **options)
+            bound = cut.bound
+            if places is not None:
+                cut = cut_before(loss, places)
+            peaks[places] = peak_of(cut, loss, ws, x, **options)
+    least = min(peaks.values())
+    assert bound <= least
+    assert peaks[None] <= 1.1 * least
+    assert max(peaks.values()) > 1.4 * least
+
+
+def cut_before(loss, places):
+    """Return the partition of `layers` with cuts before some of them."""
+    stages = [[] for _ in DEVICES]
+    for op in get_backward_walk_ops(loss, control_inputs=True):
+        # A layer's ops are those of its variable, its product and its activation.
+        number = re.search(r"^w(\d+)|(?:_(\d+))?(?:/|$)", op.name)
+        layer = int(number[1] or number[2] or 0)
+        if op.name.startswith(("Mean", "Const")):
+            layer = 5
+        stages[sum(layer >= place for place in places)].append(op)
+    parts = [
+        PartitionStage(device, tuple(ops), 0.0, (), 0)
+        for device, ops in zip(DEVICES, stages, strict=True)
+    ]
+    return Partition(tuple(parts), "memory", 0.0)
+
+
+def test_open_dimensions_are_told():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [None, 50], name="x")
+        for i in range(5):
+            y = tf.tanh(y @ v1.get_variable(f"w{i}", [50, 50], use_resource=True))
+        loss = tf.reduce_mean(y)
+        with pytest.raises(PredictionError, match="shapes"):
+            partition(loss, DEVICES)
+        small, large = (
+            partition(loss, DEVICES, shapes={x.ref(): [rows, 50]}).largest
+            for rows in (100, 1000)
+        )
+    assert 5 * small < large < 10 * small
+
+
+def test_what_changes_state_elsewhere_is_told():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 4])
+        v = v1.get_variable("v", [8, 4], use_resource=True)
+        y = tf.exp(x * v)
+        v.assign_add(y, name="count")
+        found = partition(tf.reduce_mean(y), DEVICES[:1], "time")
+    assert [op.type for op in found.unplaced] == ["AssignAddVariableOp"]
+    assert "no device: 'count" in str(found)
 
 
 def test_ops_of_one_variable_stay_together():
@@ -129,6 +221,8 @@ def test_refusals():
             partition(y, DEVICES, micro_batches=0)
         with pytest.raises(SelectionError, match="'memory' or 'time'"):
             partition(y, DEVICES, "ops")
+        with pytest.raises(PlanError, match="'pipe' is no schedule"):
+            partition(y, DEVICES, schedule="pipe")
         with pytest.raises(PlanError, match="ask for 1 to"):
             partition(y, ["/cpu:0"] * 99)
         with tf.device("/device:CPU:7"):

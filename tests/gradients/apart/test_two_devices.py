@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.gradients import by_name, gradients, last_report
+from geutil.gradients import by_name, gradients, last_report, pipelined
+from geutil.transform import partition
 from tests.gradients.apart import is_child
 from tests.gradients.checking import assert_as_near, check, copied, dependencies, gates
 
@@ -234,3 +235,32 @@ def test_nothing_else_reads_what_was_sent():
     for op in graph.get_operations():
         if not is_forward(op) and not op.name.endswith("/away"):
             assert not gone & {t.name for t in op.inputs}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_micro_batches_of_a_function_go_through_both(schedule):
+    weights = []
+    for number in range(4):
+        with tf.device(FIRST if number < 2 else SECOND):
+            weights.append(tf.Variable(start(number + 1) * 0.1))
+
+    def loss_of(x):
+        for w in weights:
+            x = tf.tanh(x @ w)
+        return tf.reduce_mean(x**2)
+
+    @tf.function
+    def step(x):
+        loss = loss_of(x)
+        found = partition(loss, [FIRST, SECOND], "time")
+        built = pipelined(loss, weights, found, [x], 4, schedule=schedule)
+        assert {op.device for op in built.passes[1, True]} >= {SECOND}
+        return built.loss, built.gradients
+
+    total, found = step(start())
+    with tf.GradientTape() as tape:
+        loss = loss_of(start())
+    np.testing.assert_allclose(total, loss, rtol=1e-6)
+    for gradient, wanted in zip(found, tape.gradient(loss, weights), strict=True):
+        limit = 1e-6 * np.abs(wanted).max()
+        np.testing.assert_allclose(gradient, wanted, rtol=0, atol=limit)

@@ -1,0 +1,199 @@
+"""Pipelined steps, and what they take: time, bubble, traffic, and peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from geutil.errors import PredictionError
+from geutil.gradients.step import tensors_of
+from geutil.graph import colocation
+from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.memory.op_costs import op_time
+from geutil.memory.pipeline import Pipeline, PipelineRun, Stage, run_pipeline
+from geutil.memory.predicting import device_peaks
+from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.partitioning import Partition
+from geutil.transform.stage_memory import variable_bytes
+
+_SHOWN = 4
+"""How many notes are printed."""
+
+
+@dataclass(frozen=True, eq=False)
+class PipelinedStep:
+    """A step whose micro-batches go through stages on devices.
+
+    Attributes:
+        loss: the mean, or the sum, of the losses of the micro-batches.
+        gradients: one for each x: a tensor, `tf.IndexedSlices`, or None where the loss
+            does not depend on it.
+        partition: the stages.
+        schedule: the schedule, "1f1b" or "gpipe", with the number of micro-batches.
+        recomputed: for each stage, whether its backward passes compute again.
+        passes: the ops of the first forward and of the first backward pass of each
+            stage, by stage and whether it is backward.
+        notes: what differs from the step of the whole batch, by op, in words.
+    """
+
+    loss: Tensor
+    gradients: tuple[Any, ...]
+    partition: Partition
+    schedule: Pipeline = field(repr=False)
+    recomputed: tuple[bool, ...]
+    passes: Mapping[tuple[int, bool], tuple[Operation, ...]] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def peaks(self) -> tuple[int, ...]:
+        """The predicted peak of each stage's device in bytes, sums of gradients in it.
+
+        Variables, constants and what is fed come besides. A device runs one op at a
+        time, and what it receives is there as early as it can be.
+
+        Raises:
+            PredictionError: sizes depend on dimensions that are not known.
+        """
+        devices = [stage.device for stage in self.partition.stages]
+        places = dict.fromkeys(devices)
+
+        def device_of(op: Operation) -> str:
+            return device if (device := _device(op)) in places else devices[0]
+
+        return device_peaks([self.loss, self.gradients], devices, device_of)
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The bytes of the variables of each stage."""
+        return tuple(
+            sum(map(variable_bytes, stage.ops)) for stage in self.partition.stages
+        )
+
+    @cached_property
+    def traffic(self) -> Mapping[tuple[int, int], int]:
+        """The bytes that go from one stage to another in a step, by their numbers.
+
+        What several ops of a device read is sent there once.
+        """
+        numbers = {s.device: i for i, s in enumerate(self.partition.stages)}
+        found: dict[tuple[int, int], int] = {}
+        met: set[tuple[int, int]] = set()
+        for op in self._ops:
+            for t in op.inputs:
+                way = (numbers.get(_device(t.op), 0), numbers.get(_device(op), 0))
+                if way[0] != way[1] and (id(t), way[1]) not in met:
+                    met.add((id(t), way[1]))
+                    found[way] = found.get(way, 0) + tensor_bytes(t)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline for `geutil.memory.simulate`.
+
+        Times are in multiply-adds by the planner's cost model, as of a device that does
+        one a second; `dataclasses.replace` gives it the speed, bandwidth and latency of
+        a machine. What a stage sends in a simulation goes to the next one; tensors that
+        skip a stage count on the links between, once each.
+        """
+        gradients = self._gradient_bytes()
+        return replace(
+            self.schedule,
+            stages=[
+                Stage(
+                    forward=self._time(s, is_backward=False),
+                    backward=self._time(s, is_backward=True),
+                    sent=stage.sent_bytes,
+                    kept=self._kept(s),
+                    held=self.weights[s] + gradients[s],
+                    gradients=gradients[s],
+                )
+                for s, stage in enumerate(self.partition.stages)
+            ],
+        )
+
+    @cached_property
+    def run(self) -> PipelineRun:
+        """One step of `pipeline`, simulated; links take no time there."""
+        return run_pipeline(self.pipeline)
+
+    @cached_property
+    def _ops(self) -> list[Operation]:
+        """The ops of the step."""
+        ends = [self.loss, *tensors_of(self.gradients)]
+        walked: list[Operation] = get_backward_walk_ops(ends, control_inputs=True)
+        return walked
+
+    def _time(self, stage: int, *, is_backward: bool) -> float:
+        inside = frozenset(self._ops)
+        return sum(
+            op_time(op) for op in self.passes[stage, is_backward] if op in inside
+        )
+
+    def _kept(self, stage: int) -> int:
+        """Return the bytes that a backward pass reads of the time before it."""
+        inside, forward = frozenset(self._ops), self.passes[stage, False]
+        backward = [op for op in self.passes[stage, True] if op in inside]
+        # Weights and the whole batch are no part of a micro-batch.
+        made = {
+            op
+            for (_, is_backward), ops in self.passes.items()
+            for op in ops
+            if not is_backward
+        }
+        near = IdentitySet(t for op in forward for t in (*op.inputs, *op.outputs))
+        read = IdentitySet(
+            t for op in backward for t in op.inputs if t.op in made and t in near
+        )
+        return sum(map(tensor_bytes, read))
+
+    def _gradient_bytes(self) -> list[int]:
+        """Return the bytes of the gradients that each stage has."""
+        numbers = {s.device: i for i, s in enumerate(self.partition.stages)}
+        found = [0] * len(numbers)
+        for t in tensors_of(self.gradients):
+            found[numbers.get(_device(t.op), 0)] += tensor_bytes(t)
+        return found
+
+    def __str__(self) -> str:
+        """Return the balance, bubble, traffic and peaks, a line for each stage."""
+        count = self.schedule.micro_batches
+        run = self.run
+        head = f"{len(self.partition.stages)} stages, {count} micro-batches"
+        bubble = f"bubble {run.bubble:.1%} by the cost model if links take no time"
+        lines = [f"{head}, {self.schedule.schedule}: {bubble}"]
+        busy = sum(run.busy) or 1.0
+        for s, stage in enumerate(self.partition.stages):
+            sent = sum(size for way, size in self.traffic.items() if way[0] == s)
+            again = ", computes again" if self.recomputed[s] else ""
+            lines.append(
+                f"  {stage.device}: {run.busy[s] / busy:.1%} of the computing{again}; "
+                f"weights {megabytes(self.weights[s])}; {self._peak(s)}; at most "
+                f"{run.in_flight[s]} micro-batches of "
+                f"{megabytes(self.pipeline.stages[s].kept)} kept; "
+                f"sends {megabytes(sent)} a step"
+            )
+        lines += [f"  {note}" for note in self.notes[:_SHOWN]]
+        if len(self.notes) > _SHOWN:
+            lines.append(f"  and {len(self.notes) - _SHOWN} more notes")
+        return "\n".join(lines)
+
+    def _peak(self, stage: int) -> str:
+        try:
+            return f"predicted peak besides {megabytes(self.peaks[stage])}"
+        except PredictionError:
+            return "peak unknown, since dimensions are open (each counts as 32)"
+
+
+def _device(op: Operation) -> str:
+    """Return the device of an op, or of what it is colocated with."""
+    met: set[Operation] = set()
+    while not op.device and op not in met:
+        met.add(op)
+        names = colocation.colocation_names(op)
+        if not names:
+            break
+        op = op.graph.get_operation_by_name(names[0])
+    return str(op.device)

@@ -1,0 +1,412 @@
+"""The memory of stages: what each stretch of a forward pass holds in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from geutil.errors import PlanError
+from geutil.graph import adjacency, colocation, creation, op_types, runtime, types
+from geutil.graph.resource_variables import dtype_behind, shape_behind
+from geutil.graph.types import GivenShapes, Operation, Tensor
+from geutil.memory.predicting import step_program
+from geutil.memory.program import Node, Program
+from geutil.memory.simulation import simulate
+from geutil.memory.sizes import bytes_of_shape, tensor_bytes
+from geutil.select.queries import make_view
+from geutil.transform.transformer import Transformer
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class StageMemory:
+    """A training step by the pieces of its forward pass.
+
+    A stage holds its weights with their gradients, what it keeps of the micro-batches
+    in flight, and what its forward and backward pass of one micro-batch take. The last
+    is estimated for all stretches at once (`estimates`), simulated for a stage alone
+    (`nearly`), or in the step of all stages (`peaks`).
+
+    Attributes:
+        program: the step of one micro-batch, gradients handed on as they come.
+        nodes: of each piece the nodes, by number.
+        backward: the nodes of the backward pass, by number.
+        held: of each piece the bytes of weights, their gradients and constants.
+        kept: of each piece the bytes that its backward ops read of the forward pass.
+        working: of each piece the most that is held besides while it runs.
+        inputs: of each tensor that several pieces read or make: bytes, the piece that
+            makes it, and those that read it.
+        flights: of each stage the micro-batches in flight.
+        again: whether a stage computes again what it needs to go backward.
+    """
+
+    program: Program
+    nodes: tuple[tuple[int, ...], ...]
+    backward: frozenset[int]
+    held: Floats
+    kept: Floats
+    working: Floats
+    inputs: tuple[tuple[int, int, tuple[int, ...]], ...]
+    flights: tuple[int, ...]
+    again: bool
+
+    @cached_property
+    def bound(self) -> float:
+        """No cut into as many stages has a largest stage below it.
+
+        When a stage begins to go backward it holds its weights and all that its
+        backward ops read of its forward ops; a piece is in one stage; and an op has all
+        that it reads and makes.
+        """
+        pieces = self.held + self.kept
+        largest = max(
+            self.held[piece] + _least(self.program, i)
+            for piece, nodes in enumerate(self.nodes)
+            for i in nodes
+        )
+        return float(max(pieces.sum() / len(self.flights), pieces.max(), largest))
+
+    def estimates(self, stage: int, start: int) -> Floats:
+        """Return the estimated peak of a stage from a piece on, by its ends."""
+        sums = np.concatenate([[0.0], np.cumsum(self.kept)])
+        peaks = np.maximum.accumulate((sums[1:] + self.working)[start:]) - sums[start]
+        once = np.cumsum(self.held[start:]) + peaks
+        return once + self._of_others(stage, start)
+
+    def nearly(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of a stage by a simulation of itself. Cost: linear in it."""
+        once = self.held[start:end].sum() + self.transient(start, end)
+        return float(once + self._of_others(stage, start)[end - start - 1])
+
+    def peaks(self, ends: Sequence[int]) -> list[float]:
+        """Return the peaks of stages by simulations of the step, by their ends."""
+        stretches = enumerate(pairwise((0, *ends)))
+        return [self._peak(s, i, j) for s, (i, j) in stretches]
+
+    def _peak(self, stage: int, start: int, end: int) -> float:
+        here = {i for nodes in self.nodes[start:end] for i in nodes}
+        program = self.program.of_device(here, self.program.sizes.__getitem__)
+        once = self.held[start:end].sum() + simulate(program).peak
+        return float(once + self._of_others(stage, start)[end - start - 1])
+
+    def _of_others(self, stage: int, start: int) -> Floats:
+        """Return what a stage holds of other micro-batches than one, by its ends."""
+        flying = self.flights[stage]
+        added = self._early_bytes(stage)[start:].copy()
+        for size, made, readers in self._across[start]:
+            first = next(r for r in readers if r >= start)
+            # As if the stages before were equally long. What a stage makes is sent at
+            # once, so that as many arrive as it has in flight.
+            maker = stage * made // start
+            added[first - start] += size * (max(self.flights[maker], flying) - 1)
+            added[readers[-1] - start] += size * self._early(stage, readers[-1])
+        if not self.again:
+            added += (flying - 1) * self.kept[start:]
+        return np.cumsum(added)
+
+    @cached_property
+    def _across(self) -> list[list[tuple[int, int, tuple[int, ...]]]]:
+        """The tensors that cross the place before each piece."""
+        found: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in self.held]
+        for entry in self.inputs:
+            for place in range(entry[1] + 1, entry[2][-1] + 1):
+                found[place].append(entry)
+        return found
+
+    def _early_bytes(self, stage: int) -> Floats:
+        """Return by how much early gradients grow as a stage ends behind each piece.
+
+        They are there until the end is behind the last reader.
+        """
+        if stage not in self._early_by_stage:
+            change = np.zeros(len(self.held))
+            for size, made, readers in self.inputs:
+                early = size * self._early(stage, readers[-1])
+                change[made] += early
+                change[readers[-1]] -= early
+            self._early_by_stage[stage] = change
+        return self._early_by_stage[stage]
+
+    @cached_property
+    def _early_by_stage(self) -> dict[int, Floats]:
+        return {}
+
+    def _early(self, stage: int, reader: int) -> int:
+        """Return how many gradients a reader may send ahead of a stage."""
+        stages, flights = len(self.flights), self.flights
+        later = max(stages * reader // len(self.held), min(stage + 1, stages - 1))
+        ahead = flights[stage] - flights[later]
+        return ahead if ahead or stage == later else flights[0] - 1
+
+    @cached_property
+    def transient(self) -> Any:
+        """Tell what a forward and backward pass of a stretch take, by start and end."""
+
+        @cache
+        def transient(start: int, end: int) -> int:
+            here = sorted(i for nodes in self.nodes[start:end] for i in nodes)
+            return simulate(self._alone(here)).peak
+
+        return transient
+
+    def _alone(self, here: Sequence[int]) -> Program:
+        """Return the program of a stage: what comes from others is there at once.
+
+        What comes from backward ops is there when all has been sent forward.
+        """
+        place = {i: n for n, i in enumerate(here)}
+        program, sizes = self.program, list(self.program.sizes)
+        sent = [
+            place[i]
+            for i in here
+            if i not in self.backward
+            and any(
+                r not in place
+                for t in program.nodes[i].outputs
+                for r in self._readers[t]
+            )
+        ]
+        arrived: dict[int, int] = {}
+        nodes, arrivals = [], []
+        for i in here:
+            node = program.nodes[i]
+            for t in node.inputs:
+                if self._makers[t] in place or t in arrived:
+                    continue
+                arrived[t] = len(sizes)
+                sizes.append(sizes[t])
+                controls = sent if self._makers[t] in self.backward else []
+                arrivals.append(
+                    Node("", "received", [], [arrived[t]], controls, cheap=True)
+                )
+            inputs = [arrived.get(t, t) for t in node.inputs]
+            controls = [place[c] for c in node.controls if c in place]
+            nodes.append(node.changed(inputs=inputs, controls=controls))
+        return Program([*nodes, *arrivals], sizes)
+
+    @cached_property
+    def _makers(self) -> dict[int, int]:
+        nodes = enumerate(self.program.nodes)
+        return {t: i for i, node in nodes for t in node.outputs}
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.program.sizes]
+        for i, node in enumerate(self.program.nodes):
+            for t in node.inputs:
+                found[t].append(i)
+        return found
+
+
+def _least(program: Program, number: int) -> int:
+    """Return the bytes that any device holds while it runs a node."""
+    node, sizes = program.nodes[number], program.sizes
+    taken_over = {out for out, _ in (*node.aliases, *node.reuses)}
+    made = (t for i, t in enumerate(node.outputs) if i not in taken_over)
+    return sum(sizes[t] for t in {*node.inputs, *made}) + node.temporary
+
+
+def stage_memory(
+    ys: Sequence[Tensor],
+    piece_of: Mapping[Operation, int],
+    shared: Collection[Operation],
+    held: Sequence[float],
+    flights: Sequence[int],
+    *,
+    again: bool,
+    shapes: GivenShapes | None = None,
+) -> StageMemory:
+    """Read the training step behind some tensors, piece by piece.
+
+    The forward pass is copied to another graph and differentiated there by its
+    variables, or where it has none by what it is fed.
+
+    Args:
+        ys: the tensors.
+        piece_of: the piece of each op behind them.
+        shared: those of them that all micro-batches share.
+        held: of each piece the bytes of weights with gradients, and of constants.
+        flights: of each stage the micro-batches in flight.
+        again: whether stages compute again.
+        shapes: as in `geutil.memory.predict`.
+
+    Raises:
+        PlanError: the tensors cannot be differentiated.
+        PredictionError: sizes depend on dimensions that are not known.
+
+    Cost: that of `tf.gradients` and of one copy of the forward pass.
+    """
+    copier = Transformer()
+    copier.assign_collections_handler = lambda info, element, copy: None
+    graph = creation.new_graph()
+    _, info = copier(make_view(list(piece_of)), graph, "", "")
+    pieces = {info.transformed(op): piece for op, piece in piece_of.items()}
+    copies = [info.transformed(t) for t in ys]
+    xs = [info.transformed(t) for t in _differentiated_by(piece_of)]
+    gradients = _gradients(graph, copies, xs)
+    # A copy has the name of its original.
+    named = {
+        key if isinstance(key, str) else types.dereference(key).name: shape
+        for key, shape in types.pairs_of(shapes)
+    }
+    read = step_program([copies, gradients], shapes=named)
+    program = replace(read, fetched=())
+    ops = [graph.get_operation_by_name(node.name) for node in program.nodes]
+    place = [_piece(op, pieces) for op in ops]
+    is_forward = [op in pieces for op in ops]
+    sizes = {
+        op.name: [program.sizes[t] for t in node.outputs]
+        for op, node in zip(ops, program.nodes, strict=True)
+    }
+    count = len(held)
+    copied = {info.transformed(op) for op in shared}
+    program, constant = _without(program, place, [op in copied for op in ops], count)
+    nodes: list[list[int]] = [[] for _ in range(count)]
+    for i, piece in enumerate(place):
+        nodes[piece].append(i)
+    kept, working = _kept_and_working(program, place, is_forward, count)
+    return StageMemory(
+        program,
+        tuple(map(tuple, nodes)),
+        frozenset(i for i, is_first in enumerate(is_forward) if not is_first),
+        np.array(held, float) + constant,
+        kept,
+        working,
+        tuple(_inputs(piece_of, shared, sizes)),
+        tuple(flights),
+        again,
+    )
+
+
+def _differentiated_by(ops: Iterable[Operation]) -> list[Tensor]:
+    """Return all variables, or where there are none what is fed."""
+    tensors = [t for op in ops for t in op.outputs]
+    variables = [t for t in tensors if _is_trained(t)]
+    fed = [t for t in tensors if t.op.type in op_types.PLACEHOLDERS]
+    return variables or [t for t in fed if t.dtype.is_floating]
+
+
+def _gradients(graph: Any, ys: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Any]:
+    """Return the gradients of what has any."""
+    ys = [y for y in ys if y.dtype.is_floating]
+    if not xs or not ys:
+        return []
+    with graph.as_default():
+        try:
+            return runtime.plain_gradients(graph, ys, xs, [None] * len(ys), {})
+        except LookupError as error:
+            raise PlanError(
+                "there is no training step whose memory could be balanced; balance by "
+                f"'time': {error}"
+            ) from error
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    if types.is_reference(tensor):
+        return bool(tensor.dtype.is_floating)
+    dtype = dtype_behind(tensor)
+    return dtype is not None and bool(dtype.is_floating)
+
+
+def _piece(op: Operation, pieces: Mapping[Operation, int]) -> int:
+    """Return the piece of an op, or of the op that a gradient op is colocated with."""
+    met: set[Operation] = set()
+    while op not in pieces and op not in met:
+        met.add(op)
+        names = colocation.colocation_names(op)
+        readers = list(adjacency.successors(op))
+        if names:
+            op = op.graph.get_operation_by_name(names[0])
+        elif readers:
+            op = readers[0]
+    return pieces.get(op, max(pieces.values()))
+
+
+def _without(
+    program: Program, place: Sequence[int], is_shared: Sequence[bool], count: int
+) -> tuple[Program, Floats]:
+    """Take what all micro-batches share out of a program; return its bytes by piece.
+
+    It is made once, and there till the step ends.
+    """
+    run = simulate(program)
+    sizes, found = list(program.sizes), np.zeros(count)
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
+        if born < 0 or not is_shared[maker[tensor]]:
+            continue
+        if not is_shared[run.order[freed]]:
+            found[place[maker[tensor]]] += sizes[tensor]
+            sizes[tensor] = 0
+    return replace(program, sizes=sizes), found
+
+
+def _kept_and_working(
+    program: Program, place: Sequence[int], is_forward: Sequence[bool], count: int
+) -> tuple[Floats, Floats]:
+    """Return what each piece keeps for its backward ops, and holds besides."""
+    run = simulate(program)
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    kept, changes = np.zeros(count), np.zeros(len(run.order) + 1)
+    for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
+        if born < 0 or not program.sizes[tensor]:
+            continue
+        last = run.order[freed]
+        if is_forward[maker[tensor]] and not is_forward[last]:
+            kept[place[maker[tensor]]] += program.sizes[tensor]
+            changes[born] += program.sizes[tensor]
+            changes[freed + 1] -= program.sizes[tensor]
+    besides = np.array(run.held) - np.cumsum(changes)[:-1]
+    working = np.zeros(count)
+    np.maximum.at(working, [place[i] for i in run.order], besides)
+    return kept, working
+
+
+def _inputs(
+    piece_of: Mapping[Operation, int],
+    shared: Collection[Operation],
+    sizes: Mapping[str, Sequence[int]],
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return the tensors between pieces: bytes, who makes and who reads them."""
+    found = []
+    for op, made in piece_of.items():
+        made_sizes = () if op in shared else sizes.get(op.name, ())
+        for t, size in zip(op.outputs, made_sizes, strict=False):
+            pieces = {piece_of[r] for r in adjacency.consumers(t) if r in piece_of}
+            readers = tuple(sorted(pieces - {made}))
+            if readers and size:
+                found.append((size, made, readers))
+    return found
+
+
+def is_handle(op: Operation) -> bool:
+    """Tell whether an op makes the handle of a variable or another resource."""
+    return any(t.dtype.name == "resource" for t in op.outputs)
+
+
+def variable_bytes(op: Operation) -> int:
+    """Return the bytes of the variable that an op is or has the handle of, or 0."""
+    if op.type in op_types.REF_VARIABLES:
+        return tensor_bytes(op.outputs[0])
+    if not is_handle(op):
+        return 0
+    dtype, shape = dtype_behind(op.outputs[0]), shape_behind(op.outputs[0])
+    if dtype is None or shape is None or shape.rank is None:
+        return 0
+    return bytes_of_shape(dtype, shape.as_list()) or 0
+
+
+def held_bytes(op: Operation) -> int:
+    """Return the bytes of a constant; of a variable with its gradient."""
+    if op.type == "Const":
+        return tensor_bytes(op.outputs[0])
+    dtype = dtype_behind(op.outputs[0]) if is_handle(op) else None
+    is_trained = dtype is None or dtype.is_floating
+    return (1 + is_trained) * variable_bytes(op)

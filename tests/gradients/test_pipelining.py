@@ -1,0 +1,491 @@
+"""Steps of micro-batches, against TensorFlow's gradients of the whole batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geutil.errors import ArgumentTypeError, PlanError, TransformError
+from geutil.gradients import pipelined
+from geutil.graph import adjacency
+from geutil.memory import Pipeline, Stage
+from geutil.select.walks import get_backward_walk_ops
+from geutil.transform import Partition, PartitionStage, partition
+from tests.processes import ROOT
+
+v1 = tf.compat.v1
+DEVICES = [f"/device:CPU:{i}" for i in range(4)]
+SCHEDULES = ("1f1b", "gpipe")
+COUNT, BATCH = 4, 8
+
+
+class Weights:
+    """Variables, made in the first pass and shared by a second one."""
+
+    def __init__(self):
+        self.all, self._next = [], None
+        self._rng = np.random.default_rng(0)
+
+    def __call__(self, *shape):
+        if self._next is not None:
+            return next(self._next)
+        start = 0.3 * self._rng.normal(size=shape)
+        name = f"w{len(self.all)}"
+        self.all.append(v1.get_variable(name, initializer=start, use_resource=True))
+        return self.all[-1]
+
+    def again(self):
+        self._next = iter(self.all)
+
+
+def norm(x, axes):
+    mean, variance = tf.nn.moments(x, axes, keepdims=True)
+    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
+def convolutions(weight, x, y):
+    for i in range(4):
+        kernel = weight(3, 3, x.shape[-1], 6)
+        x = tf.nn.relu(norm(tf.nn.conv2d(x, kernel, 1 + i % 2, "SAME"), [1, 2, 3]))
+    return tf.reduce_mean(tf.square(tf.reduce_mean(x, [1, 2]) @ weight(6, 3) - y))
+
+
+def u_net(weight, x, y):
+    skips = []
+    for _ in range(3):
+        x = tf.nn.relu(tf.nn.conv2d(x, weight(3, 3, x.shape[-1], 4), 1, "SAME"))
+        skips.append(x)
+    for skip in reversed(skips):
+        x = tf.concat([x, skip], -1)
+        x = tf.nn.relu(tf.nn.conv2d(x, weight(3, 3, 8, 4), 1, "SAME"))
+    return tf.reduce_mean(tf.square(tf.reduce_mean(x, [1, 2]) @ weight(4, 3) - y))
+
+
+def decoder(weight, ids, _):
+    embedding = weight(20, 8)
+    x = tf.gather(embedding, ids)
+    for _ in range(3):
+        q, k, v = (tf.tensordot(norm(x, [-1]), weight(8, 8), 1) for _ in range(3))
+        x += tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v)
+        x += tf.tensordot(
+            tf.nn.gelu(tf.tensordot(x, weight(8, 16), 1)), weight(16, 8), 1
+        )
+    logits = tf.tensordot(norm(x, [-1]), tf.transpose(embedding), 1)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
+    return tf.reduce_mean(losses)
+
+
+NETWORKS = {"convolutions": convolutions, "U-Net": u_net, "decoder": decoder}
+
+
+def inputs_of(name, rows):
+    """Return placeholders for a batch of so many rows."""
+    if name == "decoder":
+        return [v1.placeholder(tf.int32, [rows, 5]), v1.placeholder(tf.float64, [rows])]
+    images = v1.placeholder(tf.float64, [rows, 8, 8, 3])
+    return [images, v1.placeholder(tf.float64, [rows, 3])]
+
+
+def values_for(tensors):
+    rng = np.random.default_rng(1)
+    return {
+        t: rng.integers(0, 20, t.shape)
+        if t.dtype.is_integer
+        else rng.normal(size=t.shape)
+        for t in tensors
+    }
+
+
+def run(fetches, feeds):
+    """Run a step on four devices of this process."""
+    config = v1.ConfigProto(device_count={"CPU": len(DEVICES)})
+    with v1.Session(config=config) as session:
+        session.run(v1.global_variables_initializer())
+        return session.run(fetches, feeds)
+
+
+def dense(gradients):
+    return [tf.convert_to_tensor(g) for g in gradients]
+
+
+def assert_same(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["again", "kept"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_are_those_of_the_whole_batch(name, schedule, recompute):
+    with tf.Graph().as_default():
+        weight = Weights()
+        parts, wholes = inputs_of(name, BATCH // COUNT), inputs_of(name, BATCH)
+        loss = NETWORKS[name](weight, *parts)
+        weight.again()
+        whole = NETWORKS[name](weight, *wholes)
+        plain = dense(v1.gradients(whole, weight.all))
+        found = partition(loss, DEVICES[:3], "time", micro_batches=COUNT)
+        pairs = list(zip(parts, wholes, strict=True))
+        step = pipelined(
+            loss,
+            weight.all,
+            found,
+            pairs,
+            COUNT,
+            schedule=schedule,
+            recompute=recompute,
+        )
+        fetches = [step.loss, dense(step.gradients)], [whole, plain]
+        (total, gradients), (wanted, plain) = run(fetches, values_for(wholes))
+    np.testing.assert_allclose(total, wanted, rtol=1e-13)
+    assert_same(gradients, plain)
+    assert {op.device for op in step.passes[1, True]} >= {DEVICES[1]}
+
+
+def test_a_whole_batch_is_split_in_its_own_graph():
+    with tf.Graph().as_default():
+        weight = Weights()
+        x, y = inputs_of("U-Net", BATCH)
+        loss = u_net(weight, x, y)
+        plain = v1.gradients(loss, weight.all)
+        found = partition(loss, DEVICES, "time")
+        step = pipelined(loss, weight.all, found, [x, y], COUNT)
+        fetches = [loss, plain], [step.loss, step.gradients]
+        (wanted, plain), (total, gradients) = run(fetches, values_for([x, y]))
+    np.testing.assert_allclose(total, wanted, rtol=1e-13)
+    assert_same(gradients, plain)
+
+
+def test_a_batch_of_any_size_is_split_when_it_is_fed():
+    with tf.Graph().as_default():
+        w = Weights()(5, 5)
+        x = v1.placeholder(tf.float64, [None, 5])
+        loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
+        plain = v1.gradients(loss, w)
+        step = pipelined(loss, w, partition(loss, DEVICES[:2], "time"), x, COUNT)
+        rows = np.random.default_rng(0).normal(size=[12, 5])
+        plain, gradients = run([plain, step.gradients], {x: rows})
+        assert_same(gradients, plain)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="pipeline/stage_0"):
+            run(step.loss, {x: rows[:10]})
+
+
+def test_sums_of_losses():
+    with tf.Graph().as_default():
+        w = Weights()(5, 5)
+        x = v1.placeholder(tf.float64, [8, 5])
+        loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ w) @ w))
+        plain = v1.gradients(loss, w)
+        found = partition(loss, DEVICES[:2], "time")
+        step = pipelined(loss, w, found, x, COUNT, mean=False)
+        fetches = [loss, plain], [step.loss, step.gradients]
+        (wanted, plain), (total, gradients) = run(fetches, values_for([x]))
+    np.testing.assert_allclose(total, wanted, rtol=1e-13)
+    assert_same(gradients, plain)
+
+
+@st.composite
+def networks(draw):
+    """Draw layers, the inputs of each, its stage, and how the step runs."""
+    stages = draw(st.integers(1, 4))
+    layers, stage = [], 0
+    for i in range(draw(st.integers(max(2, stages), 9))):
+        stage = min(stage + draw(st.integers(0, 2)), stages - 1)
+        kind = draw(st.sampled_from(["product", "tanh", "sum"]))
+        reads = draw(st.lists(st.integers(0, i), min_size=1, max_size=2))
+        layers.append((kind, [i, *reads], stage))
+    return stages, layers, draw(st.sampled_from([1, 2, 3, 6])), draw(st.booleans())
+
+
+@settings(max_examples=25, deadline=None)
+@given(networks(), st.sampled_from(SCHEDULES))
+def test_any_partition_of_any_network(drawn, schedule):
+    stages, layers, count, recompute = drawn
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float64, [6, 4])
+        values, stage_of, xs = [x], {x.op: 0}, []
+        rng = np.random.default_rng(0)
+        for kind, reads, stage in layers:
+            before = frozenset(x.graph.get_operations())
+            read = [values[i] for i in reads]
+            if kind == "product":
+                xs.append(tf.constant(rng.normal(size=[4, 4])))
+                result = (read[0] + read[1]) @ xs[-1]
+            else:
+                result = tf.tanh(read[-1]) if kind == "tanh" else tf.add_n(read)
+            values.append(result)
+            new = [op for op in x.graph.get_operations() if op not in before]
+            stage_of.update(dict.fromkeys(new, stage))
+        before = frozenset(x.graph.get_operations())
+        loss = tf.reduce_mean(values[-1] ** 2)
+        new = [op for op in x.graph.get_operations() if op not in before]
+        stage_of.update(dict.fromkeys(new, layers[-1][2]))
+        plain = v1.gradients(loss, xs) if xs else []
+        cut = partition_by(stage_of, stages)
+        step = pipelined(
+            loss, xs, cut, [x], count, schedule=schedule, recompute=recompute
+        )
+        assert [g is None for g in step.gradients] == [g is None for g in plain]
+        given_gradients = [
+            [g for g in gs if g is not None] for gs in (plain, step.gradients)
+        ]
+        plain, gradients = run(given_gradients, values_for([x]))
+        assert_same(gradients, plain)
+        assert_order_is_kept(step, x, count, schedule)
+
+
+def partition_by(stage_of, stages):
+    """Return a partition that somebody made by hand."""
+    found = [
+        PartitionStage(
+            DEVICES[s], tuple(op for op, of in stage_of.items() if of == s), 1.0, (), 0
+        )
+        for s in range(stages)
+    ]
+    return Partition(tuple(found), "time", 1.0)
+
+
+def assert_order_is_kept(step, x, count, schedule):
+    """Assert by the edges of the graph alone that passes come one after another."""
+    ends = [t for t in (step.loss, *step.gradients) if t is not None]
+    ops = adjacency.topological_sort(get_backward_walk_ops(ends, control_inputs=True))
+    number = {op: i for i, op in enumerate(ops)}
+    behind = {}
+    for op in ops:
+        found = 1 << number[op]
+        for before in (*(t.op for t in op.inputs), *adjacency.control_inputs(op)):
+            found |= behind[before]
+        behind[op] = found
+    stages = len(step.partition.stages)
+    orders = Pipeline([Stage(1, 1)] * stages, count, schedule)
+    for s in range(stages):
+        ended, ended_at = 0, {}
+        for is_backward, m in orders.passes(s):
+            kind = "backward" if is_backward else "forward"
+            scope = f"pipeline/stage_{s}/{kind}_{m}/"
+            own = [op for op in ops if op.name.startswith(scope)]
+            first = ended_at.setdefault(m, ended)
+            # What is not computed again may run along with the forward pass.
+            awaited = ended if step.recomputed[s] else first
+            for op in own:
+                if behind[op] >> number[x.op] & 1 and op.name != f"{scope}end":
+                    assert behind[op] & awaited == awaited, op.name
+            ended |= sum(
+                1 << number[op] for op in own if behind[op] >> number[x.op] & 1
+            )
+
+
+def test_what_a_step_draws_is_not_drawn_again():
+    found = []
+    for recompute in (True, False):
+        with tf.Graph().as_default() as graph:
+            v1.set_random_seed(3)
+            weight = Weights()
+            part, whole = (v1.placeholder(tf.float64, [n, 6]) for n in (2, BATCH))
+            x = part
+            for _ in range(5):
+                x = tf.tanh(v1.nn.dropout(x @ weight(6, 6), rate=0.5))
+            loss = tf.reduce_mean(x**2)
+            cut = partition(loss, DEVICES[:3], "time")
+            step = pipelined(
+                loss, weight.all, cut, [(part, whole)], COUNT, recompute=recompute
+            )
+            drawn = [op for op in graph.get_operations() if op.type == "RandomUniform"]
+            found.append(run([step.loss, step.gradients], values_for([whole])))
+        # Once in the original, and once for each micro-batch, none like another.
+        assert len(drawn) == 5 * (1 + COUNT)
+        assert len({op.get_attr("seed2") for op in drawn}) == 5 * COUNT
+        assert len(step.notes) == 5
+        assert "draws anew for each micro-batch" in step.notes[0]
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert_same(found[0][1], found[1][1])
+
+
+def test_inside_a_function():
+    weights = [
+        tf.Variable(tf.random.stateless_normal([6, 6], [i, 0])) for i in range(4)
+    ]
+    x = tf.random.stateless_normal([8, 6], [9, 9])
+
+    def loss_of(x):
+        for w in weights:
+            x = tf.tanh(x @ w)
+        return tf.reduce_mean(x**2)
+
+    @tf.function
+    def step(x):
+        loss = loss_of(x)
+        found = partition(loss, ["/device:CPU:0"] * 1, "time")
+        built = pipelined(loss, weights, found, [x], COUNT)
+        assert built.weights == (4 * 36 * 4,)
+        return built.loss, built.gradients
+
+    total, gradients = step(x)
+    with tf.GradientTape() as tape:
+        loss = loss_of(x)
+    np.testing.assert_allclose(total, loss, rtol=1e-6)
+    for found, wanted in zip(gradients, tape.gradient(loss, weights), strict=True):
+        np.testing.assert_allclose(
+            found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max()
+        )
+
+
+def test_the_report():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [8, 1000])
+        ws = []
+        for i in range(8):
+            ws.append(v1.get_variable(f"w{i}", [1000], use_resource=True))
+            y = tf.tanh(y) * ws[-1]
+        loss = tf.reduce_mean(y)
+        found = partition(loss, DEVICES, "time")
+        step = pipelined(loss, ws, found, x, 8)
+    part = 1000 * 4
+    sent = {(s, s + 1): 8 * part for s in range(3)}
+    back = {(s + 1, s): 8 * part for s in range(3)}
+    assert step.traffic == dict(sorted((sent | back).items()))
+    assert step.run.in_flight == (4, 3, 2, 1)
+    assert step.recomputed == (True, True, True, False)
+    assert [s.kept for s in step.pipeline.stages[:3]] == [0, part, part]
+    assert step.weights == tuple(
+        part * sum(op.type == "VarHandleOp" for op in s.ops) for s in found.stages
+    )
+    # A stage keeps what three or two micro-batches sent, and the sums of its gradients.
+    assert step.peaks[1] >= 3 * part + step.weights[1]
+    assert 0 < step.run.bubble < 0.5
+    lines = str(step).splitlines()
+    assert lines[0].startswith("4 stages, 8 micro-batches, 1f1b: bubble ")
+    assert "at most 4 micro-batches" in lines[1]
+    assert f"weights {step.weights[1] / 1e6:.2g} MB" in lines[2]
+
+
+def test_all_forward_passes_first_keep_more():
+    peaks = {}
+    for schedule in SCHEDULES:
+        with tf.Graph().as_default():
+            x = y = v1.placeholder(tf.float32, [16, 1000])
+            for _ in range(12):
+                y = tf.tanh(y)
+            w = v1.get_variable("w", [], use_resource=True)
+            loss = tf.reduce_mean(y * w)
+            found = partition(loss, DEVICES[:3], "time")
+            peaks[schedule] = pipelined(loss, w, found, x, 16, schedule=schedule).peaks
+    # With one schedule 16 micro-batches wait in the last stage, with the other two.
+    assert peaks["gpipe"][2] >= 16 * 4000 > 2 * peaks["1f1b"][2]
+
+
+def two_layers(x):
+    w = v1.get_variable("w", [5, 5], use_resource=True)
+    return w, tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
+
+
+def built(loss, w, inputs, count=COUNT, **options):
+    return pipelined(
+        loss, w, partition(loss, DEVICES[:2], "time"), inputs, count, **options
+    )
+
+
+def with_constant_batch(x):
+    return tf.reduce_mean(tf.reshape(tf.tile(x, [1, 4]), [8, -1]) ** 2)
+
+
+def with_a_counter(x):
+    v = v1.get_variable("count", [], use_resource=True)
+    with tf.control_dependencies([v.assign_add(tf.reduce_sum(x))]):
+        return tf.reduce_mean(tf.tanh(x))
+
+
+def with_labels_left_out(x):
+    return tf.reduce_mean(x - tf.ones([8, 5]))
+
+
+def with_a_loop(x):
+    v1.disable_control_flow_v2()
+    try:
+        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), [0, x])
+    finally:
+        v1.enable_control_flow_v2()
+    return tf.reduce_mean(y)
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "message"),
+    [
+        (with_constant_batch, 4, r"'Reshape' \(Reshape\) makes a first axis of 8"),
+        (with_a_counter, 4, "may change state, which would happen once for each"),
+        (with_labels_left_out, 4, "build the graph for one micro-batch"),
+        (with_labels_left_out, 8, r"'sub' \(Sub\) makes a first axis of 8"),
+        (tf.tanh, 4, "a loss is one number; pass tf.reduce_mean"),
+        (tf.reduce_mean, 3, "which 3 micro-batches do not divide"),
+        (lambda x: tf.constant(1.0) * 2, 4, "depends on none of"),
+    ],
+)
+def test_refused_forward_passes(make, count, message):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [8, 5], name="x")
+        loss = make(x)
+        found = partition(loss, DEVICES[:1], "time")
+        before = graph.as_graph_def(add_shapes=False)
+        with pytest.raises(TransformError, match=message):
+            pipelined(loss, [], found, x, count)
+        assert graph.as_graph_def(add_shapes=False) == before
+
+
+def test_a_loop_of_version_1_is_refused():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 5], name="x")
+        loss = with_a_loop(x)
+        ops = tuple(get_backward_walk_ops([loss], control_inputs=True))
+        whole = PartitionStage(DEVICES[0], ops, 1.0, (), 0)
+        with pytest.raises(TransformError, match="loop or conditional of version 1"):
+            pipelined(loss, [], Partition((whole,), "time", 1.0), x, 4)
+
+
+def test_refused_arguments():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 5], name="x")
+        part = v1.placeholder(tf.float32, [3, 5], name="part")
+        w, loss = two_layers(x)
+        with pytest.raises(PlanError, match="'pipe' is no schedule"):
+            built(loss, w, x, schedule="pipe")
+        with pytest.raises(PlanError, match="micro_batches is 1 or more"):
+            built(loss, w, x, 0)
+        with pytest.raises(ArgumentTypeError, match="inputs are tensors"):
+            built(loss, w, ["x"])
+        with pytest.raises(TransformError, match=r"'part:0' .* is no part of 'x:0'"):
+            built(loss, w, [(part, x)])
+        with pytest.raises(TransformError, match="one number and has no batch"):
+            built(loss, w, [loss])
+        with pytest.raises(TransformError, match="'x' is, or leads to, a tensor"):
+            built(loss, [w, x], x)
+        with pytest.raises(TransformError, match="is behind the loss and in no stage"):
+            other = partition(tf.reduce_mean(x), DEVICES[:1])
+            pipelined(loss, w, other, x, COUNT)
+
+
+def test_norms_in_training_are_told():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 4, 4, 3])
+        ones = tf.ones([3])
+        y, *_ = v1.nn.fused_batch_norm(x, ones, ones, name="norm")
+        step = built(tf.reduce_mean(tf.tanh(y)), [ones], x)
+    assert step.notes == ("'norm': its statistics are of each micro-batch",)
+    assert "  'norm': its statistics" in str(step)
+
+
+def test_two_processes_send_what_the_report_says():
+    command = [sys.executable, "-m", "benchmarks.pipelines", "--quick", "--processes"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[2:]]
+    assert [row[0].strip() for row in rows] == ["gpipe"] * 2 + ["1f1b"] * 2
+    for _, _, measured, simulated, received, predicted in rows:
+        assert float(measured) > 0
+        assert float(simulated) > 0
+        # There and back, 64 rows of 64 numbers.
+        assert int(received) == int(predicted) == 2 * 64 * 64 * 4
