@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from zoo import strategies
 from zoo.journeys import JOURNEYS
 from zoo.models import MODELS
 from zoo.results import DIED, ERROR, MISSED, NONE, OK, REFUSED, STATES, Cell
@@ -37,6 +38,14 @@ geutil. `make zoo` runs them, each journey with a limit of time, and goes on whe
 | bits | gradients under op determinism: the same bits, with both, wherever plain ones repeat their own |
 """  # noqa: E501
 _REMARKS = Path(__file__).with_name("remarks.md")
+_STRATEGIES = """## Under tf.distribute
+
+MirroredStrategy on two logical CPU devices, 4 images of 64 px (96 px for Inception and
+Xception) on each, norms and biases at random; `python -m zoo.strategies`. The largest
+difference as a part of the largest value. Batch norms of random networks magnify
+rounding: the third column tells how far plain gradients move if the input is changed in
+its last bits.
+"""
 _KEY = """What is **bold** misses its limit or raises. A number in brackets leads to the
 note below.
 """
@@ -50,6 +59,7 @@ def page(folder: Path) -> str:
     tables = "\n".join(_tables(rows, notes))
     counted = _counted(rows)
     parts = [_TOP, _REMARKS.read_text(encoding="utf-8"), _KEY, counted, tables]
+    parts += [_STRATEGIES, *strategies.table(strategies.noted()), ""]
     parts += ["## Notes\n"] if notes else []
     listed = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
     return "\n".join([*parts, *listed]).rstrip() + "\n"

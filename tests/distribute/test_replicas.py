@@ -184,6 +184,16 @@ def test_workers_equal_one_device_on_the_whole_batch():
         assert list(numbers["misplaced"]) == []
 
 
+def test_workers_fold_synchronized_norms_and_save_memory():
+    one = stepped("one", "synchronized", "train,exact,quantize")
+    for numbers in stepped_by_workers("synchronized", "train,exact,quantize,memory"):
+        close(one, numbers, "loss/", 1e-6)
+        close(one, numbers, "range/0/", 1e-5)
+        close(one, numbers, "variable/", 1e-5)
+        close(one, numbers, "gradient/", 5e-5)
+        assert list(numbers["misplaced"]) == []
+
+
 @functools.cache
 def stepped_by_a_coordinator(edits):
     """Return the numbers of a cluster with a parameter server, and of one device."""
