@@ -20,22 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from zoo.models.applications import NAMES
+
 NOTES = Path(__file__).with_name("strategies.json")
-NETWORKS = (
-    "MobileNet",
-    "MobileNetV2",
-    "MobileNetV3Small",
-    "EfficientNetB0",
-    "EfficientNetV2B0",
-    "ResNet50",
-    "ResNet50V2",
-    "DenseNet121",
-    "InceptionV3",
-    "Xception",
-    "NASNetMobile",
-    "VGG16",
-    "ConvNeXtTiny",
-)
+_SLOW = ("InceptionResNetV2",)
+NETWORKS = tuple(name for name in NAMES if name not in _SLOW)
 WAYS = {
     "memory": 'gradients with "memory", next to plain ones under the strategy',
     "fold": "gradients after a fold for training, next to no fold",

@@ -23,7 +23,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "MobileNetV2": {"alpha": 0.35},
     "MobileNetV3Small": {"minimalistic": False},
 }
-_NAMES = (
+NAMES = (
     "MobileNet",
     "MobileNetV2",
     "MobileNetV3Small",
@@ -59,5 +59,5 @@ def _application(name: str) -> Function:
 
 
 BUILDERS: dict[str, Callable[[], Function]] = {
-    name: partial(_application, name) for name in _NAMES
+    name: partial(_application, name) for name in NAMES
 }
