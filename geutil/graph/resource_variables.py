@@ -41,10 +41,10 @@ def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") ->
         name: its name; a v1 graph makes it unique.
         device: where it is, in a v1 graph. Elsewhere TensorFlow decides.
 
-    While a replica of `tf.distribute` is traced, and in the scope of a strategy of
-    several, it is a variable of the strategy.
+    While a replica of `tf.distribute` is traced, and in the scope of a strategy, it is
+    one of the strategy.
     """
-    if replicas.current() is not None or strategy_variables.needs_copies():
+    if replicas.current() is not None or strategy_variables.in_scope():
         (variable,) = replicas.new_variables([(name, initial)])
         return variable
     is_placed = device and not is_func_graph(graph)
@@ -87,7 +87,7 @@ def variables_outside(
     Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape and
         device.
     """
-    if replicas.current() is not None or strategy_variables.needs_copies():
+    if replicas.current() is not None or strategy_variables.in_scope():
         return replicas.new_variables(initial_values)
     if is_func_graph(graph):
         return [

@@ -15,10 +15,15 @@ from geutil.graph import _tf, op_types
 from geutil.graph.types import Operation
 
 
+def in_scope() -> bool:
+    """Tell whether the scope of a strategy is open here, and no replica is traced."""
+    distribute = tf.distribute
+    return distribute.has_strategy() and distribute.in_cross_replica_context()
+
+
 def needs_copies() -> bool:
-    """Tell whether a strategy of several replicas is in scope here."""
-    strategy = tf.distribute.get_strategy()
-    return tf.distribute.has_strategy() and strategy.num_replicas_in_sync > 1
+    """Tell whether the scope of a strategy of several replicas is open here."""
+    return in_scope() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
 def first_copy(variable: Any) -> Any:

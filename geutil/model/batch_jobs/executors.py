@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from functools import partial
@@ -52,6 +53,7 @@ class RayExecutor(Executor):
         # A batch begins again itself what dies, and tells.
         self._options = {"max_retries": 0, **options}
         self._references: list[Any] = []
+        self._cancelled: frozenset[Any] = frozenset()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a function as a task.
@@ -65,16 +67,19 @@ class RayExecutor(Executor):
         reference = task.remote(fn, *args, **kwargs)
         self._references.append(reference)
         future: Future[T] = Future()
-        reference.future().add_done_callback(partial(self._settle, future))
+        settle = partial(self._settle, future, reference)
+        reference.future().add_done_callback(settle)
         return future
 
-    def _settle(self, future: Future[Any], task: Future[Any]) -> None:
+    def _settle(self, future: Future[Any], reference: Any, task: Future[Any]) -> None:
         """Hand the result of a task on; one that Ray cancelled is a cancelled future.
 
-        Ray has its own error for that, and another one where the task had begun.
+        Ray has its own error for that, and another one where the task had begun. One
+        that is interrupted just then may say that it returned None.
         """
         error = task.exception()
-        if isinstance(error, self._ray.exceptions.TaskCancelledError):
+        is_cancelled = isinstance(error, self._ray.exceptions.TaskCancelledError)
+        if is_cancelled or reference in self._cancelled:
             future.cancel()
         if not future.set_running_or_notify_cancel():
             return
@@ -90,12 +95,35 @@ class RayExecutor(Executor):
             wait: whether to wait.
             cancel_futures: whether to cancel tasks; Ray interrupts those that run, too.
         """
-        if cancel_futures:
-            for reference in self._references:
-                self._ray.cancel(reference)
-        if wait and self._references:
+        if cancel_futures and self._references:
+            self._cancel(wait)
+        elif wait and self._references:
             self._ray.wait(self._references, num_returns=len(self._references))
         self._references.clear()
+
+    def _cancel(self, wait: bool) -> None:
+        """Cancel what has not ended; Ray may lose the interrupt of what just begins."""
+        pending = self._not_ended(self._references, 0.0)
+        self._cancelled |= frozenset(pending)
+        for times in itertools.count():
+            for reference in pending:
+                self._ray.cancel(reference, force=times >= _INTERRUPTS)
+            if not wait or not pending:
+                return
+            pending = self._not_ended(pending, _PATIENCE)
+
+    def _not_ended(self, references: Sequence[Any], seconds: float) -> list[Any]:
+        """Return the tasks that have not ended after some seconds."""
+        count = len(references)
+        waiting = list(references)
+        _, pending = self._ray.wait(waiting, num_returns=count, timeout=seconds)
+        return list(pending)
+
+
+_INTERRUPTS = 5
+"""So many times a task is interrupted before its worker is ended."""
+_PATIENCE = 2.0
+"""Seconds from one interrupt to the next."""
 
 
 def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
