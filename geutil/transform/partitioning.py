@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import adjacency, colocation, edits, op_types
+from geutil.graph import adjacency, colocation, edits, op_types, types
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.op_costs import op_time
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
@@ -17,6 +17,7 @@ from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.memory.stage_cuts import SequenceCut, cut_any, cut_sequence, lower_largest
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
+from geutil.select.networks.provenance import Origins
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
 from geutil.transform.stage_memory import (
     StageMemory,
@@ -147,7 +148,8 @@ def partition(
     stretches near it.
 
     Args:
-        ys: the tensors, such as the loss; the graph is that of one micro-batch.
+        ys: the tensors, such as the loss; or a graph, of which those of numbers that
+            depend on data and that nothing reads. The graph is that of one micro-batch.
         devices: one for each stage, first to last.
         balance: "memory" or "time".
         micro_batches: how many of them a step has.
@@ -162,7 +164,8 @@ def partition(
 
     Raises:
         ArgumentTypeError: `devices` is no list of texts, or `micro_batches` below 1.
-        SelectionError: there is no such balance, or `ys` are of several graphs.
+        SelectionError: there is no such balance, `ys` are of several graphs, or all of
+            a graph is read.
         PlanError: there are more devices than places to cut, no such schedule, or by
             "memory" no gradient.
         PredictionError: sizes that "memory" needs depend on open dimensions.
@@ -189,8 +192,7 @@ def partition(
     if balance not in BALANCES:
         raise SelectionError(f"{balance!r} is no balance; pass 'memory' or 'time'")
     flights = _flights(len(devices), micro_batches, schedule)
-    tensors = conversions.make_list_of_t(ys)
-    conversions.get_unique_graph(tensors)
+    tensors = _targets(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
     if balance == "memory":
         memory = line.memory(tensors, flights, recompute, shapes)
@@ -222,11 +224,37 @@ def even_split(
 
     Cost: that of `tf.gradients`, and a simulation for each stage.
     """
-    tensors = conversions.make_list_of_t(ys)
+    tensors = _targets(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
     flights = _flights(len(devices), micro_batches, schedule)
     memory = line.memory(tensors, flights, recompute)
     return line.evenly(memory, devices)
+
+
+def _targets(ys: Any) -> list[Tensor]:
+    """Return tensors of one graph; of a graph the results of its data."""
+    tensors: list[Tensor] = conversions.make_list_of_t(ys)
+    if types.is_graph(ys):
+        origins = Origins(ys)
+        tensors = [t for t in tensors if _is_result(t) and not origins.is_parameter(t)]
+        if not tensors:
+            raise SelectionError(
+                "the graph has no number that depends on data and that nothing reads; "
+                "pass the loss"
+            )
+    conversions.get_unique_graph(tensors)
+    return tensors
+
+
+def _is_result(tensor: Tensor) -> bool:
+    """Tell whether nothing reads an op, and it makes numbers rather than changes them.
+
+    Of a fused norm some outputs are never read.
+    """
+    op = tensor.op
+    is_read = any(t.consumers() for t in op.outputs)
+    changes = is_stateful(op) or types.is_reference(tensor)
+    return tensor.dtype.is_floating and not is_read and not changes
 
 
 def _flights(stages: int, micro_batches: int, schedule: Schedule) -> list[int]:

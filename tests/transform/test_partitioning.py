@@ -60,6 +60,22 @@ def test_stages_of_networks(name, balance):
     assert all(op.device == DEVICES[stage] for op, stage in stage_of.items())
 
 
+@pytest.mark.parametrize("balance", ["memory", "time"])
+def test_of_a_graph_the_loss_is_found(balance):
+    forward = trace_forward(small_step("ResNet50"))
+    graph = forward.loss.graph
+    loss, whole = (partition(y, DEVICES, balance) for y in (forward.loss, graph))
+    assert [s.ops for s in whole.stages] == [s.ops for s in loss.stages]
+    assert whole.largest == loss.largest
+
+
+def test_a_graph_without_results_is_refused():
+    with tf.Graph().as_default() as graph:
+        v1.get_variable("w", [3], use_resource=True)
+    with pytest.raises(SelectionError, match="pass the loss"):
+        partition(graph, DEVICES)
+
+
 def test_time_is_balanced():
     with tf.Graph().as_default():
         y = chain([100] * 13)
