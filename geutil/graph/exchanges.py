@@ -62,16 +62,17 @@ def _order_exchanges(graph: Graph) -> None:
         )
     if order == sorted(order):
         return
-    controls = []
-    for chain in chains:
-        ops = [chain[i] for i in order]
-        for before, op in pairwise(ops):
-            if before not in op.control_inputs:
-                controls.append(ControlEdit(op, (*op.control_inputs, before)))
-            if _INDEPENDENT not in before.node_def.attr:
-                manager.run_independently(before)
-    # The last stays in TensorFlow's own chain, before what is made later.
+    pairs = [pair for chain in chains for pair in pairwise([chain[i] for i in order])]
+    controls = [
+        ControlEdit(op, (*op.control_inputs, before))
+        for before, op in pairs
+        if before not in op.control_inputs
+    ]
     apply_edits(graph, controls=controls)
+    # The last stays in TensorFlow's own chain, before what is made later.
+    for before, _ in pairs:
+        if _INDEPENDENT not in before.node_def.attr:
+            manager.run_independently(before)
 
 
 _INDEPENDENT = "_independent_side_effects"

@@ -41,10 +41,10 @@ def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") ->
         name: its name; a v1 graph makes it unique.
         device: where it is, in a v1 graph. Elsewhere TensorFlow decides.
 
-    While a replica of `tf.distribute` is traced, and in the scope of a strategy, it is
-    one of the strategy.
+    While a replica of `tf.distribute` is traced it is one of the strategy; in the scope
+    of a strategy, too, but for a v1 graph.
     """
-    if replicas.current() is not None or strategy_variables.in_scope():
+    if _are_of_strategy(graph):
         (variable,) = replicas.new_variables([(name, initial)])
         return variable
     is_placed = device and not is_func_graph(graph)
@@ -52,6 +52,12 @@ def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") ->
     with creation.neutral(graph), tf.init_scope(), place:
         # The class itself: tf.Variable would ask the tracing function to make it.
         return ResourceVariable(initial, trainable=False, name=name)
+
+
+def _are_of_strategy(graph: Graph) -> bool:
+    """Tell whether new variables are those of a strategy of `tf.distribute`."""
+    in_scope = is_func_graph(graph) and strategy_variables.in_scope()
+    return in_scope or replicas.current() is not None
 
 
 def handle_in(graph: Graph, variable: Any) -> Any:
@@ -87,7 +93,7 @@ def variables_outside(
     Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape and
         device.
     """
-    if replicas.current() is not None or strategy_variables.in_scope():
+    if _are_of_strategy(graph):
         return replicas.new_variables(initial_values)
     if is_func_graph(graph):
         return [

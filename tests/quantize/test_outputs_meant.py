@@ -116,6 +116,19 @@ def test_outputs_of_a_model_are_refused(client):
 
 
 @needs_eager
+def test_a_graph_of_version_1_in_the_scope_of_a_strategy_has_its_own_variables():
+    nets = Networks(trained=False)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        fold_batch_norms(nets.graph)
+        report = quantize(nets.graph)
+    (found,) = nets.values([report.tensor(nets.second)])
+    alone = Networks(trained=False)
+    fold_batch_norms(alone.graph)
+    (expected,) = alone.values([quantize(alone.graph).tensor(alone.second)])
+    np.testing.assert_array_equal(found, expected)
+
+
+@needs_eager
 def test_two_runs_of_a_strategy_in_one_function():
     """The second finds the gradients of the first in its graph."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
