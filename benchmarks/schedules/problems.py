@@ -38,7 +38,7 @@ def network_problem(network: str) -> Problem:
         loss = step.loss(*batch)
         plain = build_step(loss, step.variables)
         tensor_sizes.settle_shapes(plain.ops())
-        program = StepProgram(plain, with_updates=True)
+        program = StepProgram(plain, updates="apart")
         found.append(step_problem(plain, AlwaysKept(plain), program).problem)
         return loss
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -175,7 +176,6 @@ class StepProgram:
         self,
         segments: Iterable[Segment] = (),
         *,
-        with_variables: bool = True,
         updates_wait: bool = False,
     ) -> Program:
         """Return the step with the ops of some segments run again.
@@ -184,10 +184,9 @@ class StepProgram:
 
         Args:
             segments: what is run again.
-            with_variables: whether variables that are updated are there, so that an
-                update may leave the old value behind.
-            updates_wait: whether updates wait for all that reads their variables, apart
-                from what runs again.
+            updates_wait: whether updates that matter wait for all that reads their
+                variables, apart from what runs again. Otherwise variables are there,
+                and an update may leave the old value behind.
 
         Cost: linear in nodes and edges.
         """
@@ -205,19 +204,26 @@ class StepProgram:
                 _add_in_turn(nodes, sizes, place, order)
         if segments:
             nodes = _pruned(nodes, sizes, self._wanted)
-        nodes += self._updates(wait=updates_wait)
-        if with_variables:
+        small = scheduling.negligible_size(Program(nodes, sizes))
+        nodes += self._updates(small if updates_wait else math.inf)
+        if not updates_wait:
             self._read_variables(nodes, sizes, turns)
         return Program(nodes, sizes, self._held)
 
-    def _updates(self, *, wait: bool) -> list[Node]:
-        """Return what updates the variables; each may wait for all that reads its."""
+    def _updates(self, bound: float) -> list[Node]:
+        """Return what updates the variables.
+
+        Args:
+            bound: bytes above which an update waits for all that reads its variable.
+        """
         return [
             Node(
                 "update",
                 "AssignSubVariableOp",
                 [number],
-                controls=[self._place[op] for op in readers if wait],
+                controls=[self._place[op] for op in readers]
+                if self._sizes[number] > bound
+                else (),
                 temporary=self._sizes[number] if self._is_apart else 0,
             )
             for number, readers in self._updated

@@ -19,6 +19,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
+from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
@@ -117,6 +118,8 @@ class Report(Shown):
         extra_time: about how long what runs again takes, as a part of the time of the
             step with plain gradients: an estimate, in which moving an element costs as
             much as some multiply-adds of a convolution, unless times were measured.
+        extra_time_bound: no schedule of the step's ops within the budget takes less,
+            by the same estimate; 0 if nothing is known of that.
         budget: what the step may hold, in bytes; None if nothing was said of that.
         offloaded: the names of tensors that wait in another device's memory.
         warnings: what the caller should know.
@@ -145,6 +148,7 @@ class Report(Shown):
     encoded: tuple[EncodedTensor, ...] = ()
     not_encoded: tuple[KeptTensor, ...] = ()
     extra_time: float = 0.0
+    extra_time_bound: float = 0.0
     budget: int | None = None
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -188,7 +192,8 @@ class Report(Shown):
             f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
             f"under any schedule: {self.worst_cases()}",
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
-            f"recomputed: {again}, {share}; about {self.extra_time:.0%} more time",
+            f"recomputed: {again}, {share}; about {self.extra_time:.0%} more time"
+            f"{at_least(self.extra_time_bound)}",
         ]
         if self.encoded:
             before, after = (
@@ -281,6 +286,7 @@ def make_report(
         extra_time=extra_share(plan, keeping.time_of)
         if keeping.extra_time is None
         else keeping.extra_time,
+        extra_time_bound=keeping.bound,
         plan=planned,
         plain_plan=plain,
         plain_plan_held=plain_program.plain(holds_gradients=True),

@@ -306,6 +306,7 @@ def _resolve_plan(step: PlainStep, plan: Plan, always: AlwaysKept) -> Keeping:
         plan=recomputation,
         limit=plan.budget,
         extra_time=plan.extra_time,
+        bound=plan.bound,
     )
 
 

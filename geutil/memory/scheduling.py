@@ -107,7 +107,8 @@ def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
 
     Of the others, those that make no more than the largest tensor that they read run
     right behind what they need, and so do those that no node needs; the rest just
-    before the first node that needs them.
+    before the first node that needs them. What changes a variable comes behind what
+    reads its old value.
 
     Args:
         program: the nodes and their edges.
@@ -148,7 +149,7 @@ class _Scheduler:
         self._program = program
         self._usual = usual
         self._successors = list(program.successors())
-        self._rank = (
+        self._rank: Sequence[float] = (
             _ranks(rank, usual, self._successors)
             if isinstance(rank, str)
             else _ranks_around(rank, usual, self._successors, program)
@@ -160,7 +161,7 @@ class _Scheduler:
         self._blocked: dict[int, set[int]] = {}
         nodes = program.nodes
         self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
-        self._ready: list[tuple[bool, int, int]] = []
+        self._ready: list[tuple[bool, float, int]] = []
         self._waiting = [False] * len(nodes)
         self._order: list[int] = []
 
@@ -266,14 +267,14 @@ def _ranks_around(
     usual: Sequence[int],
     successors: Sequence[Sequence[int]],
     program: Program,
-) -> list[int]:
+) -> Sequence[float]:
     """Return the known places, and those of other nodes; see `order_around`."""
     last = len(usual) + max(known.values())
-    ranks = [known.get(i, last) for i in range(len(usual))]
+    ranks: list[float] = [known.get(i, last) for i in range(len(usual))]
     for i in reversed(usual):
         if i not in known:
             ranks[i] = min((ranks[j] for j in successors[i]), default=last)
-    behind = [known.get(i, 0) for i in range(len(usual))]
+    behind: list[float] = [known.get(i, 0) for i in range(len(usual))]
     for i in usual:
         for j in successors[i]:
             if j not in known:
@@ -284,6 +285,15 @@ def _ranks_around(
         shrinks = made <= max((sizes[t] for t in node.inputs), default=-1)
         if i not in known and (shrinks or ranks[i] == last):
             ranks[i] = behind[i]
+    renewed = {t for node in nodes for t in node.updates}
+    read_last: dict[int, float] = {}
+    for i, node in enumerate(nodes):
+        for t in renewed.intersection(node.inputs):
+            read_last[t] = max(read_last.get(t, 0), ranks[i])
+    for i, node in enumerate(nodes):
+        if i not in known and node.updates:
+            # To wait for what reads the old value holds no more than to leave it there.
+            ranks[i] = max(ranks[i], *(read_last.get(t, 0) + 0.5 for t in node.updates))
     return ranks
 
 

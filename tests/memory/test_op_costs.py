@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients.tensor_sizes import negligible_bytes
-from geutil.memory.op_costs import multiply_adds
+from geutil.memory.op_costs import multiply_adds, op_time
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
 v1 = tf.compat.v1
@@ -157,3 +157,62 @@ def test_negligible_bytes(sizes, share):
     # No greater limit would do.
     larger = min((s for s in sizes if s > limit), default=math.inf)
     assert math.isinf(larger) or sum(s for s in sizes if s <= larger) > share * total
+
+
+VIEWS = {
+    "reshape": lambda x: tf.reshape(x, [-1]),
+    "identity": tf.identity,
+    "several": lambda x: tf.raw_ops.IdentityN(input=[x, x])[0],
+    "shape": tf.shape,
+    "rows": lambda x: tf.raw_ops.Slice(input=x, begin=[16, 0], size=[16, -1]),
+    "a sum of one": lambda x: tf.raw_ops.AddN(inputs=[x]),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_shows_a_buffer_takes_no_time(name):
+    with tf.Graph().as_default():
+        op = VIEWS[name](tf.tanh(zeros(64, 16))).op
+    assert op_time(op) == 0
+
+
+def test_what_is_copied_takes_time():
+    with tf.Graph().as_default():
+        x = tf.tanh(zeros(64, 16))
+        # Columns, not rows.
+        ops = [x.op, x[:, :8].op, tf.transpose(x).op, tf.concat([x, x], 0).op]
+    assert all(op_time(op) >= 16 * 2 * 64 * 8 for op in ops)
+
+
+def test_variables_are_there_already():
+    with tf.Graph().as_default():
+        v = v1.get_variable("v", [64, 64], use_resource=True)
+        read = v.read_value().op
+    while read.type == "Identity":
+        read = read.inputs[0].op
+    assert (read.type, op_time(read)) == ("ReadVariableOp", 0)
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast"),
+    [
+        # Of the same elements: a reduction, a transcendental function, next to a sum.
+        (lambda x: tf.tanh(x), lambda x: tf.nn.relu(x)),
+        (lambda x: tf.reduce_sum(x, 0), lambda x: tf.slice(x, [0, 0], [64, 1])),
+        (lambda x: x @ tf.transpose(x), lambda x: x + x),
+    ],
+)
+def test_what_computes_takes_longer_than_what_moves(slow, fast):
+    with tf.Graph().as_default():
+        x = zeros(64, 64)
+        assert op_time(slow(x).op) > op_time(fast(x).op) > 0
+
+
+def test_a_depthwise_convolution_takes_more_than_its_multiply_adds():
+    """Next to a full one of as many; kernels reach a small part of the machine's."""
+    with tf.Graph().as_default():
+        x = zeros(2, 32, 32, 64)
+        depthwise = tf.nn.depthwise_conv2d(x, zeros(3, 3, 64, 1), [1] * 4, "SAME").op
+        full = tf.nn.conv2d(x, zeros(1, 1, 64, 9), 1, "SAME").op
+    assert multiply_adds(depthwise) == multiply_adds(full)
+    assert op_time(depthwise) > 2 * op_time(full)

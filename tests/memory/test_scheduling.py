@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from geutil.errors import PredictionError
 from geutil.memory import Node, Program, execution_order, simulate
-from geutil.memory.scheduling import frugal_order, negligible_size, planned_order
+from geutil.memory.scheduling import (
+    frugal_order,
+    negligible_size,
+    order_around,
+    planned_order,
+)
 from tests.memory.test_simulation import chain, programs
 from tests.thorough import length
 
@@ -208,3 +213,32 @@ def test_long_chains_in_place():
     nodes = [program.nodes[0].changed(reuses=()), *program.nodes[1:]]
     program = Program(nodes, program.sizes, program.fetched)
     assert frugal_order(program) == list(range(count))
+
+
+def test_around_a_known_order_an_update_waits_for_what_reads_the_old_value():
+    """A gradient is held meanwhile, which is no more than a second buffer."""
+    nodes = [
+        Node("variable", "ReadVariableOp", outputs=[0]),
+        Node("slope", "Exp", outputs=[1]),
+        Node("update", "AssignSubVariableOp", [1], [2], updates=[0]),
+        Node("other", "Exp", outputs=[3]),
+        Node("reader", "MatMul", [0, 3], [4]),
+    ]
+    program = Program(nodes, sizes=[0, 80, 80, 8, 8], fetched=[4])
+    order = order_around(program, {1: 0, 3: 1, 4: 2})
+    assert [nodes[i].name for i in order].index("reader") < order.index(2)
+    hasty = [0, 1, 2, 3, 4]
+    assert simulate(program, order).peak == 80 + 8 + 8
+    assert simulate(program, hasty).peak == 80 + 80
+
+
+@given(programs(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_random_programs_around_a_known_order(program, data):
+    order = execution_order(program)
+    known = {i: place for place, i in enumerate(order) if data.draw(st.booleans())}
+    if known:
+        # Raises for what is no order.
+        found = order_around(program, known)
+        simulate(program, found)
+        assert [i for i in found if i in known] == [i for i in order if i in known]

@@ -50,7 +50,7 @@ class Plan:
         extra_time: what runs again takes, as a part of the time of the step with plain
             gradients. An estimate from op costs.
         bound: no schedule of the planner within the budget takes less extra time; 0 if
-            nothing is known of that, as of steps with many ops.
+            nothing is known of that, as of steps with very many ops.
         types: the types of the ops that run again, each with how many runs these are,
             the most first.
         bursts: the ops that run again together, by number.
@@ -102,7 +102,7 @@ class Plan:
         return (
             f"plan for {megabytes(self.budget)}: {megabytes(self.peak)}, plain "
             f"{megabytes(self.plain_peak)}; {count} runs of ops again{sent}, "
-            f"about {self.extra_time:.1%} more time"
+            f"about {self.extra_time:.1%} more time{at_least(self.bound)}"
         )
 
     def fits(self, step: PlainStep) -> bool:
@@ -140,6 +140,11 @@ class Plan:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"{os.fspath(path)} holds no plan: {error}") from error
         return plan
+
+
+def at_least(bound: float) -> str:
+    """Say what a bound of extra time says; nothing if there is none."""
+    return f", and no schedule takes less than {bound:.1%}" if bound > 0 else ""
 
 
 def _check(plan: Plan) -> None:

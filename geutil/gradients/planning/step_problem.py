@@ -115,8 +115,6 @@ def step_problem(
     always: Keeps,
     step_program: StepProgram,
     time_of: Times = op_time,
-    *,
-    updates_wait: bool = False,
 ) -> StepProblem:
     """Return a step as a problem of the planner.
 
@@ -128,11 +126,10 @@ def step_problem(
         always: tells which tensors are kept whatever is chosen.
         step_program: the step as numbers.
         time_of: tells how long an op takes.
-        updates_wait: as in `StepProgram.program`.
 
     Cost: linear in the ops of the step and their edges.
     """
-    program = step_program.program(with_variables=False, updates_wait=updates_wait)
+    program = step_program.program(updates_wait=True)
     ops = step_program.ops
     later = step_program.later(program)
     again = _recomputable(step, always, ops)
@@ -323,8 +320,9 @@ class _Groups:
             (reader,) = outside
             if len({again[i] for i in (*group, *members.get(reader, [reader]))}) > 1:
                 continue
-            # An update uses up its gradient at once; both are there meanwhile.
-            ends = not nodes[reader].outputs
+            # An update uses up its gradient at once; both are there meanwhile. One that
+            # waits leaves the gradient there, which may be small next to what it reads.
+            ends = not nodes[reader].outputs and not nodes[reader].controls
             if ends or self._loses_nothing(group, first, reader, small):
                 self._leader[first] = reader
                 # What the group reads, the whole of it reads from now on.

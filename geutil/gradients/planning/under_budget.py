@@ -37,22 +37,25 @@ from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
 """How many schedules are made, times the nodes of the problem."""
-_MOST_SEARCHED = 2500
-"""Of larger problems, only what is needed is looked for."""
 _WORTHS = (0.5, 1.0, 2.0)
 """For how much of an op's own time its result may travel, in the choices tried."""
-_MOVES = 80_000
-_SEARCHES = 2
-_SEARCHED_NODES = 6000
-"""How often other random numbers are tried, times the nodes of the problem."""
-_PATIENT_TRIES = 3
+_MOST_SEARCHED = 2500
+"""Of larger problems, only what is needed is looked for."""
 _WORTH_RISKING = 0.75
 """Where the time for updates in place is less than this part of that for others, they
 are taken to be in place."""
+_MOVES = 160_000
+_SEARCHES = 2
+_SEARCHED_NODES = 3000
+"""How often other random numbers are tried, times the nodes of the problem."""
 _PLANS_AS_LOW = 1
 """How many schedules are looked for that hold hardly more than the least peak."""
-_MOST_BOUNDED, _BRANCHES = 400, 200
-"""Nodes of problems that are bounded, and the branches of the bound's program."""
+_MOST_BOUNDED = 6000
+"""Nodes of problems that are bounded; for larger ones to write the program down takes
+long."""
+_SMALL, _FEW_BRANCHES, _MANY_BRANCHES = 400, 1, 200
+"""Nodes of small problems, and the branches of the bound's program for others and for
+those. The first branch, with its cuts, gives most of the bound in a second or two."""
 _STRIDE = 0.7
 """A next budget is at most this far from one in proportion."""
 _AIM, _MOST = 0.985, 0.99
@@ -237,22 +240,6 @@ class BudgetSearch:
         )
 
     @cached_property
-    def _patient(self) -> StepProblem:
-        """The problem in which each update waits for what reads its variable."""
-        return step_problem(
-            self._step,
-            self._always,
-            self._trials.program,
-            self.time_of,
-            updates_wait=True,
-        )
-
-    def _is_renewing(self, trial: Trial) -> bool:
-        """Tell whether updates leave so much behind that they had better wait."""
-        planned = self._schedules[trial].peak
-        return self._updates != "none" and trial.peak > (1 + _CLOSE) * planned
-
-    @cached_property
     def _travelling(self) -> list[dict[int, float]]:
         """Nodes whose results may travel, with how long one way takes: some choices.
 
@@ -312,13 +299,6 @@ class BudgetSearch:
             return Choice(self.alone, 0.0)
         aim = int(_MOST * limit)
         tried = self._planned(int(_AIM * limit), aim)
-        is_renewing = self._is_renewing(tried[0])
-        is_small = len(self.problem.problem) <= _MOST_SEARCHED
-        if is_renewing and (is_small or min(t.peak for t in tried) > aim):
-            most = aim if is_small else limit
-            tried += self._planned(
-                int(_AIM * limit), most, self._patient, _PATIENT_TRIES
-            )
         for one_way in self._travelling:
             travelling = with_transfers(self.problem, one_way)
             tried += self._planned(int(_AIM * limit), aim, travelling)
@@ -339,11 +319,19 @@ class BudgetSearch:
         best = min(
             [*within, *refined], key=lambda trial: (self._extra_time(trial), trial.peak)
         )
-        if is_renewing and is_small and self._updates == "apart":
+        if self._updates == "apart" and self._leaves_more(tried[0]):
             other = self._with_less.within(limit)
             if self._extra_time(other.trial) < _WORTH_RISKING * self._extra_time(best):
                 return other
         return Choice(best, self._bound(limit, best))
+
+    def _leaves_more(self, trial: Trial) -> bool:
+        """Tell whether a step holds what updates leave, of which no schedule knows.
+
+        They leave the old value of a variable that is read by what runs again later.
+        """
+        is_small = len(self.problem.problem) <= _MOST_SEARCHED
+        return is_small and trial.peak > (1 + _CLOSE) * self._schedules[trial].peak
 
     def least(self, extra_share: float) -> Choice:
         """Return the recomputation of least peak within extra time.
@@ -422,7 +410,8 @@ class BudgetSearch:
         # the best one is open to others, too.
         schedule = self._schedules.get(best)
         saved = max(schedule.peak - best.peak, 0) if schedule else 0
-        bound = extra_time_bound(problem, limit + saved, branches=_BRANCHES)
+        branches = _FEW_BRANCHES if len(problem) > _SMALL else _MANY_BRANCHES
+        bound = extra_time_bound(problem, limit + saved, branches=branches)
         extra = self._extra_time(best)
         if schedule:
             # What gradient functions made may run less often than the schedule says.

@@ -28,6 +28,7 @@ from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import simulation
+from geutil.memory.scheduling import order_around
 
 ROWS, WIDTH, LAYERS = 512, 64, 16
 
@@ -148,6 +149,24 @@ def test_a_plan_of_extra_time_is_used_again(weights):
     found = plans[0]
     assert last_report(function.graph).peak <= found.peak == found.budget
     assert 0 < found.bound <= found.extra_time <= 0.2
+
+
+def test_large_steps_are_bounded_too():
+    """The report says how much time there is no way around."""
+    with tf.Graph().as_default():
+        y = x = tf.ones([1000])
+        for _ in range(250):
+            y = tf.tanh(y)
+        found = plan(y, x, "10%")
+        slopes = gradients(y, x, checkpoints=found)
+        report = last_report()
+    assert len(slopes) == 1
+    assert found.ops > 500
+    assert 0 < found.bound <= found.extra_time
+    assert report.extra_time_bound == found.bound
+    said = f"no schedule takes less than {found.bound:.1%}"
+    assert said in str(found)
+    assert said in str(report)
 
 
 def test_a_curve_is_drawn_through_limits():
@@ -273,6 +292,39 @@ def test_an_update_before_the_last_read_leaves_the_old_value(updates):
         for some in (nodes, gone)
     ]
     assert held[0] - held[1] == 4 * WIDTH * WIDTH
+
+
+@parameterized.expand([("in place",), ("apart",)])
+def test_the_planner_knows_that_updates_wait(updates):
+    """Where weights are most of a step, it holds what the schedule says."""
+    with tf.Graph().as_default():
+        y = x = tf.compat.v1.placeholder(tf.float32, [8, 128])
+        weights = [tf.Variable(tf.zeros([128, 128]), use_resource=True) for _ in "123"]
+        for w in weights:
+            y = tf.tanh(y @ w)
+        plain = build_step(tf.reduce_sum(y), [*weights, x])
+        always = AlwaysKept(plain)
+        trials = Trials(plain, always, updates=updates)
+        told = step_problem(plain, always, trials.program)
+    # Gradients of weights first: each is held until that of its input was computed.
+    problem, order = told.problem, []
+    first = {w.op for w in plain.gradients[:3]}
+    hasty = sorted(
+        range(len(problem)),
+        key=lambda v: bool(told.ops[v]) and first.isdisjoint(told.ops[v]),
+    )
+    while len(order) < len(problem):
+        ran = set(order)
+        order.append(
+            next(v for v in hasty if v not in ran and ran.issuperset(problem.inputs[v]))
+        )
+    places = told.recomputation(order).places
+    program = trials.program.program()
+    names = [node.name for node in program.nodes]
+    known = {i: places[name] for i, name in enumerate(names) if name in places}
+    found = simulation.simulate(program, order_around(program, known)).peak
+    assert found == pytest.approx(problem.peak(order), rel=0.02)
+    assert found > 4 * 128 * 128 * (1 + (updates == "apart"))
 
 
 def test_updates_of_large_weights_are_within_the_budget():
