@@ -46,8 +46,9 @@ _WORTH_RISKING = 0.75
 are taken to be in place."""
 _MOVES = 160_000
 _SEARCHES = 2
-_SEARCHED_NODES = 3000
-"""How often other random numbers are tried, times the nodes of the problem."""
+_SEARCHED_NODES, _MOST_SEARCHES = 4000, 2
+"""How often other random numbers are tried: at most, times the nodes of the problem,
+and at all."""
 _PLANS_AS_LOW = 1
 """How many schedules are looked for that hold hardly more than the least peak."""
 _MOST_BOUNDED = 6000
@@ -56,6 +57,9 @@ long."""
 _SMALL, _FEW_BRANCHES, _MANY_BRANCHES = 400, 1, 200
 """Nodes of small problems, and the branches of the bound's program for others and for
 those. The first branch, with its cuts, gives most of the bound in a second or two."""
+_NARROW = 0.03
+"""Budgets that are nearer than this, as a part, differ by less than what a step holds
+differs from its schedule."""
 _STRIDE = 0.7
 """A next budget is at most this far from one in proportion."""
 _AIM, _MOST = 0.985, 0.99
@@ -441,7 +445,7 @@ class BudgetSearch:
         problem, trials = given or self.problem, self._trials
         tried: list[Trial] = []
         nodes = max(len(problem.problem), 1)
-        left = max(_SEARCHED_NODES // nodes, 1)
+        left = min(max(_SEARCHED_NODES // nodes, 1), _MOST_SEARCHES)
         tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
         points: list[tuple[float, int]] = []
         asked, low, high = float(limit), 0.0, math.inf
@@ -458,19 +462,22 @@ class BudgetSearch:
             tried.append(trial)
             points.append((asked, trial.peak))
             if trial.peak <= most:
-                low = asked
+                low = max(low, asked)
             else:
-                high = asked
+                # Whoever asks for more than the schedule's own peak may get it again.
+                high = min(high, asked, schedule.peak)
                 again = _run_twice(schedule.runs)
                 kept = [t for node, t in problem.tensors if node not in again]
                 tried += [] if problem.returning else [trials.run(kept)]
             if schedule.status == "infeasible":
                 break
-            if (1 - _CLOSE) * limit < trial.peak <= most:
+            fits_well = (1 - _CLOSE) * limit < trial.peak <= most
+            if fits_well or (low and high < (1 + _NARROW) * low):
                 # Other random numbers may find better.
                 left -= 1
                 if not left:
                     break
+                asked = asked if fits_well else low
                 continue
             asked = _next_budget(points, limit)
             if low and not low < asked < high:

@@ -141,8 +141,9 @@ def test_a_plan_of_extra_time_is_used_again(weights):
     @tf.function(autograph=False)
     def train(x):
         loss = loss_of(x, weights)
-        plans.append(plan(loss, weights, Budget(extra_time="20%")))
-        return gradients(loss, weights, checkpoints=plans[-1])
+        budget = Budget(extra_time="20%")
+        plans.append(plan(loss, weights, budget, holds_gradients=True))
+        return gradients(loss, weights, checkpoints=plans[-1], holds_gradients=True)
 
     plans = []
     function = train.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
