@@ -43,6 +43,7 @@ _XLA_WIDENS = (
     "widened again: none is halved, only lossless encodings are made"
 )
 _HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
+_HELD_FOR_TIME = "within the budget the step takes less time without encodings"
 _ALL_KEPT = (
     "all that the backward pass reads after its start is kept, so there is nothing to "
     "recompute: these are plain gradients"
@@ -235,7 +236,7 @@ def prepare(
     tensor_sizes.settle_shapes(step.ops())
     encoder = Encoder()
 
-    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+    def choose(step: PlainStep, kept: Any) -> Chosen:
         keeping = resolve(step, kept, options.min_checkpoint_size)
         plan = keeping.plan or plan_recomputation(
             step, keeping if len(keeping.chosen) else keep_all
@@ -266,7 +267,9 @@ def _refuse_mesh(graph: Graph) -> None:
         )
 
 
-Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
+Chosen = tuple[Keeping, Recomputation]
+"""What a step keeps, and what it recomputes."""
+Choose = Callable[[PlainStep, Any], Chosen]
 """Chooses by a caller's checkpoints what a step keeps and recomputes."""
 
 
@@ -275,9 +278,9 @@ def choose_and_encode(
 ) -> tuple[Keeping, Recomputation, Encoded | None]:
     """Choose what a step keeps, and let backward ops read no more of it than needed.
 
-    Where the step would hold more at its peak with encodings, there are none. What is
-    recomputed is chosen without them and with them: what runs again from a mask's
-    tensor may be cheaper to hold than the mask.
+    What is recomputed is chosen without encodings and with them: what runs again from
+    a mask's tensor may be cheaper to hold than the mask. There are none where the step
+    would hold more at its peak with them; within a budget, where it would take longer.
 
     Args:
         step: the step with plain gradients; its graph is changed.
@@ -297,28 +300,44 @@ def choose_and_encode(
     found = plan_encodings(step, options.min_checkpoint_size)
     if not found.encodings:
         return *choose(step, checkpoints), Encoded(found, plain, step)
-    # A budget may be one that only encodings are within.
-    budget = checkpoints if isinstance(checkpoints, Budget) else None
-    whole = None if budget else choose(step, checkpoints)
-    peak = plain.peak(whole[1].segments if whole else ())
+    is_limit = isinstance(checkpoints, Budget) and checkpoints.extra_time is None
+    if is_limit:
+        checkpoints = replace(checkpoints, limit=checkpoints.bytes(plain.plain_peak()))
+    whole = _tried(step, checkpoints, choose)
     encoded = encoder.encode(step, found)
     tensor_sizes.settle_shapes(encoded.ops())
-    if budget and budget.extra_time is None:
-        checkpoints = replace(budget, limit=budget.bytes(plain.plain_peak()))
-    if whole is None:
-        less = (
-            None if StepProgram(encoded).peak() > peak else choose(encoded, checkpoints)
-        )
-    else:
-        less = choose(encoded, checkpoints)
-        if StepProgram(encoded).peak(less[1].segments) > peak:
-            less = None
-    if less is not None:
+    less = _tried(encoded, checkpoints, choose)
+    # A budget may be one that only encodings are within, or only no encodings.
+    measure = _time_of if is_limit else _peak_of
+    if not isinstance(less, PlanError) and (
+        isinstance(whole, PlanError) or measure(less) <= measure(whole)
+    ):
         return *less, Encoded(found, plain, encoded)
     encoder.undo()
-    stay = ((encoding.tensor, _HELD_FOR_LESS) for encoding in found.encodings)
-    found = EncodingPlan((), (*found.left, *stay))
-    return *(whole or choose(step, checkpoints)), Encoded(found, plain, step)
+    if isinstance(whole, PlanError):
+        raise whole
+    reason = _HELD_FOR_TIME if is_limit else _HELD_FOR_LESS
+    stay = ((encoding.tensor, reason) for encoding in found.encodings)
+    return *whole, Encoded(EncodingPlan((), (*found.left, *stay)), plain, step)
+
+
+def _tried(step: PlainStep, checkpoints: Any, choose: Choose) -> Chosen | PlanError:
+    """Return what is chosen of a step, or why nothing is."""
+    try:
+        return choose(step, checkpoints)
+    except PlanError as error:
+        return error
+
+
+def _peak_of(chosen: Chosen) -> float:
+    _, plan = chosen
+    return StepProgram(plan.step).peak(plan.segments, plan.places)
+
+
+def _time_of(chosen: Chosen) -> float:
+    keeping, plan = chosen
+    ops = (*plan.step.ops(), *plan.run_again)
+    return sum(map(keeping.time_of, ops)) + plan.transfer_time
 
 
 def _encode_as_planned(

@@ -187,13 +187,13 @@ class Report(Shown):
         often = "each once" if most == 1 else f"up to {most} times each"
         again = f"{len(self.recomputed)} ops in {self.segments} segments, {often}"
         share = f"{self._share()} of the forward pass"
+        longer = f"{self.extra_time:.0%} more time{at_least(self.extra_time_bound)}"
         lines = [
             f"checkpoints: {self.mode}",
             f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
             f"under any schedule: {self.worst_cases()}",
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
-            f"recomputed: {again}, {share}; about {self.extra_time:.0%} more time"
-            f"{at_least(self.extra_time_bound)}",
+            f"recomputed: {again}, {share}; about {longer}",
         ]
         if self.encoded:
             before, after = (

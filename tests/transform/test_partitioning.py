@@ -82,7 +82,9 @@ def test_time_is_balanced():
         found = partition(y, DEVICES, "time")
     products = [[o for o in s.ops if o.type == "MatMul"] for s in found.stages]
     assert [len(ops) for ops in products] == [4, 4, 4]
-    assert [s.cost for s in found.stages] == [4 * 8 * 100 * 100] * 3
+    # Multiply-adds, and 16 for each element that is read or written.
+    product = 8 * 100 * 100 + 16 * (2 * 8 * 100 + 100 * 100)
+    assert [s.cost for s in found.stages] == [4 * product] * 3
     assert found.gap == 0
 
 

@@ -77,6 +77,45 @@ def test_less_runs_again_where_less_is_kept(net):
     assert encoded.extra_time < whole.extra_time
 
 
+@pytest.fixture(scope="module")
+def with_skips():
+    """A network whose fullest op holds more when what it reads is encoded."""
+    keras.utils.set_random_seed(0)
+
+    def twice(y, width):
+        for _ in range(2):
+            conv = keras.layers.Conv2D(width, 3, padding="same", activation="relu")
+            y = conv(y)
+        return y
+
+    x = keras.Input([32, 32, 3])
+    y, skips = x, []
+    for width in (8, 16):
+        skips.append(twice(y, width))
+        y = keras.layers.MaxPooling2D()(skips[-1])
+    y = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(y)
+    for width in (16, 8):
+        y = keras.layers.Conv2DTranspose(width, 2, 2)(y)
+        y = twice(keras.layers.Concatenate()([y, skips.pop()]), width)
+    return keras.Model(x, keras.layers.Conv2D(1, 1)(y))
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.45])
+def test_nothing_is_encoded_where_that_costs_more(with_skips, budget):
+    def reports(loss, xs):
+        return tuple(
+            explain(loss, xs, checkpoints=Budget(budget), encode=encode)
+            for encode in (None, "lossless")
+        )
+
+    (whole, encoded), _, _ = traced(with_skips, reports)
+    assert encoded.peak <= budget * encoded.plain_peak
+    assert encoded.extra_time <= whole.extra_time
+    said = {tensor.reason for tensor in encoded.not_encoded}
+    assert not encoded.encoded
+    assert "within the budget the step takes less time without encodings" in said
+
+
 def test_the_plan_of_an_encoded_step_is_not_that_of_the_plain_one(net, found):
     with pytest.raises(PlanError, match="another step"):
         traced(net, lambda loss, xs: gradients(loss, xs, checkpoints=found))
