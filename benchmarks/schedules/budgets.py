@@ -1,8 +1,9 @@
 """Steps within a budget: `python -m benchmarks.schedules.budgets [NETWORK ...]`.
 
-For each network and each share of what plain gradients hold, the plan, how long it took
-to find, the peaks of Sessions against the budget, and step times against plain ones, in
-turns. Each network has a process of its own.
+For each network and each share of what plain gradients hold, the plan, what no schedule
+is below, how long it took to find, the peaks of Sessions against the budget, and step
+times against plain ones, in turns. Each network has a process of its own. With `--full`
+the networks have the sizes in which they are trained, and are planned only.
 """
 
 from __future__ import annotations
@@ -25,25 +26,29 @@ from geutil.gradients import Budget
 SHARES = (0.5, 0.25)
 _THREADS = (1, 8, None)
 _HEAD = (
-    "| network | budget | plan: peak | extra time, as planned | step time / plain "
-    "| highest of Sessions / budget | found in |\n|---|---|---|---|---|---|---|"
+    "| network | budget | plan: peak | extra time, as planned | no schedule is below "
+    "| step time / plain | highest of Sessions / budget | found in |\n"
+    "|---|---|---|---|---|---|---|---|"
 )
 
 
-def measured(network: str, rounds: int, sessions: int) -> list[dict[str, Any]]:
+def measured(
+    network: str, rounds: int, sessions: int, *, full: bool
+) -> list[dict[str, Any]]:
     """Return what becomes of each share.
 
     Args:
         network: a name in `SIZES`.
         rounds: how often each step runs for its time; 0 for no times.
-        sessions: how many Sessions there are for each number of threads.
+        sessions: how many Sessions there are for each number of threads; 0 for none.
+        full: whether in the size in which it is trained.
     """
-    plain = traced(network, "sgd", PLAIN)
+    plain = traced(network, "sgd", PLAIN, full=full) if rounds else None
     rows = []
     for share in SHARES:
         began = perf_counter()
         try:
-            step = traced(network, "sgd", {"checkpoints": Budget(share)})
+            step = traced(network, "sgd", {"checkpoints": Budget(share)}, full=full)
         except PlanError as error:
             rows.append({"share": share, "error": str(error)})
             continue
@@ -51,7 +56,7 @@ def measured(network: str, rounds: int, sessions: int) -> list[dict[str, Any]]:
         report = step.report
         found = [
             peak
-            for threads in _THREADS
+            for threads in (_THREADS if sessions else ())
             for peak in session_peaks(step, threads, sessions)
         ]
         rows.append(
@@ -59,10 +64,12 @@ def measured(network: str, rounds: int, sessions: int) -> list[dict[str, Any]]:
                 "share": share,
                 "peak": report.peak / report.plain_peak,
                 "extra_time": report.extra_time,
+                "bound": report.extra_time_bound,
                 "seconds": seconds,
-                "times": _times(plain, step, rounds) if rounds else None,
-                "sessions": max(found, default=0)
-                / Budget(share).bytes(report.plain_peak),
+                "times": _times(plain, step, rounds) if plain else None,
+                "sessions": max(found) / Budget(share).bytes(report.plain_peak)
+                if found
+                else None,
                 "ops": len(step.function.graph.get_operations()),
             }
         )
@@ -86,11 +93,12 @@ def _times(plain: Traced, step: Traced, rounds: int) -> float:
 def _printed(network: str, row: dict[str, Any]) -> str:
     said = f"| {network} | {row['share']:.0%} |"
     if "error" in row:
-        return f"{said} {row['error'].split('; pass')[0]} |||||"
+        return f"{said} {row['error'].split('; pass')[0]} ||||||"
     times = "" if row["times"] is None else f"{row['times']:.2f}"
+    sessions = "" if row["sessions"] is None else f"{row['sessions']:.3f}"
     return (
-        f"{said} {row['peak']:.3f} | {row['extra_time']:.1%} | {times} | "
-        f"{row['sessions']:.3f} | {row['seconds']:.0f} s |"
+        f"{said} {row['peak']:.3f} | {row['extra_time']:.1%} | {row['bound']:.1%} | "
+        f"{times} | {sessions} | {row['seconds']:.0f} s |"
     )
 
 
@@ -100,10 +108,15 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--rounds", type=int, default=7, help="steps that are timed")
     parser.add_argument("--sessions", type=int, default=2, help="for each of 3 threads")
+    parser.add_argument("--full", action="store_true", help="plan only, in full size")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.full:
+        options.rounds = options.sessions = 0
     if options.child:
-        rows = measured(options.child, options.rounds, options.sessions)
+        rows = measured(
+            options.child, options.rounds, options.sessions, full=options.full
+        )
         sys.stdout.write(f"\n{json.dumps(rows)}\n")
         return
     print(_HEAD, flush=True)
@@ -111,6 +124,7 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.schedules.budgets"]
         command += ["--child", network, "--rounds", str(options.rounds)]
         command += ["--sessions", str(options.sessions)]
+        command += ["--full"] if options.full else []
         run = subprocess.run(command, capture_output=True, check=True, text=True)
         for row in json.loads(run.stdout.splitlines()[-1]):
             print(_printed(network, row), flush=True)

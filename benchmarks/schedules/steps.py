@@ -54,15 +54,18 @@ class Traced:
         return [*self.function.graph.outputs, *self.function.graph.control_outputs]
 
 
-def traced(network: str, optimizer: str, how: dict[str, Any]) -> Traced:
+def traced(
+    network: str, optimizer: str, how: dict[str, Any], *, full: bool = False
+) -> Traced:
     """Trace a step.
 
     Args:
         network: a name in `SIZES`.
         optimizer: one of `OPTIMIZERS`.
         how: arguments of `gradients`.
+        full: whether in the size in which it is trained.
     """
-    step = ALL_NETWORKS[network](**SIZES[network])
+    step = ALL_NETWORKS[network](**({} if full else SIZES[network]))
     update = (_descent if optimizer == "sgd" else _adam)(step.variables)
 
     @tf.function(autograph=False)

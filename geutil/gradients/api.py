@@ -104,7 +104,8 @@ def gradients(
             gradients are the same to the last bit, but under XLA. "bfloat16": these,
             and all other kept tensors of type float32 wait in half the bytes, which
             changes the gradients; `encoding_errors` measures how much. None: nothing is
-            encoded. Nor is it where the step would hold more.
+            encoded. Nor is it where the step would hold more, or, within a budget, take
+            longer.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses

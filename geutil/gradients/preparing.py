@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -303,15 +304,15 @@ def choose_and_encode(
     is_limit = isinstance(checkpoints, Budget) and checkpoints.extra_time is None
     if is_limit:
         checkpoints = replace(checkpoints, limit=checkpoints.bytes(plain.plain_peak()))
+    measure = _time_of if is_limit else _peak_of
+    # Before the step is changed. A budget may be one that only encodings are within, or
+    # only no encodings.
     whole = _tried(step, checkpoints, choose)
+    most = math.inf if isinstance(whole, PlanError) else measure(whole)
     encoded = encoder.encode(step, found)
     tensor_sizes.settle_shapes(encoded.ops())
     less = _tried(encoded, checkpoints, choose)
-    # A budget may be one that only encodings are within, or only no encodings.
-    measure = _time_of if is_limit else _peak_of
-    if not isinstance(less, PlanError) and (
-        isinstance(whole, PlanError) or measure(less) <= measure(whole)
-    ):
+    if not isinstance(less, PlanError) and measure(less) <= most:
         return *less, Encoded(found, plain, encoded)
     encoder.undo()
     if isinstance(whole, PlanError):

@@ -197,7 +197,7 @@ def test_variables_are_there_already():
     ("slow", "fast"),
     [
         # Of the same elements: a reduction, a transcendental function, next to a sum.
-        (lambda x: tf.tanh(x), lambda x: tf.nn.relu(x)),
+        (tf.tanh, tf.nn.relu),
         (lambda x: tf.reduce_sum(x, 0), lambda x: tf.slice(x, [0, 0], [64, 1])),
         (lambda x: x @ tf.transpose(x), lambda x: x + x),
     ],
