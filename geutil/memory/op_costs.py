@@ -129,7 +129,7 @@ def op_time(op: Operation) -> float:
     """Return about how long an op takes, in multiply-adds of a convolution.
 
     Its multiply-adds, and 16 for each element that it reads or writes: as many as two
-    cores with AVX512 do meanwhile, in the mean of the ops of twelve networks. Ops that
+    cores with AVX512 do meanwhile, in the mean of the ops of eleven networks. Ops that
     reduce, pool or compute a transcendental function take more for an element. What
     shows the buffer of another tensor, or that of a variable, or the shape of either,
     takes nothing.

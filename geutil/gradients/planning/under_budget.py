@@ -477,7 +477,8 @@ class BudgetSearch:
                 left -= 1
                 if not left:
                     break
-                asked = asked if fits_well else low
+                if not fits_well:
+                    asked = low
                 continue
             asked = _next_budget(points, limit)
             if low and not low < asked < high:
