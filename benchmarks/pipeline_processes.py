@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from geutil.gradients import PipelinedStep, pipelined
 from geutil.memory import Pipeline, simulate
+from geutil.memory.measuring.received import complete_trace
 from geutil.transform import partition
 
 v1 = tf.compat.v1
@@ -108,9 +109,16 @@ def traced(
     session: v1.Session, step: PipelinedStep, updates: list[Any], feeds: Any
 ) -> tuple[list[list[float]], int]:
     """Return the seconds of each stage, forward and backward, and bytes received."""
-    metadata = v1.RunMetadata()
-    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    session.run(updates, feeds, options=options, run_metadata=metadata)
+
+    def run() -> Any:
+        metadata = v1.RunMetadata()
+        options = v1.RunOptions(
+            trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True
+        )
+        session.run(updates, feeds, options=options, run_metadata=metadata)
+        return metadata
+
+    metadata = complete_trace(run)
     taken = [[0.0, 0.0] for _ in step.partition.stages]
     received = 0
     for device in metadata.step_stats.dev_stats:

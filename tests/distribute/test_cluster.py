@@ -229,12 +229,13 @@ def test_the_peak_of_each_process_is_measured_and_predicted(kind):
     assert [row.device for row in found.devices] == DEVICES
     assert [row.device for row in predicted.devices] == DEVICES
     for row, own in zip(found.devices, predicted.devices, strict=True):
-        # Two records that share nothing: of kernels, and of the process' allocator,
-        # which rounds up, and counts nothing of small buffers.
-        assert row.allocator_peak == pytest.approx(row.trace_peak, rel=0.1)
+        # Two records that share nothing, and of other steps: of kernels, and of the
+        # process' allocator, which rounds up, and counts nothing of small buffers.
+        # What is sent is held while it is on its way, by the load of the machine.
+        apart = abs(row.allocator_peak - row.trace_peak)
+        assert apart <= sent_once + 0.05 * row.trace_peak
         assert own.measured == row.trace_peak
         assert own.worst.peak >= row.trace_peak
-        # What is sent is held while it is on its way, by the load of the machine.
         assert abs(own.peak - row.trace_peak) <= sent_once + 0.02 * own.peak
     assert found.trace_peak == max(row.trace_peak for row in found.devices)
 

@@ -26,6 +26,7 @@ from geutil.memory.measuring.job import (
     MeasureOptions,
     VariableSpec,
 )
+from geutil.memory.measuring.received import complete_trace
 from geutil.memory.measuring.trace import timeline_of, timelines_by_device
 from geutil.memory.timeline import Timeline
 
@@ -74,7 +75,10 @@ class SessionStep:
         self._session.close()
 
     def trace(self) -> Any:
-        """Run one step; return its `RunMetadata` with all records."""
+        """Run a step, or some; return the `RunMetadata` of one with all records."""
+        return complete_trace(self._traced)
+
+    def _traced(self) -> Any:
         metadata = tf.compat.v1.RunMetadata()
         options = tf.compat.v1.RunOptions(
             trace_level=tf.compat.v1.RunOptions.FULL_TRACE,

@@ -8,7 +8,9 @@ import json
 import pytest
 import tensorflow as tf
 
+from geutil.errors import MeasurementError
 from geutil.memory.measuring import worker
+from geutil.memory.measuring.received import complete_trace, unrecorded_transfers
 from geutil.memory.measuring.trace import timelines_by_device
 
 ONE, TWO = (f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2))
@@ -78,6 +80,71 @@ def test_a_received_tensor_is_held_by_both_sides(in_place):
     assert levels["late"] == 8 + 4
     names = {live.name for live in timelines[TWO].at_peak}
     assert names == {"x:0 (received)", "other:0"}
+
+
+def looped(sent, times):
+    """A tensor that is sent in each of so many rounds of a loop, and to the caller."""
+    metadata = step(False)
+    part = metadata.partition_graphs[1]
+    for name in ("round", "other_S1", "out"):
+        node(part, name, "_Recv", [], TWO, tensor_name=f"edge_{name}")
+        part.node[-1].attr["send_device"].s = ONE.encode()
+        part.node[-1].attr["client_terminated"].b = name == "out"
+    node(part, "merge", "Merge", ["round", "y"], TWO)
+    node(part, "next", "Exp", ["round"], TWO)
+    node(part, "back", "_Send", ["other_S1"], TWO)
+    node(part, "seen", "Exp", ["out"], TWO)
+    receiver = metadata.step_stats.dev_stats[1]
+    for i in range(times):
+        ran(receiver, "next", 80 + i, 81 + i)
+    for i in range(times + 1):
+        ran(receiver, "merge", 80 + i, 81 + i)
+    ran(receiver, "seen", 90, 91)
+    for edge, times_sent in sent.items():
+        label = f"[400B] [1Mb/s] edge_{edge} from {ONE} to {TWO}"
+        for i in range(times_sent):
+            ran(receiver, "RecvTensor", 80 + i, 80 + i, made=0, label=label)
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("rounds", "back", "expected"),
+    [
+        (3, 1, []),
+        # The last one carries that the loop is over.
+        (4, 1, []),
+        (2, 1, ["edge_round"]),
+        (3, 0, ["edge_other_S1"]),
+        (0, 0, ["edge_other_S1", "edge_round"]),
+    ],
+)
+def test_transfers_without_a_record_are_found(rounds, back, expected):
+    """One record for each execution of a reader; a send has none, so one at least."""
+    metadata = looped({"round": rounds, "other_S1": back}, 3)
+    assert unrecorded_transfers(metadata) == expected
+
+
+def test_a_loop_of_no_rounds_sends_nothing():
+    assert unrecorded_transfers(looped({"other_S1": 1}, 0)) == []
+
+
+def test_devices_of_one_process_share_what_is_sent():
+    metadata = looped({}, 3)
+    for made in metadata.partition_graphs[1].node:
+        if "send_device" in made.attr:
+            made.attr["send_device"].s = TWO.replace("CPU:0", "CPU:1").encode()
+    assert unrecorded_transfers(metadata) == []
+
+
+def test_steps_are_traced_until_one_is_complete():
+    traces = [looped({"round": i, "other_S1": 1}, 3) for i in range(5)]
+    left = iter(traces)
+    assert complete_trace(lambda: next(left)) is traces[3]
+
+
+def test_a_machine_too_busy_for_a_complete_trace_is_told():
+    with pytest.raises(MeasurementError, match=r"\(of the last one edge_round\)"):
+        complete_trace(lambda: looped({"other_S1": 1}, 3))
 
 
 def test_variables_count_on_their_device():
