@@ -197,8 +197,10 @@ def plan(
     is_limit = budget.extra_time is None
     limit = budget.bytes(report.plain_peak) if is_limit else report.peak
     peaks = (report.peak, report.plain_peak)
-    times = (report.extra_time, prepared.keeping.bound)
-    return make_plan(prepared.plan, limit, peaks, times, budget.offload_device)
+    times = (report.extra_time, report.extra_time_bound)
+    found = make_plan(prepared.plan, limit, peaks, times, budget.offload_device)
+    encoded = prepared.encoded
+    return replace(found, encoded=encoded.numbers) if encoded else found
 
 
 @tf.autograph.experimental.do_not_convert

@@ -8,12 +8,12 @@ or Eigen).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -35,6 +35,20 @@ from geutil.memory.sizes import tensor_elements
 SCOPE = "encoded"
 
 
+class Edit(NamedTuple):
+    """A late read that is no more.
+
+    Attributes:
+        read: the read.
+        made: what the op reads instead, or what takes the place of its result.
+        is_read: whether it is read.
+    """
+
+    read: Read
+    made: Tensor
+    is_read: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """Makes what is kept in the place of tensors, for each tensor once.
@@ -45,13 +59,12 @@ class Encoder:
     Attributes:
         made: what was made of tensors, by its name in `encodings`.
         ops: the forward ops that make it.
-        edits: the late reads of the last step that are no more, each with what took the
-            place of what the reader made, or None where it reads something else.
+        edits: what was done to the last step, in order.
     """
 
     made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
     ops: list[Operation] = field(default_factory=list)
-    edits: list[tuple[Read, Tensor | None]] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
 
     def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
         """Let the backward ops of a step read what is kept instead of whole tensors.
@@ -77,12 +90,10 @@ class Encoder:
                 else:
                     kept = encoding.tensor.op.inputs[0]
                 widened = gradient_of.widened(read, kept)
-                creation.set_new_input(read.op, read.index, widened)
-                self.edits.append((read, None))
+                self._do(Edit(read, widened, is_read=True))
                 continue
             gradient = self._replacement(read, plan, gradient_of)
-            self.edits.append((read, gradient))
-            edges.redirect(read.op, gradient)
+            self._do(Edit(read, gradient, is_read=False))
             replaced[read.op] = gradient
         renewed = (edges.renewed(g, replaced) for g in step.gradients)
         return with_edited_backward(step, renewed, self.ops)
@@ -92,12 +103,31 @@ class Encoder:
 
         Cost: linear in what was edited.
         """
-        for read, gradient in reversed(self.edits):
-            if gradient is None:
+        for read, made, is_read in reversed(self.edits):
+            if is_read:
                 creation.set_new_input(read.op, read.index, read.tensor)
             else:
-                edges.redirect(gradient.op, read.op.outputs[0])
+                edges.redirect(made.op, read.op.outputs[0])
         self.edits.clear()
+
+    def redo(self, edits: Iterable[Edit]) -> None:
+        """Do again what was undone.
+
+        Args:
+            edits: those of the step, as they were before.
+
+        Cost: linear in them.
+        """
+        for edit in edits:
+            self._do(edit)
+
+    def _do(self, edit: Edit) -> None:
+        read, made, is_read = edit
+        self.edits.append(edit)
+        if is_read:
+            creation.set_new_input(read.op, read.index, made)
+        else:
+            edges.redirect(read.op, made)
 
     def _replacement(
         self, read: Read, plan: EncodingPlan, gradient_of: _Gradients

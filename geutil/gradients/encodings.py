@@ -125,7 +125,9 @@ class EncodingPlan:
     padded: IdentityMap[Tensor] = field(default_factory=IdentityMap)
 
 
-def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
+def plan_encodings(
+    step: PlainStep, smallest: int, whole: IdentityMap[str] | None = None
+) -> EncodingPlan:
     """Return which forward tensors the backward pass needs less of.
 
     A tensor is encoded if each late read of its buffer is content with less.
@@ -133,6 +135,7 @@ def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
     Args:
         step: the step with plain gradients.
         smallest: tensors of fewer elements stay as they are.
+        whole: other tensors that do, each with the reason.
 
     Cost: linear in the backward ops and their inputs, and once more for each pool in a
         row of pools.
@@ -142,7 +145,7 @@ def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
         if buffer not in by_buffer:
             by_buffer[buffer] = []
         by_buffer[buffer].append(read)
-    obstacles, replaced = _obstacles(step, by_buffer)
+    obstacles, replaced = _obstacles(step, by_buffer, whole or IdentityMap())
     left = IdentitySet(buffer for buffer, reason in obstacles.items() if reason)
     swapped: dict[Operation, Operation] = {}
     padded: MutableIdentityMap[Tensor] = MutableIdentityMap()
@@ -167,7 +170,9 @@ def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
 
 
 def _obstacles(
-    step: PlainStep, by_buffer: IdentityMap[list[Read]]
+    step: PlainStep,
+    by_buffer: IdentityMap[list[Read]],
+    whole: IdentityMap[str],
 ) -> tuple[IdentityMap[str | None], set[Operation]]:
     """Return why each tensor is kept as it is, and the pool gradients to replace.
 
@@ -185,7 +190,11 @@ def _obstacles(
     while not settled:
         settled = True
         for buffer, reads in by_buffer.items():
-            obstacles[buffer] = _obstacle(step, buffer, reads, replaced)
+            obstacles[buffer] = (
+                whole[buffer]
+                if buffer in whole
+                else _obstacle(step, buffer, reads, replaced)
+            )
             staying = {r.op for r in reads if r.index == INPUT} & replaced
             if obstacles[buffer] is not None and staying:
                 replaced -= staying

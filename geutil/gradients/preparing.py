@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
-from geutil.gradients.encoding_ops import Encoder, halve
-from geutil.gradients.encodings import EncodingPlan, plan_encodings
+from geutil.gradients.encoding_ops import Edit, Encoder, halve
+from geutil.gradients.encodings import Encoding, plan_encodings
 from geutil.gradients.offloading import HOST, Offload, offloaded
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
@@ -25,12 +24,14 @@ from geutil.graph import adjacency, function_calls, runtime
 from geutil.graph.types import (
     GivenShapes,
     Graph,
+    IdentityMap,
     IdentitySet,
     Operation,
     Tensor,
     type_name,
 )
 from geutil.memory import sizes
+from geutil.memory.op_costs import op_time
 from geutil.select.walks import get_backward_walk_ops
 
 MIN_CHECKPOINT_SIZE = 1024
@@ -45,6 +46,8 @@ _XLA_WIDENS = (
 )
 _HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
 _HELD_FOR_TIME = "within the budget the step takes less time without encodings"
+_RUNS_AGAIN = "it runs again, encoded or not"
+_UNPLANNED = "the plan has it as it is"
 _ALL_KEPT = (
     "all that the backward pass reads after its start is kept, so there is nothing to "
     "recompute: these are plain gradients"
@@ -280,8 +283,9 @@ def choose_and_encode(
     """Choose what a step keeps, and let backward ops read no more of it than needed.
 
     What is recomputed is chosen without encodings and with them: what runs again from
-    a mask's tensor may be cheaper to hold than the mask. There are none where the step
-    would hold more at its peak with them; within a budget, where it would take longer.
+    a mask's tensor may be cheaper to hold than the mask. Where tensors run again though
+    they are encoded, it is chosen a third time, with these as they are. The choice that
+    holds the least at its peak is taken; within a budget, the one of the least time.
 
     Args:
         step: the step with plain gradients; its graph is changed.
@@ -289,72 +293,137 @@ def choose_and_encode(
         encoder: makes what is kept.
         choose: makes the choice.
 
-    Cost: twice that of `choose`, and linear in the ops of the step.
+    Cost: up to three times that of `choose`, and linear in the ops of the step.
     """
     _refuse_mesh(step.graph)
-    checkpoints = options.checkpoints
     if options.encode is None:
-        return *choose(step, checkpoints), None
-    plain = StepProgram(step)
-    if isinstance(checkpoints, Plan):
-        return _encode_as_planned(step, options, encoder, choose)
-    found = plan_encodings(step, options.min_checkpoint_size)
-    if not found.encodings:
-        return *choose(step, checkpoints), Encoded(found, plain, step)
-    is_limit = isinstance(checkpoints, Budget) and checkpoints.extra_time is None
-    if is_limit:
-        checkpoints = replace(checkpoints, limit=checkpoints.bytes(plain.plain_peak()))
-    measure = _time_of if is_limit else _peak_of
-    # Before the step is changed. A budget may be one that only encodings are within, or
-    # only no encodings.
-    whole = _tried(step, checkpoints, choose)
-    most = math.inf if isinstance(whole, PlanError) else measure(whole)
-    encoded = encoder.encode(step, found)
-    tensor_sizes.settle_shapes(encoded.ops())
-    less = _tried(encoded, checkpoints, choose)
-    if not isinstance(less, PlanError) and measure(less) <= most:
-        return *less, Encoded(found, plain, encoded)
-    encoder.undo()
-    if isinstance(whole, PlanError):
-        raise whole
-    reason = _HELD_FOR_TIME if is_limit else _HELD_FOR_LESS
-    stay = ((encoding.tensor, reason) for encoding in found.encodings)
-    return *whole, Encoded(EncodingPlan((), (*found.left, *stay)), plain, step)
+        return *choose(step, options.checkpoints), None
+    tries = _Tries(step, options, encoder, choose)
+    every = tries.found.encodings
+    if isinstance(options.checkpoints, Plan):
+        planned = options.checkpoints.encoded
+        left = [e for i, e in enumerate(every) if i not in planned]
+        return tries.taken(tries.without(left, _UNPLANNED))
+    limited = tries.limit is not None
+    whole = tries.without(every, _HELD_FOR_TIME if limited else _HELD_FOR_LESS)
+    found = [whole]
+    if every:
+        less = tries.without((), "")
+        found.append(less)
+        run_again = frozenset(
+            () if isinstance(less, PlanError) else less.recomputation.run_again
+        )
+        both = [e for e in every if e.tensor.op in run_again]
+        if 0 < len(both) < len(every):
+            found.append(tries.without(both, _RUNS_AGAIN))
+    # Of equals the last one.
+    met = [t for t in reversed(found) if not isinstance(t, PlanError)]
+    return tries.taken(min(met, key=lambda t: t.cost) if met else whole)
 
 
-def _tried(step: PlainStep, checkpoints: Any, choose: Choose) -> Chosen | PlanError:
-    """Return what is chosen of a step, or why nothing is."""
-    try:
-        return choose(step, checkpoints)
-    except PlanError as error:
-        return error
+@dataclass(frozen=True, eq=False)
+class _Try:
+    """What is chosen of a step that is encoded in some way.
+
+    Attributes:
+        keeping: what is kept.
+        recomputation: what is recomputed.
+        encoded: what is encoded.
+        edits: what that does to the step.
+        cost: the time of the step within a budget, its peak otherwise.
+    """
+
+    keeping: Keeping
+    recomputation: Recomputation
+    encoded: Encoded
+    edits: tuple[Edit, ...]
+    cost: float
 
 
-def _peak_of(chosen: Chosen) -> float:
-    _, plan = chosen
+class _Tries:
+    """Encodes a step in several ways, one after the other.
+
+    Attributes:
+        found: all that can be encoded.
+        limit: the budget in bytes, None if there is none.
+    """
+
+    def __init__(
+        self, step: PlainStep, options: Options, encoder: Encoder, choose: Choose
+    ) -> None:
+        self._step, self._encoder, self._choose = step, encoder, choose
+        self._smallest = options.min_checkpoint_size
+        self._plain = StepProgram(step)
+        self.found = plan_encodings(step, self._smallest)
+        self.limit: int | None = None
+        self._checkpoints = options.checkpoints
+        if isinstance(self._checkpoints, Budget) and not self._checkpoints.extra_time:
+            self.limit = self._checkpoints.bytes(self._plain.plain_peak())
+            self._checkpoints = replace(self._checkpoints, limit=self.limit)
+
+    def without(self, left: Sequence[Encoding], reason: str) -> _Try | PlanError:
+        """Return what is chosen, or why nothing is; the step is then as it was before.
+
+        Args:
+            left: what is not encoded of what can be.
+            reason: why.
+        """
+        part = self.found
+        if left:
+            staying = IdentityMap((e.tensor, reason) for e in left)
+            part = plan_encodings(self._step, self._smallest, staying)
+        tensors = IdentitySet(e.tensor for e in part.encodings)
+        every = enumerate(self.found.encodings)
+        numbers = tuple(i for i, e in every if e.tensor in tensors)
+        step = self._encoder.encode(self._step, part)
+        tensor_sizes.settle_shapes(step.ops())
+        edits = tuple(self._encoder.edits)
+        try:
+            checkpoints = self._with_less_time(step) if edits else self._checkpoints
+            keeping, recomputation = self._choose(step, checkpoints)
+            cost = (
+                _peak_of(recomputation)
+                if self.limit is None
+                else _time_of(recomputation, keeping)
+            )
+        except PlanError as error:
+            return error
+        finally:
+            self._encoder.undo()
+        encoded = Encoded(part, self._plain, step, numbers)
+        return _Try(keeping, recomputation, encoded, edits, cost)
+
+    def _with_less_time(self, step: PlainStep) -> Any:
+        """Return the checkpoints, where encodings take a part of their extra time."""
+        checkpoints = self._checkpoints
+        share = checkpoints.extra_share if isinstance(checkpoints, Budget) else None
+        if share is None:
+            return checkpoints
+        longer = sum(map(op_time, step.ops())) / sum(map(op_time, self._plain.ops))
+        left = (1 + share) / longer - 1
+        if left <= 0:
+            raise PlanError("encodings alone take more than the extra time")
+        return replace(checkpoints, extra_time=left)
+
+    def taken(self, tried: _Try | PlanError) -> tuple[Keeping, Recomputation, Encoded]:
+        """Encode the step as it was tried.
+
+        Raises:
+            PlanError: nothing was chosen.
+        """
+        if isinstance(tried, PlanError):
+            raise tried
+        self._encoder.redo(tried.edits)
+        return tried.keeping, tried.recomputation, tried.encoded
+
+
+def _peak_of(plan: Recomputation) -> float:
     return StepProgram(plan.step).peak(plan.segments, plan.places)
 
 
-def _time_of(chosen: Chosen) -> float:
-    keeping, plan = chosen
+def _time_of(plan: Recomputation, keeping: Keeping) -> float:
     ops = (*plan.step.ops(), *plan.run_again)
     return sum(map(keeping.time_of, ops)) + plan.transfer_time
-
-
-def _encode_as_planned(
-    step: PlainStep, options: Options, encoder: Encoder, choose: Choose
-) -> tuple[Keeping, Recomputation, Encoded | None]:
-    """Encode a step if the one that a plan was made for was encoded."""
-    plain = StepProgram(step)
-    found = plan_encodings(step, options.min_checkpoint_size)
-    encoded = encoder.encode(step, found)
-    tensor_sizes.settle_shapes(encoded.ops())
-    if options.checkpoints.fits(encoded):
-        return *choose(encoded, options.checkpoints), Encoded(found, plain, encoded)
-    encoder.undo()
-    return *choose(step, options.checkpoints), Encoded(
-        EncodingPlan((), ()), plain, step
-    )
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

@@ -86,11 +86,13 @@ class Encoded:
         plan: the encodings.
         plain: the step before, as numbers.
         step: the step with them.
+        numbers: those of the encodings among all that were possible.
     """
 
     plan: EncodingPlan
     plain: StepProgram
     step: PlainStep
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,12 @@ class Report(Shown):
             returns a report with the peak of the whole step.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of what runs again.
-        extra_time: about how long what runs again takes, as a part of the time of the
-            step with plain gradients: an estimate, in which moving an element costs as
-            much as some multiply-adds of a convolution, unless times were measured.
+        extra_time: about how much longer the step takes, by what runs again and what is
+            encoded without loss, as a part of the time with plain gradients: an
+            estimate, in which moving an element costs as much as some multiply-adds of
+            a convolution, unless times were measured.
         extra_time_bound: no schedule of the step's ops within the budget takes less,
-            by the same estimate; 0 if nothing is known of that.
+            encoded as they are, by the same estimate; 0 if nothing is known of that.
         budget: what the step may hold, in bytes; None if nothing was said of that.
         offloaded: the names of tensors that wait in another device's memory.
         warnings: what the caller should know.
@@ -253,6 +256,7 @@ def make_report(
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
     plain_program = encoded.plain if encoded else program
     plain = plain_program.plain(holds_gradients=step.holds_gradients)
+    extra_time, bound = _extra_times(plan, keeping, encoded)
     times = Counter(op for segment in plan.segments for op in segment.ops)
     recomputed = [
         RecomputedOp(op.name, op.type, number, times[op])
@@ -283,10 +287,8 @@ def make_report(
         warnings=(),
         assumed=_assumed(step),
         budget=keeping.limit,
-        extra_time=extra_share(plan, keeping.time_of)
-        if keeping.extra_time is None
-        else keeping.extra_time,
-        extra_time_bound=keeping.bound,
+        extra_time=extra_time,
+        extra_time_bound=bound,
         plan=planned,
         plain_plan=plain,
         plain_plan_held=plain_program.plain(holds_gradients=True),
@@ -334,6 +336,21 @@ def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
         peak=planned.peak,
         plan=planned,
     )
+
+
+def _extra_times(
+    plan: Recomputation, keeping: Keeping, encoded: Encoded | None
+) -> tuple[float, float]:
+    """Return the extra time and its bound, as parts of the time of plain gradients."""
+    if keeping.extra_time is not None:
+        return keeping.extra_time, keeping.bound
+    extra = extra_share(plan, keeping.time_of)
+    if encoded is None or not encoded.plan.encodings:
+        return extra, keeping.bound
+    plain = sum(map(keeping.time_of, encoded.plain.ops)) or 1.0
+    longer = sum(map(keeping.time_of, encoded.step.ops())) / plain
+    bound = (1 + keeping.bound) * longer - 1 if keeping.bound else 0.0
+    return max((1 + extra) * longer - 1, 0.0), max(bound, 0.0)
 
 
 def extra_share(plan: Recomputation, time_of: Times) -> float:

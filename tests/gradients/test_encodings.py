@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from geutil.errors import SelectionError
@@ -44,6 +44,17 @@ def images(*shape, seed=0):
     return tf.constant(array(*shape, seed=seed))
 
 
+def output_gradient(y):
+    """Return a gradient of y whose value no optimizer knows.
+
+    Of a constant one Grappler computes what a linear network makes of it while it folds
+    constants, without oneDNN, which rounds in other places.
+    """
+    return tf.raw_ops.PlaceholderWithDefault(
+        input=images(*y.shape, seed=9), shape=y.shape
+    )
+
+
 def bits(tensors):
     """Return the bits of tensors, the sign of a zero among them."""
     return [tf.bitcast(t, tf.int32).numpy().tolist() for t in tensors]
@@ -59,7 +70,7 @@ def both(function, *inputs):
     @tf.function(autograph=False)
     def run(*args):
         y = function(*args)
-        seed = images(*y.shape, seed=9)
+        seed = output_gradient(y)
         step = build_step(y, args, seed)
         plan = plan_encodings(step, 1)
         said.append(SimpleNamespace(**encodings_of(plan)))
@@ -278,6 +289,7 @@ LAYERS = {
 
 
 @examples(12, suppress_health_check=[HealthCheck.too_slow])
+@example(names=["convolve", "resize"], checkpoints=None, order=False)
 @given(
     st.lists(st.sampled_from(sorted(LAYERS)), min_size=2, max_size=8),
     st.sampled_from([None, "memory", "speed"]),
@@ -301,7 +313,7 @@ def test_gradients_of_random_networks_are_the_same_to_the_last_bit(
         y = network(x)
         options = {**LOSSLESS, "order": order, "checkpoints": checkpoints}
         whole_peaks.append(explain(y, x, **{**options, "encode": None}).peak)
-        return gradients(y, x, images(*y.shape, seed=9), **options)
+        return gradients(y, x, output_gradient(y), **options)
 
     values = run(images(2, 8, 8, 3))
     if checkpoints is None:

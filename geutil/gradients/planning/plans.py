@@ -24,7 +24,7 @@ from geutil.graph.types import Operation
 from geutil.memory.plotting import drawn_axes
 from geutil.memory.sizes import megabytes
 
-_FORMAT = 2
+_FORMAT = 3
 _SENT = -1
 """Where an order has the op that sends a result away, in the place of its turn."""
 _MOST_VALUES = 64
@@ -60,6 +60,7 @@ class Plan:
             of the graph.
         away: the ops whose results wait on another device instead of running again.
         offload_device: that device.
+        encoded: the tensors that are encoded, numbered among those that can be.
         ops: how many ops the step has.
         fingerprint: of the graph of the step.
 
@@ -94,6 +95,7 @@ class Plan:
     fingerprint: str
     away: tuple[int, ...] = ()
     offload_device: str = ""
+    encoded: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         away = frozenset(self.away)
@@ -134,7 +136,8 @@ class Plan:
             for name in ("bursts", "stages", "order"):
                 document[name] = tuple(tuple(map(int, v)) for v in document[name])
             document["types"] = tuple((str(t), int(n)) for t, n in document["types"])
-            document["away"] = tuple(map(int, document["away"]))
+            for name in ("away", "encoded"):
+                document[name] = tuple(map(int, document[name]))
             plan = cls(**document)
             _check(plan)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
