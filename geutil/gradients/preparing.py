@@ -283,8 +283,8 @@ def choose_and_encode(
     """Choose what a step keeps, and let backward ops read no more of it than needed.
 
     What is recomputed is chosen without encodings and with them: what runs again from
-    a mask's tensor may be cheaper to hold than the mask. Where tensors run again though
-    they are encoded, it is chosen a third time, with these as they are. The choice that
+    a mask's tensor may be cheaper to hold than the mask. As long as tensors run again
+    though they are encoded, it is chosen anew with these as they are. The choice that
     holds the least at its peak is taken; within a budget, the one of the least time.
 
     Args:
@@ -293,7 +293,8 @@ def choose_and_encode(
         encoder: makes what is kept.
         choose: makes the choice.
 
-    Cost: up to three times that of `choose`, and linear in the ops of the step.
+    Cost: two or three times that of `choose`, seldom more, and linear in the ops of the
+        step.
     """
     _refuse_mesh(step.graph)
     if options.encode is None:
@@ -302,23 +303,24 @@ def choose_and_encode(
     every = tries.found.encodings
     if isinstance(options.checkpoints, Plan):
         planned = options.checkpoints.encoded
-        left = [e for i, e in enumerate(every) if i not in planned]
-        return tries.taken(tries.without(left, _UNPLANNED))
-    limited = tries.limit is not None
-    whole = tries.without(every, _HELD_FOR_TIME if limited else _HELD_FOR_LESS)
-    found = [whole]
-    if every:
-        less = tries.without((), "")
+        whole = [e for i, e in enumerate(every) if i not in planned]
+        return tries.taken(tries.without(whole, _UNPLANNED))
+    reason = _HELD_FOR_LESS if tries.limit is None else _HELD_FOR_TIME
+    found = [tries.without(every, reason)]
+    left: list[Encoding] = []
+    while len(left) < len(every):
+        less = tries.without(left, _RUNS_AGAIN)
         found.append(less)
-        run_again = frozenset(
-            () if isinstance(less, PlanError) else less.recomputation.run_again
-        )
-        both = [e for e in every if e.tensor.op in run_again]
-        if 0 < len(both) < len(every):
-            found.append(tries.without(both, _RUNS_AGAIN))
+        if isinstance(less, PlanError):
+            break
+        run_again = frozenset(less.recomputation.run_again)
+        both = [e for e in every if e not in left and e.tensor.op in run_again]
+        if not both:
+            break
+        left += both
     # Of equals the last one.
     met = [t for t in reversed(found) if not isinstance(t, PlanError)]
-    return tries.taken(min(met, key=lambda t: t.cost) if met else whole)
+    return tries.taken(min(met, key=lambda t: t.cost) if met else found[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,20 @@ import tensorflow as tf
 
 from geutil import memory
 from geutil.errors import PlanError
-from geutil.gradients import Budget, explain, gradients, last_report, plan
+from geutil.gradients import (
+    MIN_CHECKPOINT_SIZE,
+    Budget,
+    explain,
+    gradients,
+    last_report,
+    plan,
+)
+from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.encodings import plan_encodings
+from geutil.gradients.planning.under_budget import BudgetSearch
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
+from geutil.memory.op_costs import op_time
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +88,86 @@ def test_less_runs_again_where_less_is_kept(net):
     (whole, encoded), _, _ = traced(net, reports)
     assert whole.budget == encoded.budget
     assert encoded.extra_time < whole.extra_time
+
+
+@pytest.fixture(scope="module")
+def pooled():
+    """A network of which some tensors are worth a mask, and others run again."""
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input([32, 32, 3])])
+    for _ in range(4):
+        for _ in range(2):
+            net.add(keras.layers.Conv2D(16, 3, padding="same", activation="relu"))
+        net.add(keras.layers.AveragePooling2D(2, 1, "same"))
+    net.add(keras.layers.GlobalAveragePooling2D())
+    net.add(keras.layers.Dense(10))
+    return net
+
+
+def test_tensors_are_encoded_one_by_one(pooled):
+    """Those that nothing runs again for; without them and with all it takes longer."""
+
+    def planned(loss, xs):
+        found = plan(loss, xs, 0.5, encode="lossless")
+        whole = plan(loss, xs, 0.5)
+        all_encoded = Encoder()
+        step = build_step(loss, xs)
+        encoded = all_encoded.encode(step, plan_encodings(step, MIN_CHECKPOINT_SIZE))
+        trial, _ = BudgetSearch(encoded, AlwaysKept(encoded)).within(found.budget)
+        again = sum(map(op_time, trial.plan.run_again))
+        every = sum(map(op_time, encoded.ops())) + again
+        all_encoded.undo()
+        extra = every / sum(map(op_time, step.ops())) - 1
+        return found, whole, extra
+
+    (found, whole, extra), _, _ = traced(pooled, planned)
+    assert 0 < len(found.encoded) < 4
+    assert found.extra_time < min(whole.extra_time, extra)
+    assert found.bound <= found.extra_time
+
+    def encoded_step(loss, xs):
+        return gradients(loss, xs, checkpoints=found, encode="lossless")
+
+    x = np.random.default_rng(0).normal(size=[16, 32, 32, 3]).astype("f")
+    _, ours, train = traced(pooled, encoded_step)
+    report = last_report(ours.graph)
+    assert len(report.encoded) == len(found.encoded)
+    assert report.extra_time == found.extra_time
+    # What is no mask's reads the tensor, which is there.
+    masks = [op for op in ours.graph.get_operations() if op.name.startswith("encoded/")]
+    assert len([op for op in masks if op.type == "Greater"]) == len(found.encoded)
+    _, plain, _ = traced(pooled, tf.gradients)
+    for slope, wanted in zip(ours(x), plain(x), strict=True):
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
+    measured = memory.measure(train, args=[x], steps=1, inter_op_threads=1)
+    assert measured.peak <= 1.02 * report.peak
+
+
+def test_tensors_that_run_again_are_told(pooled):
+    report, _, _ = traced(
+        pooled,
+        lambda loss, xs: explain(loss, xs, checkpoints=Budget(0.5), encode="lossless"),
+    )
+    said = [
+        t for t in report.not_encoded if t.reason == "it runs again, encoded or not"
+    ]
+    assert len(said) + len(report.encoded) == 4
+    assert {t.name for t in said} <= {
+        f"{op.name}:0" for op in report.recomputed if op.op_type == "Relu"
+    }
+
+
+@pytest.mark.parametrize("share", [0.02, 0.15])
+def test_extra_time_is_what_encoding_takes_as_well(with_skips, share):
+    def reports(loss, xs):
+        return tuple(
+            explain(loss, xs, checkpoints=Budget(extra_time=share), encode=encode)
+            for encode in (None, "lossless")
+        )
+
+    (whole, encoded), _, _ = traced(with_skips, reports)
+    assert encoded.extra_time <= share + 1e-9
+    assert encoded.peak <= whole.peak
 
 
 @pytest.fixture(scope="module")
