@@ -359,9 +359,12 @@ class _Tries:
         self.found = plan_encodings(step, self._smallest)
         self.limit: int | None = None
         self._checkpoints = options.checkpoints
-        if isinstance(self._checkpoints, Budget) and not self._checkpoints.extra_time:
-            self.limit = self._checkpoints.bytes(self._plain.plain_peak())
-            self._checkpoints = replace(self._checkpoints, limit=self.limit)
+        self._budget = (
+            self._checkpoints if isinstance(self._checkpoints, Budget) else None
+        )
+        if self._budget and self._budget.extra_time is None:
+            self.limit = self._budget.bytes(self._plain.plain_peak())
+            self._checkpoints = replace(self._budget, limit=self.limit)
 
     def without(self, left: Sequence[Encoding], reason: str) -> _Try | PlanError:
         """Return what is chosen, or why nothing is; the step is then as it was before.
@@ -392,20 +395,22 @@ class _Tries:
             return error
         finally:
             self._encoder.undo()
+        if self._budget:
+            # As it was asked for.
+            keeping.mode = str(self._budget)
         encoded = Encoded(part, self._plain, step, numbers)
         return _Try(keeping, recomputation, encoded, edits, cost)
 
     def _with_less_time(self, step: PlainStep) -> Any:
         """Return the checkpoints, where encodings take a part of their extra time."""
-        checkpoints = self._checkpoints
-        share = checkpoints.extra_share if isinstance(checkpoints, Budget) else None
+        share = self._budget.extra_share if self._budget else None
         if share is None:
-            return checkpoints
+            return self._checkpoints
         longer = sum(map(op_time, step.ops())) / sum(map(op_time, self._plain.ops))
         left = (1 + share) / longer - 1
         if left <= 0:
             raise PlanError("encodings alone take more than the extra time")
-        return replace(checkpoints, extra_time=left)
+        return replace(self._checkpoints, extra_time=left)
 
     def taken(self, tried: _Try | PlanError) -> tuple[Keeping, Recomputation, Encoded]:
         """Encode the step as it was tried.

@@ -91,7 +91,7 @@ def test_less_runs_again_where_less_is_kept(net):
         )
 
     (whole, encoded), _, _ = traced(net, reports)
-    assert whole.budget == encoded.budget
+    assert (whole.budget, whole.mode) == (encoded.budget, encoded.mode)
     assert encoded.extra_time < whole.extra_time
 
 
@@ -164,6 +164,7 @@ def test_extra_time_is_what_encoding_takes_as_well(with_skips, share):
     (whole, encoded), _, _ = traced(with_skips, reports)
     assert encoded.extra_time <= share + 1e-9
     assert encoded.peak <= whole.peak
+    assert encoded.mode == whole.mode
 
 
 @pytest.fixture(scope="module")
