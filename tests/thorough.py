@@ -26,10 +26,10 @@ def select(expression: str) -> None:
     """Take note of the expression that tests are selected by."""
     global _quick  # noqa: PLW0603
     _quick = QUICK in expression
-    # The same examples in each run; other ones are looked for by `make test-all`.
-    hypothesis.settings.register_profile("quick", derandomize=True)
-    if _quick:
-        hypothesis.settings.load_profile("quick")
+    # The same examples in each run; other ones are looked for by `make test-all`. How
+    # long one takes is the load's business.
+    hypothesis.settings.register_profile("untimed", derandomize=_quick, deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 
 def is_quick() -> bool:
