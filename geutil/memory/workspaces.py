@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -20,6 +23,9 @@ from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.sizes import bytes_of_shape, dtype_bytes
 
 DimsOf = Callable[[Tensor], Sequence[int | None] | None]
+
+_PROCESSORS = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = frozenset(("avx512f", "avx_ne_convert"))
 
 _CACHE = 30 << 20
 """The last cache that TensorFlow takes the processor to have, in bytes."""
@@ -59,11 +65,24 @@ def runs_in_onednn(op: Operation, onednn: bool | None = None) -> bool:
         onednn: as in `temporary_bytes`.
     """
     onednn = uses_onednn() if onednn is None else onednn
-    return (
-        onednn
-        and op.outputs[0].dtype in (tf.float32, tf.bfloat16)
-        and op.get_attr("padding") != b"EXPLICIT"
-    )
+    dtype = op.outputs[0].dtype
+    takes = dtype == tf.float32 or (dtype == tf.bfloat16 and _takes_bfloat16())
+    return onednn and takes and op.get_attr("padding") != b"EXPLICIT"
+
+
+@cache
+def _takes_bfloat16() -> bool:
+    """Tell whether oneDNN has kernels of bfloat16 for this processor.
+
+    TensorFlow asks for AVX-512, or AVX-NE-CONVERT. Where the processor's flags are not
+    told they are taken to be there.
+    """
+    try:
+        told = _PROCESSORS.read_text(encoding="utf-8")
+    except OSError:
+        return True
+    flags = re.search(r"^flags\s*:(.*)$", told, re.MULTILINE)
+    return flags is None or not _BFLOAT16_FLAGS.isdisjoint(flags[1].split())
 
 
 def threads_of_ops() -> int:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.memory import workspaces
 from geutil.memory.workspaces import runs_in_onednn, temporary_bytes
 from tests.memory.tracing import trace
 from tests.processes import check_in_a_process
@@ -66,6 +67,26 @@ def test_kernels_take_what_they_are_said_to(name, dtype):
             assert taken[op.name] < ONEDNN_TAKES
         else:
             assert temporary_bytes(op) == taken[op.name]
+
+
+@pytest.mark.parametrize(
+    ("told", "takes"),
+    [
+        ("vendor\t: A\nflags\t\t: fpu avx2 avx512f sse\n", True),
+        ("flags\t\t: fpu avx_ne_convert\n", True),
+        ("flags\t\t: fpu avx avx2 avx512f_not\n", False),
+        ("Features\t: fp asimd bf16\n", True),
+        (None, True),
+    ],
+)
+def test_kernels_of_bfloat16_are_those_of_some_processors(
+    told, takes, tmp_path, monkeypatch
+):
+    file = tmp_path / "cpuinfo"
+    if told is not None:
+        file.write_text(told)
+    monkeypatch.setattr(workspaces, "_PROCESSORS", file)
+    assert workspaces._takes_bfloat16.__wrapped__() is takes
 
 
 @pytest.mark.skipif(not uses_onednn(), reason="this is such a process")

@@ -43,7 +43,7 @@ TARGETS = {
 _FIELDS = ("pb fields", "saved_model fields")
 
 OPENED, REFUSED = "opened", "refused"
-_SECONDS = 20.0
+_SECONDS = 60.0
 _START_SECONDS = 120.0
 _EXTRA_BYTES = 6 << 30
 _ROOT = Path(__file__).parents[2]
