@@ -293,8 +293,7 @@ def choose_and_encode(
         encoder: makes what is kept.
         choose: makes the choice.
 
-    Cost: two or three times that of `choose`, seldom more, and linear in the ops of the
-        step.
+    Cost: that of `choose`, two to four times, and linear in the ops of the step.
     """
     _refuse_mesh(step.graph)
     if options.encode is None:

@@ -231,9 +231,11 @@ def test_the_peak_of_each_process_is_measured_and_predicted(kind):
     for row, own in zip(found.devices, predicted.devices, strict=True):
         # Two records that share nothing, and of other steps: of kernels, and of the
         # process' allocator, which rounds up, and counts nothing of small buffers.
-        # What is sent is held while it is on its way, by the load of the machine.
-        apart = abs(row.allocator_peak - row.trace_peak)
-        assert apart <= sent_once + 0.05 * row.trace_peak
+        # What is sent is held while it is on its way, by the load of the machine: one
+        # of the two steps may have held a whole such tensor more, and no part of one.
+        apart = row.allocator_peak - row.trace_peak
+        missed = min(abs(apart - times * sent_once) for times in (-1, 0, 1))
+        assert missed <= 0.04 * row.trace_peak
         assert own.measured == row.trace_peak
         assert own.worst.peak >= row.trace_peak
         assert abs(own.peak - row.trace_peak) <= sent_once + 0.02 * own.peak
