@@ -14,6 +14,7 @@ __all__ = [
     "EncodedTensor",
     "GradientError",
     "KeptTensor",
+    "LoopValues",
     "PipelinedStep",
     "Plan",
     "PlanCurve",
@@ -53,6 +54,7 @@ if typing.TYPE_CHECKING:
     )
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
+    from geutil.gradients.loops.choosing import LoopValues
     from geutil.gradients.op_lists import capture_ops, format_ops, toposort
     from geutil.gradients.pipeline_report import PipelinedStep
     from geutil.gradients.pipelining import pipelined
@@ -88,6 +90,7 @@ else:
                 "plan_curve",
             ),
             "encodings": ("EncodedTensor",),
+            "loops.choosing": ("LoopValues",),
             "op_lists": (
                 "capture_ops",
                 "format_ops",

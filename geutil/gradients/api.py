@@ -56,7 +56,10 @@ def gradients(
     under XLA, unless what is differentiated makes more of a rounding than that.
 
     Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
-    prints keep what they yielded. Loops, branches and calls are recomputed whole.
+    prints keep what they yielded. Loops, branches and calls are recomputed whole. What
+    a loop of functions keeps of each turn for its backward pass, such as the gates of
+    an LSTM, is computed again turn by turn where "memory" or a budget gains by it; its
+    products may run again then, nothing stateful.
 
     Args:
         ys: a tensor, or a list or tuple of tensors.

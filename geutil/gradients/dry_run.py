@@ -34,6 +34,7 @@ from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.select import queries, walks
+from geutil.transform.function_bodies import trace_bodies
 from geutil.transform.handlers import assign_renamed_collections_handler
 from geutil.transform.transformer import Transformer
 
@@ -199,8 +200,12 @@ def plan(
     peaks = (report.peak, report.plain_peak)
     times = (report.extra_time, report.extra_time_bound)
     found = make_plan(prepared.plan, limit, peaks, times, budget.offload_device)
-    encoded = prepared.encoded
-    return replace(found, encoded=encoded.numbers) if encoded else found
+    encoded, looped = prepared.encoded, prepared.looped
+    return replace(
+        found,
+        encoded=encoded.numbers if encoded else (),
+        loops=looped.levels if looped else (),
+    )
 
 
 @tf.autograph.experimental.do_not_convert
@@ -326,6 +331,7 @@ class _Scratch:
         copier = Transformer()
         copier.assign_collections_handler = _assign_collections
         _, info = copier(queries.make_view(ops), self.graph, "")
+        trace_bodies(self.graph, self.graph.get_operations())
         self._copy: MutableIdentityMap[Tensor] = MutableIdentityMap()
         self._original: MutableIdentityMap[Tensor] = MutableIdentityMap()
         for op in ops:

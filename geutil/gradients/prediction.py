@@ -62,7 +62,7 @@ class StepProgram:
         self._sizes: list[int] = []
         self._nodes: list[Node] = []
         ops = topological_sort(step.ops())
-        self._calls = graph_to_program.calls_of(ops)
+        self._calls = step.calls
         self._lists = ListSizes(tensor_bytes)
         for op in ops:
             self._waits[op] = self._awaited(op)

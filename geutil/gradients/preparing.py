@@ -10,14 +10,27 @@ from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
 from geutil.gradients.encoding_ops import Edit, Encoder, halve
 from geutil.gradients.encodings import Encoding, plan_encodings
+from geutil.gradients.loops.choosing import (
+    Levels,
+    LoopChoices,
+    Looped,
+    Tried,
+    best_of,
+)
 from geutil.gradients.offloading import HOST, Offload, offloaded
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
-from geutil.gradients.report import Encoded, Report, make_report, with_halved
+from geutil.gradients.report import (
+    Encoded,
+    Report,
+    extra_times,
+    make_report,
+    with_halved,
+)
 from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.selection import Keeping, checked, resolve
+from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph import adjacency, function_calls, runtime
@@ -139,6 +152,7 @@ class Prepared:
         order: whether the step is held to its planned order.
         encode: how kept tensors are encoded, or None.
         encoded: what is encoded of the plain step.
+        looped: what its loops compute again, if that was open.
         encoder: makes what is kept.
         smallest: tensors of fewer elements are not encoded.
     """
@@ -150,6 +164,7 @@ class Prepared:
     order: bool = True
     encode: str | None = None
     encoded: Encoded | None = None
+    looped: Looped | None = None
     encoder: Encoder = field(default_factory=Encoder)
     smallest: int = MIN_CHECKPOINT_SIZE
 
@@ -173,7 +188,8 @@ class Prepared:
     def report(self) -> Report:
         """Return the report on the plan."""
         warnings = list(self.keeping.warnings)
-        if self.keeping.recomputes and not (self.plan.segments or warnings):
+        recomputed = self.plan.segments or (self.looped and any(self.looped.levels))
+        if self.keeping.recomputes and not (recomputed or warnings):
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
         if compiled and self.encode == BFLOAT16:
@@ -187,7 +203,12 @@ class Prepared:
         recomputed = bool(self.plan.segments)
         ordered = recomputed if compiled else self.order
         report = make_report(
-            self.plan, self.keeping, sent, ordered=ordered, encoded=self.encoded
+            self.plan,
+            self.keeping,
+            sent,
+            ordered=ordered,
+            encoded=self.encoded,
+            looped=self.looped,
         )
         if compiled:
             report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
@@ -249,14 +270,15 @@ def prepare(
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
-    keeping, plan, encoded = choose_and_encode(step, options, encoder, choose)
+    chosen = choose_all(step, options, encoder, choose)
     return Prepared(
-        plan,
-        keeping,
+        chosen.recomputation,
+        chosen.keeping,
         options.offloading(),
         order=options.order,
         encode=options.encode,
-        encoded=encoded,
+        encoded=chosen.encoded,
+        looped=chosen.looped,
         encoder=encoder,
         smallest=options.min_checkpoint_size,
     )
@@ -271,10 +293,124 @@ def _refuse_mesh(graph: Graph) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class ChosenAll:
+    """All that is chosen of a step, which is as it was chosen.
+
+    Attributes:
+        keeping: what is kept.
+        recomputation: what is recomputed.
+        encoded: what is encoded, if anything is to be.
+        looped: what loops compute again, if that was open.
+    """
+
+    keeping: Keeping
+    recomputation: Recomputation
+    encoded: Encoded | None
+    looped: Looped | None = None
+
+
 Chosen = tuple[Keeping, Recomputation]
 """What a step keeps, and what it recomputes."""
 Choose = Callable[[PlainStep, Any], Chosen]
 """Chooses by a caller's checkpoints what a step keeps and recomputes."""
+
+
+def choose_all(
+    step: PlainStep, options: Options, encoder: Encoder, choose: Choose
+) -> ChosenAll:
+    """Choose what a step keeps, what it encodes, and what its loops compute again.
+
+    Loops are rebuilt where the choice is free: for "memory", if the step holds less at
+    its peak then, and within a budget, if it can be met in less time.
+
+    Args:
+        step: as in `choose_and_encode`.
+        options: see there.
+        encoder: see there.
+        choose: see there.
+
+    Raises:
+        PlanError: nothing was chosen, or a plan was made for another step.
+
+    Cost: that of `choose_and_encode`; with loops that can compute values again, so
+        many times: four, and the binary logarithm of how many there are.
+    """
+    checkpoints = options.checkpoints
+    is_open = checkpoints == "memory" or isinstance(checkpoints, Budget | Plan)
+    loops = LoopChoices(step) if is_open else None
+    if loops is None or not loops.loops:
+        return ChosenAll(*choose_and_encode(step, options, encoder, choose))
+    if not loops:
+        chosen = ChosenAll(*choose_and_encode(step, options, encoder, choose))
+        return replace(chosen, looped=loops.looped(loops.none, in_budget=False))
+    if isinstance(checkpoints, Plan):
+        levels = loops.planned(checkpoints.loops)
+        loops.apply(levels)
+        step = replace(step)
+        tensor_sizes.settle_shapes(step.ops())
+        chosen = ChosenAll(*choose_and_encode(step, options, encoder, choose))
+        return replace(chosen, looped=loops.looped(levels, in_budget=True))
+    budget = checkpoints if isinstance(checkpoints, Budget) else None
+    if budget is not None and budget.extra_time is None:
+        checkpoints = replace(budget, limit=budget.bytes(loops.plain.plain_peak()))
+
+    def attempt(levels: Levels) -> Tried[_TriedLoops] | PlanError:
+        try:
+            with loops.applied(levels) as longer:
+                # What is known of the step is that of before.
+                rebuilt = replace(step)
+                tensor_sizes.settle_shapes(rebuilt.ops())
+                kept = _with_less_time(checkpoints, longer)
+                tried = choose_and_encode(
+                    rebuilt, replace(options, checkpoints=kept), encoder, choose
+                )
+                edits = tuple(encoder.edits)
+                keeping, plan, encoded = tried
+                if budget is None or budget.extra_time is not None:
+                    cost = float(_peak_of(plan))
+                else:
+                    cost = (1 + extra_times(plan, keeping, encoded)[0]) * longer
+                encoder.undo()
+        except PlanError as error:
+            return error
+        if budget is not None:
+            # As it was asked for.
+            keeping.mode = str(budget)
+        return Tried(levels, (ChosenAll(*tried), edits), cost)
+
+    best = best_of(loops.in_order(), attempt)
+    loops.apply(best.levels)
+    chosen, edits = best.result
+    if any(best.levels):
+        warnings = chosen.keeping.warnings
+        warnings[:] = [w for w in warnings if not w.startswith(PLAIN)]
+    encoder.redo(edits)
+    looped = loops.looped(best.levels, in_budget=budget is not None)
+    return replace(chosen, looped=looped)
+
+
+_TriedLoops = tuple[ChosenAll, tuple[Edit, ...]]
+"""What was chosen with some loops rebuilt, and how to encode it."""
+
+
+def _with_less_time(checkpoints: Any, longer: float) -> Any:
+    """Return checkpoints for a step that takes a part of their extra time already.
+
+    Args:
+        checkpoints: as in `Options`.
+        longer: how long it takes, as a part of plain gradients.
+
+    Raises:
+        PlanError: it takes all of it.
+    """
+    share = checkpoints.extra_share if isinstance(checkpoints, Budget) else None
+    if share is None:
+        return checkpoints
+    left = (1 + share) / longer - 1
+    if left <= 0:
+        raise PlanError("what is rebuilt takes more than the extra time by itself")
+    return replace(checkpoints, extra_time=left)
 
 
 def choose_and_encode(
@@ -383,7 +519,11 @@ class _Tries:
         tensor_sizes.settle_shapes(step.ops())
         edits = tuple(self._encoder.edits)
         try:
-            checkpoints = self._with_less_time(step) if edits else self._checkpoints
+            checkpoints = self._checkpoints
+            if edits:
+                before = sum(map(op_time, self._plain.ops))
+                longer = sum(map(op_time, step.ops())) / before
+                checkpoints = _with_less_time(checkpoints, longer)
             keeping, recomputation = self._choose(step, checkpoints)
             cost = (
                 _peak_of(recomputation)
@@ -399,17 +539,6 @@ class _Tries:
             keeping.mode = str(self._budget)
         encoded = Encoded(part, self._plain, step, numbers)
         return _Try(keeping, recomputation, encoded, edits, cost)
-
-    def _with_less_time(self, step: PlainStep) -> Any:
-        """Return the checkpoints, where encodings take a part of their extra time."""
-        share = self._budget.extra_share if self._budget else None
-        if share is None:
-            return self._checkpoints
-        longer = sum(map(op_time, step.ops())) / sum(map(op_time, self._plain.ops))
-        left = (1 + share) / longer - 1
-        if left <= 0:
-            raise PlanError("encodings alone take more than the extra time")
-        return replace(self._checkpoints, extra_time=left)
 
     def taken(self, tried: _Try | PlanError) -> tuple[Keeping, Recomputation, Encoded]:
         """Encode the step as it was tried.
@@ -442,7 +571,7 @@ def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
         return plan
     keeping.chosen = IdentitySet()
     keeping.warnings.append(
-        f"these are plain gradients: what '{keeping.mode}' recomputes is predicted to "
+        f"{PLAIN}: what '{keeping.mode}' recomputes is predicted to "
         f"need {peak:,} bytes at its peak, and plain gradients {plain_peak:,}"
     )
     return plan_recomputation(plan.step, keep_all)

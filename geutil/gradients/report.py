@@ -19,6 +19,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
+from geutil.gradients.loops.choosing import Looped, LoopValues
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
@@ -123,6 +124,8 @@ class Report(Shown):
             a convolution, unless times were measured.
         extra_time_bound: no schedule of the step's ops within the budget takes less,
             encoded as they are, by the same estimate; 0 if nothing is known of that.
+        loops: what the backward pass of each loop computes again, or why nothing: for
+            "memory", a budget or a plan.
         budget: what the step may hold, in bytes; None if nothing was said of that.
         offloaded: the names of tensors that wait in another device's memory.
         warnings: what the caller should know.
@@ -152,6 +155,7 @@ class Report(Shown):
     not_encoded: tuple[KeptTensor, ...] = ()
     extra_time: float = 0.0
     extra_time_bound: float = 0.0
+    loops: tuple[LoopValues, ...] = ()
     budget: int | None = None
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -204,6 +208,7 @@ class Report(Shown):
                 for name in ("bytes", "kept_bytes")
             )
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
+        lines += map(_of_loop, self.loops)
         if self.offloaded:
             lines.append(f"offloaded: {len(self.offloaded)} tensors")
         if self.assumed:
@@ -233,6 +238,7 @@ def make_report(
     *,
     ordered: bool = True,
     encoded: Encoded | None = None,
+    looped: Looped | None = None,
 ) -> Report:
     """Return the report on a plan.
 
@@ -242,6 +248,7 @@ def make_report(
         offloaded: the kept tensors that wait elsewhere.
         ordered: whether the step is held to its planned order.
         encoded: what was encoded before.
+        looped: what loops compute again.
 
     Returns:
         The report, without warnings.
@@ -254,9 +261,12 @@ def make_report(
     )
     program = StepProgram(step)
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
-    plain_program = encoded.plain if encoded else program
+    before = looped or encoded
+    plain_program = before.plain if before else program
     plain = plain_program.plain(holds_gradients=step.holds_gradients)
-    extra_time, bound = _extra_times(plan, keeping, encoded)
+    extra_time, bound = extra_times(plan, keeping, encoded)
+    if looped and keeping.extra_time is None:
+        extra_time, bound = _in_all(extra_time, bound, looped.longer)
     times = Counter(op for segment in plan.segments for op in segment.ops)
     recomputed = [
         RecomputedOp(op.name, op.type, number, times[op])
@@ -289,6 +299,7 @@ def make_report(
         budget=keeping.limit,
         extra_time=extra_time,
         extra_time_bound=bound,
+        loops=looped.values if looped else (),
         plan=planned,
         plain_plan=plain,
         plain_plan_held=plain_program.plain(holds_gradients=True),
@@ -338,7 +349,7 @@ def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
     )
 
 
-def _extra_times(
+def extra_times(
     plan: Recomputation, keeping: Keeping, encoded: Encoded | None
 ) -> tuple[float, float]:
     """Return the extra time and its bound, as parts of the time of plain gradients."""
@@ -349,8 +360,16 @@ def _extra_times(
         return extra, keeping.bound
     plain = sum(map(keeping.time_of, encoded.plain.ops)) or 1.0
     longer = sum(map(keeping.time_of, encoded.step.ops())) / plain
-    bound = (1 + keeping.bound) * longer - 1 if keeping.bound else 0.0
-    return max((1 + extra) * longer - 1, 0.0), max(bound, 0.0)
+    return _in_all(extra, keeping.bound, longer)
+
+
+def _in_all(extra: float, bound: float, longer: float) -> tuple[float, float]:
+    """Return extra time and bound of a step whose own ops take longer, too.
+
+    Of a bound of 0 nothing is known.
+    """
+    least = max((1 + bound) * longer - 1, 0.0) if bound else 0.0
+    return max((1 + extra) * longer - 1, 0.0), least
 
 
 def extra_share(plan: Recomputation, time_of: Times) -> float:
@@ -384,6 +403,15 @@ def _reason(tensor: Tensor, keeping: Keeping) -> str:
     if not keeping.recomputes:
         return "nothing is recomputed"
     return keeping.why_always(tensor) or "the backward pass starts with it"
+
+
+def _of_loop(loop: LoopValues) -> str:
+    if loop.reason is not None:
+        return f"loop '{loop.name}': all values are kept, {loop.reason}"
+    return (
+        f"loop '{loop.name}': {len(loop.values)} values are computed again each time "
+        f"it turns, {_mb(loop.bytes)} less"
+    )
 
 
 def _mb(size: int) -> str:

@@ -29,6 +29,8 @@ from geutil.memory import op_costs, sizes
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.select import names
 
+PLAIN = "these are plain gradients"
+"""How a warning begins that nothing is recomputed."""
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
@@ -207,6 +209,17 @@ def resolve(
 
     Cost: linear in the ops behind what the backward pass reads.
     """
+    smallest = min_checkpoint_size
+    keeping = _resolved(step, checkpoints, smallest, among_others=among_others)
+    if keeping.time_of is op_costs.op_time:
+        # Loops, branches and calls take what their functions do.
+        keeping.time_of = step.op_times()
+    return keeping
+
+
+def _resolved(
+    step: PlainStep, checkpoints: Any, smallest: int, *, among_others: bool
+) -> Keeping:
     always = AlwaysKept(step)
     choice = checked(step.graph, checkpoints)
     if choice is None:
@@ -216,11 +229,10 @@ def resolve(
     if isinstance(choice, Plan):
         return _resolve_plan(step, choice, always)
     if isinstance(choice, str):
-        smallest = min_checkpoint_size
         return _resolve_mode(step, choice, smallest, always, among_others)
     if isinstance(choice, tuple):
         return _resolve_list(step, choice, "list", always)
-    chosen = _chosen_by(step, choice, min_checkpoint_size, always)
+    chosen = _chosen_by(step, choice, smallest, always)
     keeping = Keeping(name_of_policy(choice), chosen, always)
     if not len(chosen):
         keeping.warnings.append(
@@ -252,7 +264,7 @@ def _resolve_mode(
     )
     keeping = Keeping(mode, IdentitySet(choice.kept), always)
     if choice.reason is not None:
-        keeping.warnings.append(f"these are plain gradients: {choice.reason}")
+        keeping.warnings.append(f"{PLAIN}: {choice.reason}")
     return keeping
 
 

@@ -17,7 +17,10 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
 from geutil.graph import adjacency, creation, runtime, state, types
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
-from geutil.memory import cpu_kernels
+from geutil.memory import cpu_kernels, graph_to_program
+from geutil.memory.function_memory import Called
+from geutil.memory.op_costs import Times
+from geutil.memory.step_times import op_times_of
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -104,6 +107,20 @@ class PlainStep:
             and op not in others
             and op.type not in cpu_kernels.CHEAP
         ]
+
+    @cached_property
+    def calls(self) -> Mapping[Operation, Called]:
+        """What the functions hold that ops of the step run; see `calls_of`.
+
+        Of the step as it is when this is asked for the first time.
+        """
+        return graph_to_program.calls_of(self.ops())
+
+    def op_times(self, *, measured: bool = False, in_seconds: bool = False) -> Times:
+        """Return how long the ops of the step take; see `op_times_of`."""
+        return op_times_of(
+            self.ops(), self.calls, measured=measured, in_seconds=in_seconds
+        )
 
     @cached_property
     def _start(self) -> int:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from geutil.gradients import tensor_sizes, updates
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.offloading import Offload
-from geutil.gradients.preparing import Options, Prepared, choose_and_encode, keep_all
+from geutil.gradients.preparing import Options, Prepared, choose_all, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import (
     SCOPE,
@@ -152,7 +152,8 @@ def plan_call(
     def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
         return _choose(call, step, replace(options, checkpoints=kept), later)
 
-    keeping, plan, encoded = choose_and_encode(step, options, encoder, choose)
+    chosen = choose_all(step, options, encoder, choose)
+    plan = chosen.recomputation
     step = plan.step
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
@@ -160,11 +161,12 @@ def plan_call(
     where = f"the checkpointed call that yields '{call.ys[0].name}': "
     return Prepared(
         plan,
-        keeping,
+        chosen.keeping,
         offload,
         where,
         encode=options.encode,
-        encoded=encoded,
+        encoded=chosen.encoded,
+        looped=chosen.looped,
         encoder=encoder,
         smallest=options.min_checkpoint_size,
     )

@@ -258,13 +258,16 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
 
 
 def recalling(caller: Caller) -> UndoStep:
-    """Note which functions an op calls, and what else `call_others` changes."""
+    """Note which functions an op calls, and what else changes with them.
+
+    That is what `call_others` and `limit_parallel_iterations` change.
+    """
     op = caller.op
     node = op.node_def
     callee_attributes = [callee.attribute for callee in caller.callees]
     saved_attributes = [
         name
-        for name in (*callee_attributes, _READ_ONLY, ATTRIBUTE)
+        for name in (*callee_attributes, _READ_ONLY, ATTRIBUTE, _AT_ONCE)
         if name in node.attr
     ]
     traced = {name: getattr(op, name, None) for name in _traces(caller)}
@@ -278,6 +281,11 @@ def recalling(caller: Caller) -> UndoStep:
         state_of(op.graph).edits += 1
 
     return UndoStep(undo, (op,))
+
+
+def set_traced_body(op: Operation, body: Graph) -> None:
+    """Set the FuncGraph by which TensorFlow differentiates a loop."""
+    op._body_graph = body
 
 
 def _forget_traces(caller: Caller) -> None:

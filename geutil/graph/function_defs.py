@@ -236,7 +236,8 @@ def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
     value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
     node.attr["shape"].CopyFrom(value)
     for name, attribute in arg.attributes.items():
-        if name.startswith("_") and name != "_output_shapes":
+        # It may be colocated with an op outside of the function.
+        if name.startswith("_") and name not in ("_class", "_output_shapes"):
             node.attr[name].CopyFrom(attribute)
     (op,) = creation.import_ops(graph, graph_def, {})
     (placeholder,) = op.outputs

@@ -18,8 +18,10 @@ from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
+from geutil.memory.op_costs import op_time
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
+from geutil.memory.sizes import UNKNOWN
 
 _ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put an element into a list, and which of their inputs that is."""
@@ -321,6 +323,10 @@ class Called:
             was passed, in the same buffer.
         uncounted: the loops whose lists are left out, since how often they run is not
             known.
+        time: how long the functions take, as `op_time` has it: all iterations of a
+            loop, 32 if it is not known how many there are; the longer branch.
+        body: the body of a loop, with the shapes that follow from the call.
+        times: how often the loop runs it, None if that is not known.
     """
 
     temporary: int = 0
@@ -328,6 +334,9 @@ class Called:
     results: Piled = field(default_factory=Piled)
     forwarded: Pairs = ()
     uncounted: tuple[str, ...] = ()
+    time: float = 0.0
+    body: Graph | None = None
+    times: int | None = None
 
 
 NOTHING = Called()
@@ -399,7 +408,9 @@ class _Functions:
                 loop_graphs[caller.op] = (bodies[0][0], bodies[1][0])
         loops = Loops(loop_graphs, self._size_of)
         for op in loop_graphs:
-            called_by_op[op] = _of_loop(op, loops, called_by_op[op])
+            called = _of_loop(op, loops, called_by_op[op])
+            body = loop_graphs[op][1]
+            called_by_op[op] = replace(called, body=body, times=loops.times(op))
         return called_by_op
 
     def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
@@ -435,11 +446,16 @@ class _Functions:
             if i not in forwarded
         )
         peak = simulate(program).peak
+        time = sum(
+            calls[op].time if op in calls else op_time(op)
+            for op in body.get_operations()
+        )
         return Called(
             peak - results,
             results=returned,
             forwarded=tuple(forwarded.items()),
             uncounted=uncounted_loops(calls),
+            time=time,
         )
 
 
@@ -478,6 +494,7 @@ def _of_loop(op: Operation, loops: Loops, body: Called) -> Called:
         (most - usual) * once,
         piled,
         uncounted=(*here, *body.uncounted),
+        time=(UNKNOWN if times is None else times) * body.time,
     )
 
 
@@ -490,4 +507,5 @@ def _largest(bodies: Sequence[Called]) -> Called:
             most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
     once = max((body.temporary for body in bodies), default=0)
     uncounted = tuple(name for body in bodies for name in body.uncounted)
-    return Called(once, results=Piled(sizes, lists), uncounted=uncounted)
+    time = max((body.time for body in bodies), default=0.0)
+    return Called(once, results=Piled(sizes, lists), uncounted=uncounted, time=time)

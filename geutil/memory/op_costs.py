@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from geutil.errors import PlanError
 from geutil.graph.op_types import SHAPE_READERS
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import cpu_kernels, op_times
+from geutil.memory import cpu_kernels
 from geutil.memory.sizes import UNKNOWN, known_dims, tensor_elements
 
 CONVOLUTIONS = frozenset(
@@ -161,40 +160,6 @@ def op_time(op: Operation) -> float:
 def _is_view(op: Operation) -> bool:
     """Tell whether all that an op makes is there already."""
     return 0 < len(op.outputs) == len(cpu_kernels.aliases(op))
-
-
-def op_times_of(
-    ops: Iterable[Operation], *, measured: bool, in_seconds: bool = False
-) -> Times:
-    """Return how long ops take: as estimated, or in seconds, as far as can be measured.
-
-    What cannot be measured takes as long as its estimate next to those of what can.
-
-    Args:
-        ops: the ops.
-        measured: whether to run each kind of op.
-        in_seconds: whether nothing but seconds will do.
-
-    Raises:
-        PlanError: they have to be seconds, and no op can be measured.
-    """
-    ops = list(ops)
-    if not measured:
-        return op_time
-    seconds = op_times.op_times(ops, known_dims)
-    if in_seconds and not any(seconds.values()):
-        raise PlanError(
-            "how long transfers take can be weighed against seconds only, and no op of "
-            "this step can be measured: none is large, or TensorFlow does not run "
-            "eagerly; plan without offload=True"
-        )
-    estimated = sum(op_time(op) for op in ops if op.name in seconds)
-    scale = sum(seconds.values()) / estimated if estimated else 1.0
-
-    def time_of(op: Operation) -> float:
-        return seconds.get(op.name, scale * op_time(op))
-
-    return time_of
 
 
 def _convolution(op: Operation) -> int:

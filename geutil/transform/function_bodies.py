@@ -17,7 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import creation, edits, function_defs, functions, state
+from geutil.graph import (
+    creation,
+    edits,
+    function_calls,
+    function_defs,
+    functions,
+    op_types,
+    state,
+)
 from geutil.graph.flat_body import Arg, FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
@@ -310,7 +318,7 @@ class OpenedFunctions:
                 for name in caller.names:
                     if name in self._by_name or name in closed:
                         continue
-                    callee = _open(host, caller, name)
+                    callee = open_function(host, caller, name)
                     if isinstance(callee, Unopened):
                         closed.add(name)
                         self.unopened.append(callee)
@@ -395,8 +403,16 @@ def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> 
     return has_new_calls
 
 
-def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
-    """Open a function that an op of a graph calls."""
+def open_function(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
+    """Return a function that an op of a graph calls, opened by itself.
+
+    Args:
+        host: the graph.
+        caller: the op.
+        name: the name of the function.
+
+    Cost: linear in its ops, and in the functions that it calls.
+    """
     definition = function_defs.definition_in(host, name)
     behind = function_defs.functions_behind(host, definition)
     passed = caller.passed(definition)
@@ -408,6 +424,37 @@ def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
         read.graph, read.results(), read.side_effects(), "result_{}".format
     )
     return OpenedFunction(name, read.graph, definition, read.inputs, sinks, effects)
+
+
+def trace_bodies(graph: Graph, ops: Iterable[Operation]) -> None:
+    """Give loops bodies for TensorFlow to differentiate that know the shapes in lists.
+
+    TensorFlow keeps the body that a loop was traced with, where elements of lists have
+    the shapes that they had then. The body of a copy it makes anew from its definition,
+    without these: gradients come out the same, by more ops.
+
+    Args:
+        graph: the graph of the loops.
+        ops: the loops, among other ops.
+
+    Cost: linear in the ops, and in those of the bodies.
+    """
+    loops = frozenset(op for op in ops if op.type in op_types.LOOPS)
+    for caller in callers_in(graph) if loops else ():
+        if caller.op not in loops:
+            continue
+        (name,) = (c.name for c in caller.callees if c.attribute == "body")
+        definition = function_defs.definition_in(graph, name)
+        behind = function_defs.functions_behind(graph, definition)
+        passed = caller.passed(definition)
+        with graph.as_default():
+            read = read_body(definition, behind, passed, _without_colocation)
+        for t in read.inputs.values():
+            if t.dtype in (tf.resource, tf.variant):
+                t.set_shape([])
+        results = read.results().values()
+        functions.set_ends(read.graph, read.inputs.values(), results)
+        function_calls.set_traced_body(caller.op, read.graph)
 
 
 def _without_colocation(graph_def: Any) -> None:

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph import adjacency, colocation, creation, types, v1_control_flow
+from geutil.graph import (
+    adjacency,
+    colocation,
+    creation,
+    op_types,
+    types,
+    v1_control_flow,
+)
 from geutil.graph.creation import BULK_LIMIT
 from geutil.graph.types import (
     Graph,
@@ -37,7 +44,9 @@ def finish_copies(info: TransformState) -> None:
     """Give the ops copied as they are what an import loses. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
     pairs = info.copied.items()
-    types.refine_shapes([p for p in pairs if p[0] not in unlike] if unlike else pairs)
+    alike = [p for p in pairs if p[0] not in unlike] if unlike else pairs
+    types.refine_shapes(alike)
+    _carry_handles(alike)
     for op, op_ in info.copied.items():
         original_op, gradient_function = creation.python_gradient(op)
         if original_op is not None:
@@ -45,6 +54,19 @@ def finish_copies(info: TransformState) -> None:
         if original_op is not None or gradient_function is not None:
             creation.set_python_gradient(op_, original_op, gradient_function)
     _set_colocation(info)
+
+
+def _carry_handles(alike: Iterable[tuple[Operation, Operation]]) -> None:
+    """Let the handles that copies yield lead to what those of the originals lead to.
+
+    TensorFlow infers that for ops that make a resource or hand one on. It does not for
+    placeholders of a function's arguments, and so for no loop that such a handle goes
+    through; and it differentiates no variable that a loop reads by an unknown handle.
+    """
+    for op, op_ in alike:
+        if op.type in op_types.PLACEHOLDERS or op.type in op_types.LOOPS:
+            for t, t_ in zip(op.outputs, op_.outputs, strict=True):
+                creation.copy_handle_data(t, t_)
 
 
 def _ops_with_other_shapes(info: TransformState) -> set[Operation]:

@@ -10,11 +10,11 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Budget EncodedTensor GradientError KeptTensor MIN_CHECKPOINT_SIZE PipelinedStep Plan
-    PlanCurve Policy RecomputedOp Report all_of any_of by_name by_type capture_ops
-    checkpointed encoding_errors explain format_ops gradients gradients_collection
-    gradients_memory gradients_speed inside larger_than last_report not_ order_updates
-    pipelined plan plan_curve toposort
+    Budget EncodedTensor GradientError KeptTensor LoopValues MIN_CHECKPOINT_SIZE
+    PipelinedStep Plan PlanCurve Policy RecomputedOp Report all_of any_of by_name
+    by_type capture_ops checkpointed encoding_errors explain format_ops gradients
+    gradients_collection gradients_memory gradients_speed inside larger_than last_report
+    not_ order_updates pipelined plan plan_curve toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy

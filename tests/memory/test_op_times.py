@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.gradients import Budget, explain
-from geutil.memory.op_costs import op_time, op_times_of
+from geutil.memory import graph_to_program
+from geutil.memory.op_costs import op_time
 from geutil.memory.op_times import op_times
 from geutil.memory.sizes import known_dims
+from geutil.memory.step_times import op_times_of
 
 v1 = tf.compat.v1
 
@@ -59,12 +62,30 @@ def test_the_graph_stays_as_it_is():
 
 def test_what_cannot_be_measured_is_estimated():
     ops = graph_of_many()
-    estimated, measured = (op_times_of(ops, measured=m) for m in (False, True))
+    estimated, measured = (op_times_of(ops, {}, measured=m) for m in (False, True))
     times = op_times(ops, known_dims)
     other = next(op for op in ops if op.name not in times and op_time(op) > 1000)
     assert estimated(other) == op_time(other)
     # In seconds, next to the estimates of those that can.
     assert 0 < measured(other) < 1 < estimated(other)
+
+
+def test_loops_take_what_they_run():
+    weight = np.ones([64, 64], "f")
+
+    def turn(i, state):
+        return i + 1, tf.matmul(state, weight)
+
+    with tf.Graph().as_default() as graph:
+        start = [0, v1.placeholder(tf.float32, [64, 64])]
+        tf.while_loop(lambda i, _: i < 12, turn, start, maximum_iterations=12)
+    (loop,) = (op for op in graph.get_operations() if op.type.endswith("While"))
+    ops = graph.get_operations()
+    time_of = op_times_of(ops, graph_to_program.calls_of(ops), measured=False)
+    with tf.Graph().as_default():
+        product = tf.matmul(v1.placeholder(tf.float32, [64, 64]), tf.zeros([64, 64]))
+    # And the counters.
+    assert 12 * op_time(product.op) < time_of(loop) < 12.1 * op_time(product.op)
 
 
 def test_unknown_shapes_have_no_times():

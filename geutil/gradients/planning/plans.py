@@ -24,7 +24,7 @@ from geutil.graph.types import Operation
 from geutil.memory.plotting import drawn_axes
 from geutil.memory.sizes import megabytes
 
-_FORMAT = 3
+_FORMAT = 4
 _SENT = -1
 """Where an order has the op that sends a result away, in the place of its turn."""
 _MOST_VALUES = 64
@@ -61,6 +61,8 @@ class Plan:
         away: the ops whose results wait on another device instead of running again.
         offload_device: that device.
         encoded: the tensors that are encoded, numbered among those that can be.
+        loops: for each loop what its backward pass computes again: nothing (0), what
+            takes no product or convolution (1), or all that can be (2).
         ops: how many ops the step has.
         fingerprint: of the graph of the step.
 
@@ -96,6 +98,7 @@ class Plan:
     away: tuple[int, ...] = ()
     offload_device: str = ""
     encoded: tuple[int, ...] = ()
+    loops: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         away = frozenset(self.away)
@@ -136,7 +139,7 @@ class Plan:
             for name in ("bursts", "stages", "order"):
                 document[name] = tuple(tuple(map(int, v)) for v in document[name])
             document["types"] = tuple((str(t), int(n)) for t, n in document["types"])
-            for name in ("away", "encoded"):
+            for name in ("away", "encoded", "loops"):
                 document[name] = tuple(map(int, document[name]))
             plan = cls(**document)
             _check(plan)

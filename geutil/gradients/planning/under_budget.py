@@ -31,7 +31,6 @@ from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
-from geutil.memory.op_costs import op_times_of
 from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 
 _FEWEST_TRIES, _TRIES = 3, 8
@@ -217,8 +216,8 @@ class BudgetSearch:
         self._offload = offload
         # Transfers take seconds, so that ops have to be measured beside them.
         in_seconds = offload is not None
-        self.time_of = op_times_of(
-            step.ops(), measured=measured or in_seconds, in_seconds=in_seconds
+        self.time_of = step.op_times(
+            measured=measured or in_seconds, in_seconds=in_seconds
         )
         self._step, self._always, self._seed = step, always, seed
         self._others = list(others)

@@ -92,6 +92,9 @@ class _Arrived:
 
 def _item_size(dtype: Any) -> int:
     """Return the bytes of an element."""
+    if getattr(dtype, "name", "") == "variant":
+        # A list, of unknown length.
+        return 1
     return int(getattr(dtype, "size", 0) or np.dtype(dtype).itemsize)
 
 

@@ -1,0 +1,388 @@
+"""Loops whose backward pass computes values again, against TensorFlow's gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from parameterized import parameterized
+
+from geutil import memory
+from geutil.errors import PlanError
+from geutil.gradients import (
+    Budget,
+    Plan,
+    checkpointed,
+    explain,
+    gradients,
+    last_report,
+    plan,
+)
+from geutil.gradients.loops.choosing import LoopChoices, Tried, best_of
+from geutil.gradients.loops.finding import ALL, LIGHT, find_loops
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.step import build_step
+from geutil.graph import function_calls
+
+layers = keras.layers
+
+RECURRENT = {
+    "lstm": ([16, 12, 24], lambda: layers.LSTM(32, return_sequences=True)),
+    "gru": ([16, 12, 24], lambda: layers.GRU(32, return_sequences=True)),
+    "gru_reset_before": ([16, 12, 24], lambda: layers.GRU(32, reset_after=False)),
+    "both_ways": (
+        [8, 10, 16],
+        lambda: layers.Bidirectional(
+            layers.LSTM(16, recurrent_dropout=0.2, return_sequences=True, seed=1)
+        ),
+    ),
+    "convolutions": ([2, 5, 12, 12, 3], lambda: layers.ConvLSTM2D(8, 3)),
+}
+SETTINGS = [
+    *((f"{name}_all", name, ALL) for name in RECURRENT),
+    ("lstm_light", "lstm", LIGHT),
+    ("gru_reset_before_light", "gru_reset_before", LIGHT),
+]
+
+
+def traced(shape, make, how, **options):
+    """Return the gradients that `how` makes of a layer's loss, as a function."""
+    keras.utils.set_random_seed(3)
+    layer = make()
+    layer.build(shape)
+
+    @tf.function(autograph=False, **options)
+    def train(x):
+        loss = tf.reduce_sum(tf.square(layer(x, training=True)))
+        return how(loss, [v.value for v in layer.trainable_variables])
+
+    return train.get_concrete_function(tf.TensorSpec(shape)), train
+
+
+def batch(shape):
+    return tf.constant(np.random.default_rng(0).normal(size=shape).astype("f"))
+
+
+def check_gradients(ours, plain, x, tolerance=1e-5):
+    for slope, wanted in zip(ours(x), plain(x), strict=True):
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=tolerance * scale)
+
+
+@parameterized.expand(SETTINGS)
+def test_gradients_are_those_of_tensorflow(_, name, level):
+    shape, make = RECURRENT[name]
+    saved = []
+
+    def rebuilt(loss, xs):
+        step = build_step(loss, xs)
+        choices = LoopChoices(step)
+        levels = [
+            max((n for n in loop.cuts if n <= level), default=0)
+            for loop in choices.loops
+        ]
+        saved.append((choices.plain.peak(), levels))
+        choices.apply(tuple(levels))
+        saved.append(StepProgram(replace(step)).peak())
+        return list(step.gradients)
+
+    ours, _ = traced(shape, make, rebuilt)
+    plain, _ = traced(shape, make, tf.gradients)
+    (before, levels), after = saved
+
+    assert all(levels)
+    assert after < before
+    x = batch(shape)
+    check_gradients(ours, plain, x)
+
+
+def test_memory_takes_less_by_it_and_says_so():
+    shape, make = RECURRENT["lstm"]
+
+    def ours(loss, xs):
+        return gradients(loss, xs, checkpoints="memory")
+
+    function, train = traced(shape, make, ours)
+    report = last_report(function.graph)
+    plain, _ = traced(shape, make, tf.gradients)
+
+    (loop,) = report.loops
+    assert report.peak < 0.75 * report.plain_peak
+    assert loop.reason is None
+    assert sorted(name.rpartition("/")[2] for name in loop.values) == [
+        "Sigmoid:0",
+        "Sigmoid_1:0",
+        "Sigmoid_2:0",
+        "Tanh:0",
+        "Tanh_1:0",
+    ]
+    # Twelve times four gates and the tanh of the state.
+    assert loop.bytes == 12 * 5 * 16 * 32 * 4
+    assert 0.1 < report.extra_time < 0.5
+    assert f"loop '{loop.name}': 5 values are computed again each time it" in str(
+        report
+    )
+    assert not any("plain gradients" in w for w in report.warnings)
+    check_gradients(function, plain, batch(shape))
+    measured = memory.measure(train, args=[batch(shape)], steps=1, inter_op_threads=1)
+    assert measured.peak <= 1.02 * report.peak
+
+
+def test_a_budget_that_a_loop_alone_exceeds():
+    shape, make = RECURRENT["lstm"]
+
+    def ours(loss, xs):
+        return gradients(loss, xs, checkpoints=Budget(0.8))
+
+    function, train = traced(shape, make, ours)
+    report = last_report(function.graph)
+    assert report.mode == "budget of 80 % of plain gradients"
+    assert report.peak <= report.budget == int(0.8 * report.plain_peak)
+    measured = memory.measure(train, args=[batch(shape)], steps=1, inter_op_threads=1)
+    assert measured.peak <= 1.02 * report.budget
+
+
+def test_a_budget_that_is_met_anyway_leaves_loops_alone():
+    shape, make = RECURRENT["lstm"]
+    reports = []
+
+    def ours(loss, xs):
+        reports.append(explain(loss, xs, checkpoints=Budget(1.0)))
+        return [loss]
+
+    traced(shape, make, ours)
+    (loop,) = reports[0].loops
+    assert loop.values == ()
+    assert "less time without" in loop.reason
+    assert reports[0].extra_time == 0
+
+
+def test_extra_time_that_loops_may_not_exceed():
+    shape, make = RECURRENT["lstm"]
+    reports = []
+
+    def ours(loss, xs):
+        for share in (0.02, 0.5):
+            budget = Budget(extra_time=share)
+            reports.append(explain(loss, xs, checkpoints=budget))
+        return [loss]
+
+    traced(shape, make, ours)
+    little, much = reports
+    assert little.extra_time <= 0.02
+    assert much.peak < little.peak
+    assert much.loops[0].reason is None
+
+
+@parameterized.expand([("function", True), ("graph", False)])
+def test_plans_have_it_and_fit_the_step_traced_anew(_, in_function):
+    shape, make = RECURRENT["lstm"]
+    found = []
+
+    def planned(loss, xs):
+        found.append(plan(loss, xs, 0.8))
+        return [loss]
+
+    def as_planned(loss, xs):
+        return gradients(loss, xs, checkpoints=found[0])
+
+    if in_function:
+        traced(shape, make, planned)
+        peak = found[0].peak
+        assert found[0].loops in ((LIGHT,), (ALL,))
+        function, _ = traced(shape, make, as_planned)
+        report = last_report(function.graph)
+        plain, _ = traced(shape, make, tf.gradients)
+        check_gradients(function, plain, batch(shape))
+        with TemporaryDirectory() as folder:
+            assert Plan.load(found[0].save(f"{folder}/plan.json")) == found[0]
+        found[0] = replace(found[0], loops=(ALL, ALL))
+        match = r"that one had 2 loops .* this one has 1"
+        with pytest.raises(PlanError, match=match):
+            traced(shape, make, as_planned)
+    else:
+        with tf.Graph().as_default() as graph:
+            layer = make()
+            x = tf.compat.v1.placeholder(tf.float32, shape)
+            loss = tf.reduce_sum(tf.square(layer(x)))
+            xs = [v.value for v in layer.trainable_variables]
+            planned(loss, xs)
+            peak = found[0].peak
+            as_planned(loss, xs)
+            report = last_report(graph)
+    # In the graph of the copy a few scalars wait elsewhere than in a function.
+    assert report.peak == pytest.approx(peak, rel=1e-3)
+    assert report.loops[0].reason is None
+
+
+@parameterized.expand([("chosen", {}), ("budget", {"budget": 0.8})])
+def test_checkpointed_layers(_, options):
+    shape, make = RECURRENT["lstm"]
+    keras.utils.set_random_seed(3)
+    layer = make()
+    layer.build(shape)
+    wrapped = checkpointed(layer, **options)
+    x = batch(shape)
+    variables = layer.trainable_variables
+
+    def slopes(call):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(call(x)))
+        return tape.gradient(loss, variables)
+
+    function = tf.function(lambda: slopes(wrapped), autograph=False)
+    for ours in (function(), slopes(wrapped)):
+        for slope, wanted in zip(ours, slopes(layer), strict=True):
+            np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-4)
+    report = last_report(function.get_concrete_function().graph)
+    assert [loop.reason for loop in report.loops] == [None]
+    assert report.peak <= 0.8 * report.plain_peak
+
+
+def test_under_xla():
+    shape, make = RECURRENT["lstm"]
+
+    def ours(loss, xs):
+        return gradients(loss, xs, checkpoints="memory")
+
+    function, _ = traced(shape, make, ours, jit_compile=True)
+    plain, _ = traced(shape, make, tf.gradients)
+    assert [loop.reason for loop in last_report(function.graph).loops] == [None]
+    check_gradients(function, plain, batch(shape))
+
+
+def test_loops_are_differentiated_again():
+    shape, make = RECURRENT["lstm"]
+    x = batch(shape)
+    keras.utils.set_random_seed(3)
+    layer = make()
+
+    def twice(how):
+        @tf.function(autograph=False)
+        def slopes(x):
+            loss = tf.reduce_sum(tf.square(layer(x)))
+            (once,) = how(loss, x)
+            (second,) = tf.gradients(tf.reduce_sum(tf.square(once)), x)
+            (other,) = tf.gradients(loss * loss, x)
+            return once, second, other
+
+        return slopes(x)
+
+    ours = twice(lambda loss, x: gradients(loss, x, checkpoints="memory"))
+    for slope, wanted in zip(ours, twice(tf.gradients), strict=True):
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-5 * scale)
+
+
+def test_lists_that_another_loop_reads_stay():
+    shape, make = RECURRENT["lstm"]
+    x = batch(shape)
+    layer = make()
+    reports = []
+
+    @tf.function(autograph=False)
+    def slopes(x):
+        loss = tf.reduce_sum(tf.square(layer(x)))
+        (plain,) = tf.gradients(loss, x)
+        (ours,) = gradients(loss, x, checkpoints="memory")
+        reports.append(last_report())
+        return plain, ours
+
+    plain, ours = slopes(x)
+    np.testing.assert_array_equal(plain, ours)
+    assert "no list of its own holds values" in str(reports[0])
+
+
+def test_a_loop_is_as_before_when_a_choice_is_undone():
+    shape, make = RECURRENT["lstm"]
+    seen = []
+
+    def undone(loss, xs):
+        step = build_step(loss, xs)
+        choices = LoopChoices(step)
+        (loop,) = choices.loops
+        callers = {c.op: c.names for c in function_calls.callers_in(step.graph)}
+        at_once = loop.backward.get_attr("parallel_iterations")
+        with choices.applied((ALL,)) as longer:
+            rebuilt = StepProgram(replace(step)).peak()
+            assert loop.backward.get_attr("parallel_iterations") <= 2
+        assert loop.backward.get_attr("parallel_iterations") == at_once
+        now = {c.op: c.names for c in function_calls.callers_in(step.graph)}
+        assert now == callers
+        seen.append((rebuilt, StepProgram(replace(step)).peak(), longer))
+        seen.append(choices.plain.peak())
+        return list(step.gradients)
+
+    function, _ = traced(shape, make, undone)
+    plain, _ = traced(shape, make, tf.gradients)
+    (rebuilt, after, longer), before = seen
+    assert rebuilt < after == before
+    assert longer > 1
+    x = batch(shape)
+    for slope, wanted in zip(function(x), plain(x), strict=True):
+        np.testing.assert_array_equal(slope, wanted)
+
+
+def looping(body, state):
+    """Return the gradient of a loop of 8 turns, and what was found in it."""
+    found = []
+
+    @tf.function(autograph=False)
+    def train(x):
+        def turn(i, state):
+            return i + 1, body(state)
+
+        _, end = tf.while_loop(lambda i, _: i < 8, turn, [0, x], maximum_iterations=8)
+        step = build_step(tf.reduce_sum(end), x)
+        found.extend(find_loops(step))
+        return list(step.gradients)
+
+    train(state)
+    return found
+
+
+def test_random_numbers_are_never_drawn_again():
+    def body(state):
+        return tf.tanh(state * tf.random.uniform(tf.shape(state))) * tf.exp(state)
+
+    (loop,) = looping(body, tf.ones([16, 16]))
+    assert loop.cuts
+    for cut in loop.cuts.values():
+        assert not any("random" in name.lower() for name in cut.ops)
+
+
+def test_products_run_again_only_where_all_may():
+    weights = tf.eye(16)
+
+    def body(state):
+        gate = tf.sigmoid(tf.matmul(state, weights))
+        return tf.tanh(gate * state)
+
+    (loop,) = looping(body, tf.ones([16, 16]))
+    assert not any("MatMul" in name for name in loop.cuts[LIGHT].ops)
+    assert loop.cuts[ALL].saved > loop.cuts[LIGHT].saved
+    assert loop.cuts[ALL].time > loop.cuts[LIGHT].time
+
+
+def test_a_loop_that_keeps_only_its_state():
+    (loop,) = looping(tf.square, tf.ones([16, 16]))
+    assert loop.cuts == {}
+    assert "no list of its own holds values that follow from others" in loop.reason
+
+
+def test_choices_are_tried_until_the_least_that_can_be_met():
+    choices = [(n,) for n in range(9)]
+    tried = []
+
+    def attempt(levels):
+        tried.append(levels[0])
+        return Tried(levels, levels, levels[0]) if levels[0] > 4 else PlanError("no")
+
+    assert best_of(choices, attempt).levels == (5,)
+    assert len(tried) <= 6
+    with pytest.raises(PlanError, match="no"):
+        best_of(choices[:4], attempt)
