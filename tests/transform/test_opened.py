@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.graph import transaction
-from geutil.transform.function_bodies import OpenedFunctions
+from geutil.transform.function_bodies import OpenedFunctions, trace_bodies
 from tests.settings import evaluate, needs_eager
 
 pytestmark = needs_eager
@@ -143,3 +143,60 @@ def test_callers_come_before_what_they_call():
     assert [caller.op.graph for caller in outer.callers] == [graph]
     graphs = [caller.op.graph for caller in inner.callers]
     assert sorted(map(id, graphs)) == sorted(map(id, [outer.graph, outer.graph, graph]))
+
+
+def test_the_loop_of_a_backward_pass_is_opened():
+    # Arguments of its body are colocated with the loop of the forward pass.
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [3], name="x")
+        tf.gradients(loop(tf.square(x)), x)
+    opened = OpenedFunctions(graph)
+    assert [u.reason for u in opened.unopened] == []
+    assert sum("grad" in function.name for function in opened.opened) == 2
+
+
+def read_in_loop():
+    """Return a function's graph whose loop reads a variable, and its handle there."""
+    weight = tf.Variable(np.eye(3, dtype="f"))
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 3])], autograph=False)
+    def traced(x):
+        def turn(i, y):
+            return i + 1, tf.tanh(tf.matmul(y, weight))
+
+        return tf.while_loop(lambda i, _: i < 4, turn, [0, x])[1]
+
+    graph = traced.get_concrete_function().graph
+    return graph, graph.capture(weight.handle), weight
+
+
+def test_copies_are_differentiated_by_variables_that_loops_read():
+    graph, handle, _variable = read_in_loop()
+    with tf.Graph().as_default() as other:
+        _, info = ge.copy(graph, other)
+        y = info.transformed(graph.outputs[0])
+        (slope,) = tf.gradients(y, info.transformed(handle))
+    assert slope is not None
+    assert slope.shape == [3, 3]
+
+
+def test_copied_loops_are_differentiated_with_the_shapes_of_lists():
+    cell = tf.keras.layers.LSTM(4, return_sequences=True)
+
+    def gradient_ops(build):
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [2, 5, 3])
+            y = cell(x)
+            x, y = build(graph, x, y)
+            before = len(y.graph.get_operations())
+            with y.graph.as_default():
+                assert tf.gradients(y, x)[0] is not None
+            return len(y.graph.get_operations()) - before
+
+    def copied(graph, x, y):
+        _, info = ge.copy(graph, tf.Graph())
+        other = info.transformed(y).graph
+        trace_bodies(other, other.get_operations())
+        return info.transformed(x), info.transformed(y)
+
+    assert gradient_ops(copied) == gradient_ops(lambda graph, x, y: (x, y))

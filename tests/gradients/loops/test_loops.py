@@ -386,3 +386,53 @@ def test_choices_are_tried_until_the_least_that_can_be_met():
     assert len(tried) <= 6
     with pytest.raises(PlanError, match="no"):
         best_of(choices[:4], attempt)
+
+
+def test_explaining_in_a_function_is_of_all_gradients():
+    shape, make = RECURRENT["lstm"]
+    reports = []
+
+    def both(loss, xs):
+        reports.append(explain(loss, xs, checkpoints="memory"))
+        return gradients(loss, xs, checkpoints="memory")
+
+    function, _ = traced(shape, make, both)
+    built = last_report(function.graph)
+    assert reports[0].plain_peak == pytest.approx(built.plain_peak, rel=1e-3)
+    assert reports[0].peak == pytest.approx(built.peak, rel=1e-3)
+    assert len(reports[0].loops) == len(built.loops) == 1
+
+
+def test_the_tape_goes_back_through_loops():
+    shape, make = RECURRENT["lstm"]
+
+    def ours(loss, xs):
+        return gradients(loss, xs, checkpoints="memory", engine="tape")
+
+    function, _ = traced(shape, make, ours)
+    plain, _ = traced(shape, make, tf.gradients)
+    assert last_report(function.graph).loops[0].reason is None
+    check_gradients(function, plain, batch(shape))
+
+
+def test_with_encodings():
+    shape = [16, 12, 24]
+
+    def make():
+        return keras.Sequential(
+            [
+                layers.Dense(64, activation="relu"),
+                layers.LSTM(32, return_sequences=True),
+                layers.Dense(64, activation="relu"),
+            ]
+        )
+
+    def ours(loss, xs):
+        return gradients(loss, xs, checkpoints="memory", encode="lossless")
+
+    function, _ = traced(shape, make, ours)
+    plain, _ = traced(shape, make, tf.gradients)
+    report = last_report(function.graph)
+    assert report.loops[0].reason is None
+    assert report.peak < report.plain_peak
+    check_gradients(function, plain, batch(shape))
