@@ -181,12 +181,10 @@ def test_copies_are_differentiated_by_variables_that_loops_read():
 
 
 def test_copied_loops_are_differentiated_with_the_shapes_of_lists():
-    cell = tf.keras.layers.LSTM(4, return_sequences=True)
-
     def gradient_ops(build):
         with tf.Graph().as_default() as graph:
             x = tf.compat.v1.placeholder(tf.float32, [2, 5, 3])
-            y = cell(x)
+            y = tf.keras.layers.LSTM(4, return_sequences=True)(x)
             x, y = build(graph, x, y)
             before = len(y.graph.get_operations())
             with y.graph.as_default():
