@@ -262,6 +262,11 @@ def set_new_input(op: Operation, index: int, tensor: Tensor) -> None:
     op._update_input(index, tensor)
 
 
+def set_element_type(op: Operation, dtype: tf.DType) -> None:
+    """Set the type of what an empty list is going to hold."""
+    op._set_attr("element_dtype", AttrValue(type=dtype.as_datatype_enum))
+
+
 def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
     """Make one op from its definition, free of the surroundings of the caller.
 

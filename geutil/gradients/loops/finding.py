@@ -32,7 +32,7 @@ _SMALL = 256
 _SEVERAL = "several loops read its lists"
 _SHARED = "another op runs the same function"
 _NOTHING = "no list of its own holds values that follow from others"
-_NO_ROOM = "it would need more lists of some type than it has"
+_NO_ROOM = "it would need more lists than it has"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LoopCut:
     Attributes:
         dropped: the lists that are not filled.
         read: the values that get the first of these lists, in that order, since what
-            runs again reads them. Each is of the type of what the list held.
+            runs again reads them.
         ops: the names of the ops of the body that run again.
         saved: the bytes that lists hold less, all iterations together.
         time: how much longer the loop takes, as `op_time` has it.
@@ -243,16 +243,10 @@ class _Body:
         if saved <= 0:
             return _NOTHING
         ops = _ops_between(kept, (t for _, t in dropped))
-        lists = []
-        for t in read:
-            fitting = (pair for pair in dropped if pair[1].dtype == t.dtype)
-            pair = next(fitting, None)
-            if pair is None:
-                return _NO_ROOM
-            dropped.remove(pair)
-            lists.append(pair)
+        if len(read) > len(dropped):
+            return _NO_ROOM
         return LoopCut(
-            tuple(pile for pile, _ in (*lists, *dropped)),
+            tuple(pile for pile, _ in dropped),
             tuple(t.name for t in read),
             tuple(op.name for op in ops),
             count * saved,

@@ -39,16 +39,20 @@ class _Elements:
     Attributes:
         lists: the list, and what the two loops make of it.
         shape: the shape of its elements, as the op reads it.
+        dtype: their type.
         like: a list of such elements, in another graph.
     """
 
     lists: tuple[Tensor, ...]
     shape: Tensor
+    dtype: tf.DType
     like: Tensor
 
     def note(self) -> None:
         """Let the op and TensorFlow's shape inference know."""
-        creation.set_new_input(self.lists[0].op, 0, self.shape)
+        op = self.lists[0].op
+        creation.set_new_input(op, 0, self.shape)
+        creation.set_element_type(op, self.dtype)
         for t in self.lists:
             # The loops may be differentiated again.
             creation.copy_handle_data(self.like, t)
@@ -117,15 +121,17 @@ def rebuild(loop: Loop, level: int) -> Rebuilt:
         made = loop.forward.inputs[pile.output]
         ends = loop.forward.outputs[pile.output], loop.backward.outputs[pile.argument]
         value = opened.graph.get_tensor_by_name(pile.value)
-        before = _Elements((made, *ends), made.op.inputs[0], _list_of(value))
+        lists = (made, *ends)
+        old = _Elements(lists, made.op.inputs[0], value.dtype, _list_of(value))
         shape = _shape(made, tensor)
-        changes.append((before, _Elements(before.lists, shape, _list_of(tensor))))
-    lists = [then.like for _, then in changes]
+        new = _Elements(lists, shape, tensor.dtype, _list_of(tensor))
+        changes.append((old, new))
+    likes = [new.like for _, new in changes]
     try:
-        _compute_again(loop, cut, opened, opened_backward, read, lists)
+        _compute_again(loop, cut, opened, opened_backward, read, likes)
     except TransformError as error:
         raise PlanError(_REFUSED.format(op=backward.op, reason=error)) from error
-    _push_others(cut, opened, read, lists)
+    _push_others(cut, opened, read, likes)
     bodies = _added(graph, opened), _added(graph, opened_backward)
     return Rebuilt(loop, cut, (forward, backward), bodies, tuple(changes))
 

@@ -40,6 +40,17 @@ RECURRENT = {
             layers.LSTM(16, recurrent_dropout=0.2, return_sequences=True, seed=1)
         ),
     ),
+    # Biases are of another type than what its lists hold.
+    "mixed": (
+        [16, 12, 24],
+        lambda: layers.LSTM(32, return_sequences=True, dtype="mixed_bfloat16"),
+    ),
+    "cells": (
+        [8, 10, 16],
+        lambda: layers.RNN(
+            [layers.LSTMCell(16), layers.GRUCell(32, activation="silu")]
+        ),
+    ),
     "convolutions": ([2, 5, 12, 12, 3], lambda: layers.ConvLSTM2D(8, 3)),
 }
 SETTINGS = [
@@ -57,7 +68,7 @@ def traced(shape, make, how, **options):
 
     @tf.function(autograph=False, **options)
     def train(x):
-        loss = tf.reduce_sum(tf.square(layer(x, training=True)))
+        loss = tf.reduce_sum(tf.square(tf.cast(layer(x, training=True), tf.float32)))
         return how(loss, [v.value for v in layer.trainable_variables])
 
     return train.get_concrete_function(tf.TensorSpec(shape)), train
