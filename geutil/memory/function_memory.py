@@ -85,7 +85,7 @@ class Loops:
 
         Cost: linear in the ops of the body.
         """
-        body = _Body(self._loops[op][1])
+        body = LoopBody(self._loops[op][1])
         times = self.times(op)
         owner: dict[int, tuple[int, int]] = {}
         aliases: dict[int, int] = {}
@@ -113,15 +113,15 @@ class Loops:
     def _bounds(self, op: Operation) -> Iterator[int | None]:
         """Yield how often each test lets a loop run, None if that is not known."""
         condition, graph = self._loops[op]
-        body = _Body(graph)
+        body = LoopBody(graph)
         places = {id(t): i for i, t in enumerate(condition.inputs)}
         waiting = [condition.outputs[0]]
         while waiting:
-            test = _source(waiting.pop()).op
+            test = source_of(waiting.pop()).op
             if test.type == "LogicalAnd":
                 waiting += test.inputs
             elif test.type in _COMPARISONS:
-                counter, bound = (_source(t) for t in test.inputs)
+                counter, bound = (source_of(t) for t in test.inputs)
                 place = places.get(id(counter))
                 if place is None:
                     yield None
@@ -132,7 +132,7 @@ class Loops:
                 yield None
 
     def _value(
-        self, bound: Tensor, op: Operation, places: Mapping[int, int], body: _Body
+        self, bound: Tensor, op: Operation, places: Mapping[int, int], body: LoopBody
     ) -> Any:
         """Return what a counter is compared with, None if it is not known."""
         place = places.get(id(bound))
@@ -141,7 +141,7 @@ class Loops:
         return self._argument(op, place) if body.stays(place) else None
 
     def _count(
-        self, op: Operation, place: int, limit: Any, body: _Body, more: int
+        self, op: Operation, place: int, limit: Any, body: LoopBody, more: int
     ) -> int | None:
         start, step = self._argument(op, place), body.step(place)
         if start is None or step is None or limit is None or step <= 0:
@@ -150,7 +150,7 @@ class Loops:
 
     def _argument(self, op: Operation, place: int) -> Any:
         """Return what a loop begins with at a place, None if it is not known."""
-        tensor = _source(op.inputs[place])
+        tensor = source_of(op.inputs[place])
         if tensor.op in self._loops:
             return self._result(tensor)
         return _static(tensor)
@@ -158,7 +158,7 @@ class Loops:
     def _result(self, tensor: Tensor) -> int | None:
         """Return a counter after its loop."""
         op, place = tensor.op, tensor.value_index
-        step = _Body(self._loops[op][1]).step(place)
+        step = LoopBody(self._loops[op][1]).step(place)
         times = self.times(op)
         start = None if times is None else self._argument(op, place)
         if times is None or step is None or start is None:
@@ -180,7 +180,7 @@ def returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
     lists: dict[int, int] = {}
     met: set[int] = set()
     for i, result in enumerate(graph.outputs):
-        source = _source(result)
+        source = source_of(result)
         loop_results = piled.get(source.op)
         if loop_results is None or result.dtype != tf.variant:
             continue
@@ -223,23 +223,32 @@ class ListSizes:
 
     def _of(self, tensor: Tensor) -> int:
         bytes_by_id = self._elements
-        return bytes_by_id.get(id(tensor)) or bytes_by_id.get(id(_source(tensor)), 0)
+        return bytes_by_id.get(id(tensor)) or bytes_by_id.get(id(source_of(tensor)), 0)
 
 
-class _Body:
+class LoopBody:
     """The body of a loop.
 
     Args:
         graph: its FuncGraph.
+
+    Attributes:
+        results: what it returns, behind ops that hand it on.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._arguments: Sequence[Tensor] = graph.inputs
         self._place = {id(t): i for i, t in enumerate(graph.inputs)}
-        self.results = [_source(t) for t in graph.outputs]
+        self.results = [source_of(t) for t in graph.outputs]
 
-    def stays(self, place: int) -> bool:
-        """Tell whether a value is the same each time."""
+    def place(self, tensor: Tensor) -> int | None:
+        """Return which argument a tensor is, None if it is none."""
+        return self._place.get(id(tensor))
+
+    def stays(self, place: int | None) -> bool:
+        """Tell whether an argument is the same each time; None is none."""
+        if place is None:
+            return False
         return self.results[place] is self._arguments[place]
 
     def step(self, place: int) -> Any:
@@ -247,7 +256,7 @@ class _Body:
         op = self.results[place].op
         if op.type not in op_types.ADDITIONS:
             return None
-        first, second = (_source(t) for t in op.inputs)
+        first, second = (source_of(t) for t in op.inputs)
         if second is self._arguments[place]:
             first, second = second, first
         if first is not self._arguments[place]:
@@ -258,7 +267,7 @@ class _Body:
         """Yield what is put into a list each time."""
         waiting = [self.results[place]]
         while waiting:
-            op = _source(waiting.pop()).op
+            op = source_of(waiting.pop()).op
             if op.type in _ELEMENT:
                 yield op.inputs[_ELEMENT[op.type]]
                 waiting.append(op.inputs[0])
@@ -268,7 +277,7 @@ class _Body:
     def origin(self, tensor: Tensor) -> Tensor:
         """Return what made a value, be it the time before."""
         met: set[int] = set()
-        tensor = _source(tensor)
+        tensor = source_of(tensor)
         while id(tensor) in self._place and id(tensor) not in met:
             met.add(id(tensor))
             tensor = self.results[self._place[id(tensor)]]
@@ -278,8 +287,8 @@ class _Body:
         """Return the list, the same each time, of which a tensor is an element."""
         if tensor.op.type != "TensorListGetItem":
             return None
-        place = self._place.get(id(_source(tensor.op.inputs[0])))
-        return place if place is not None and self.stays(place) else None
+        place = self.place(source_of(tensor.op.inputs[0]))
+        return place if self.stays(place) else None
 
 
 def _static(tensor: Tensor) -> Any:
@@ -298,7 +307,7 @@ def _static(tensor: Tensor) -> Any:
     return None if unknown or len(place) > 1 else values[int(place[0])]
 
 
-def _source(tensor: Tensor) -> Tensor:
+def source_of(tensor: Tensor) -> Tensor:
     """Return the tensor that a tensor is, behind ops that hand it on."""
     while passes_on(tensor.op.type) and tensor.op.inputs:
         tensor = tensor.op.inputs[0]
@@ -466,7 +475,7 @@ def _forwarded(body: Graph) -> dict[int, int]:
     were arguments back as they came.
     """
     place = {id(t): i for i, t in enumerate(body.inputs)}
-    sources = ((i, t, _source(t)) for i, t in enumerate(body.outputs))
+    sources = ((i, t, source_of(t)) for i, t in enumerate(body.outputs))
     return {
         i: place[id(source)]
         for i, t, source in sources

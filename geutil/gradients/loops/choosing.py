@@ -1,4 +1,4 @@
-"""Which loops of a step compute values again: some choices, each tried on the step."""
+"""Choices of what the loops of a step compute again, each tried on the step."""
 
 from __future__ import annotations
 

@@ -19,14 +19,12 @@ from geutil.gradients.step import PlainStep
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.memory import op_costs
-from geutil.memory.cpu_kernels import passes_on
-from geutil.memory.function_memory import Called
+from geutil.memory.function_memory import Called, LoopBody, source_of
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
 
 LIGHT, ALL = 1, 2
 """How much of a loop runs again: no products and convolutions, or anything."""
 
-_ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 _SMALL = 256
 """Bytes of values that stay in their lists: counters, shapes."""
 _SEVERAL = "several loops read its lists"
@@ -173,15 +171,15 @@ def _piles(
         begins = op.inputs[i]
         if begins.op.type != "EmptyTensorList" or begins.consumers() != [op]:
             continue
-        push = _source(body.outputs[i]).op
+        push = source_of(body.outputs[i]).op
         if push.type != "TensorListPushBack":
             continue
         list_before, value = push.inputs
-        if _source(list_before) is not body.inputs[i] or value.dtype == tf.variant:
+        if source_of(list_before) is not body.inputs[i] or value.dtype == tf.variant:
             continue
         placeholder = backward_body.inputs[argument]
         pops = placeholder.consumers()
-        rest = _source(backward_body.outputs[argument])
+        rest = source_of(backward_body.outputs[argument])
         if [pop.type for pop in pops] == ["TensorListPopBack"] and (
             rest is pops[0].outputs[0]
         ):
@@ -198,10 +196,10 @@ class _Body:
 
     def __init__(self, graph: Graph, piled: Collection[int]) -> None:
         self._graph = graph
-        self._place = {id(t): i for i, t in enumerate(graph.inputs)}
-        self._results = [_source(t) for t in graph.outputs]
-        others = (t for i, t in enumerate(self._results) if i not in piled)
-        self._listed = IdentitySet(_source(t) for t in _elements(others))
+        self._body = LoopBody(graph)
+        others = (i for i in range(len(graph.outputs)) if i not in piled)
+        elements = (t for i in others for t in self._body.added(i))
+        self._listed = IdentitySet(map(source_of, elements))
 
     def cut(
         self, piles: Sequence[Pile], count: int, *, with_heavy: bool
@@ -266,37 +264,22 @@ class _Body:
 
     def _bytes(self, tensor: Tensor) -> int:
         """Return what a list of a value holds each time that is not there anyway."""
-        source = _source(tensor)
-        if source.op.type == "Const" or source in self._listed:
+        source = source_of(tensor)
+        before = self._body.origin(source)
+        if (
+            source.op.type == "Const"
+            or source in self._listed
+            or before in self._listed
+        ):
             return 0
         if source.op.type == "ReadVariableOp":
             # Each time the same buffer, if it is each time the same variable.
-            source = _source(source.op.inputs[0])
-            stays = self._stays(source)
-            return 0 if stays else tensor_bytes(tensor)
-        if source.op.type == "TensorListGetItem":
-            stays = self._stays(_source(source.op.inputs[0]))
-            return 0 if stays else tensor_bytes(tensor)
-        place = self._place.get(id(source))
-        if place is None:
-            return tensor_bytes(tensor)
-        before = self._results[place]
-        is_there = before is source or before in self._listed
-        return 0 if is_there else tensor_bytes(tensor)
-
-    def _stays(self, tensor: Tensor) -> bool:
-        """Tell whether a value is an argument that is the same each time."""
-        place = self._place.get(id(tensor))
-        return place is not None and self._results[place] is tensor
-
-
-def _elements(lists: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield what is put into lists each time."""
-    for result in lists:
-        op = result.op
-        while op.type in _ELEMENT:
-            yield op.inputs[_ELEMENT[op.type]]
-            op = _source(op.inputs[0]).op
+            place = self._body.place(source_of(source.op.inputs[0]))
+        elif source.op.type == "TensorListGetItem":
+            place = self._body.list_argument(source)
+        else:
+            place = self._body.place(source)
+        return 0 if self._body.stays(place) else tensor_bytes(tensor)
 
 
 def _behind(
@@ -327,10 +310,3 @@ def _ops_between(kept: IdentitySet, values: Iterable[Tensor]) -> list[Operation]
             stack.append((op, True))
             stack += [(t.op, False) for t in op.inputs if t not in kept]
     return list(ordered)
-
-
-def _source(tensor: Tensor) -> Tensor:
-    """Return the tensor that a tensor is, behind ops that hand it on."""
-    while passes_on(tensor.op.type) and tensor.op.inputs:
-        tensor = tensor.op.inputs[0]
-    return tensor
