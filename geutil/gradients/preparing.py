@@ -386,7 +386,8 @@ def choose_all(
         warnings = chosen.keeping.warnings
         warnings[:] = [w for w in warnings if not w.startswith(PLAIN)]
     encoder.redo(edits)
-    looped = loops.looped(best.levels, in_budget=budget is not None)
+    is_limit = budget is not None and budget.extra_time is None
+    looped = loops.looped(best.levels, in_budget=is_limit)
     return replace(chosen, looped=looped)
 
 

@@ -14,7 +14,7 @@ from geutil.gradients.prediction import StepProgram
 from geutil.gradients.step import PlainStep
 from geutil.graph.state import UndoStep
 
-_NO_LESS = "the step would hold no less at its peak"
+_NO_LESS = "the step would hold no less at its peak, or take longer than it may"
 _NO_FASTER = "the step is within the budget in less time without"
 _OTHER_STEP = (
     "the plan was made for another step: that one had {planned} loops whose values can "
