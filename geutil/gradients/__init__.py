@@ -52,6 +52,7 @@ if typing.TYPE_CHECKING:
         gradients_memory,
         gradients_speed,
     )
+    from geutil.gradients.choosing import MIN_CHECKPOINT_SIZE
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
     from geutil.gradients.loops.choosing import LoopValues
@@ -69,7 +70,6 @@ if typing.TYPE_CHECKING:
         larger_than,
         not_,
     )
-    from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
     from geutil.gradients.rounding_errors import GradientError, encoding_errors
     from geutil.gradients.updates import order_updates
@@ -84,6 +84,7 @@ else:
                 "gradients_memory",
                 "gradients_speed",
             ),
+            "choosing": ("MIN_CHECKPOINT_SIZE",),
             "dry_run": (
                 "explain",
                 "plan",
@@ -113,7 +114,6 @@ else:
                 "larger_than",
                 "not_",
             ),
-            "preparing": ("MIN_CHECKPOINT_SIZE",),
             "report": (
                 "KeptTensor",
                 "RecomputedOp",

@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import updates
+from geutil.gradients.choosing import MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.dry_run import explain
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE, Options, prepare
+from geutil.gradients.preparing import prepare
 from geutil.gradients.report import publish
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.building import TapeEngine

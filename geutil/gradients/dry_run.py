@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
+from geutil.gradients.choosing import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.loops.choosing import LoopChoices
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import (
     Budget,
@@ -20,14 +22,7 @@ from geutil.gradients.planning import (
 )
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.preparing import (
-    BFLOAT16,
-    MIN_CHECKPOINT_SIZE,
-    Options,
-    Prepared,
-    keep_all,
-    prepare,
-)
+from geutil.gradients.preparing import Prepared, keep_all, prepare
 from geutil.gradients.report import Report, extra_share
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.building import TapeEngine
@@ -193,7 +188,11 @@ def plan(
         shapes=shapes,
         encode=encode,
     )
-    prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
+    return _plan_of(_prepared_on_copy(ys, xs, grad_ys, options, kwargs), budget)
+
+
+def _plan_of(prepared: Prepared, budget: Budget) -> Plan:
+    """Return what was prepared for a budget as a plan."""
     report = prepared.report()
     is_limit = budget.extra_time is None
     limit = budget.bytes(report.plain_peak) if is_limit else report.peak
@@ -241,7 +240,8 @@ def plan_curve(
         The same as `gradients`.
         ArgumentTypeError: a budget is one of time.
 
-    Cost: that of `plan`, for each budget.
+    Cost: that of `plan`, for each budget; where no loop can compute values again, the
+        gradients are built once for all.
 
     Example:
         >>> import tensorflow as tf
@@ -273,19 +273,30 @@ def plan_curve(
         offload=first if first.offload else None,
     )
     program = StepProgram(plain)
-    plans, unmet = [], []
-    limits = (budget.bytes(search.plain_peak) for budget in given)
-    for limit in sorted(set(limits), reverse=True):
-        try:
-            trial, bound = search.within(limit)
-        except PlanError:
-            unmet.append(limit)
-            continue
+
+    def planned(limit: int) -> Plan:
+        trial, bound = search.within(limit)
         found = trial.plan or plan_recomputation(plain, keep_all)
         peak = program.plan(found.segments, found.places).peak
         times = (extra_share(found, search.time_of), bound)
         peaks = (peak, search.plain_peak)
-        plans.append(make_plan(found, limit, peaks, times, first.offload_device))
+        return make_plan(found, limit, peaks, times, first.offload_device)
+
+    def planned_with_loops(limit: int) -> Plan:
+        budget = replace(first, limit=limit)
+        asked = replace(options, checkpoints=budget)
+        prepared = _prepared_on_copy(ys, xs, grad_ys, asked, kwargs)
+        return _plan_of(prepared, budget)
+
+    # A step whose loops are rebuilt is another one, with a search of its own.
+    make = planned_with_loops if LoopChoices(plain) else planned
+    plans, unmet = [], []
+    limits = (budget.bytes(search.plain_peak) for budget in given)
+    for limit in sorted(set(limits), reverse=True):
+        try:
+            plans.append(make(limit))
+        except PlanError:
+            unmet.append(limit)
     return PlanCurve(search.plain_peak, search.alone.peak, tuple(plans), tuple(unmet))
 
 
@@ -303,7 +314,7 @@ def _prepared_on_copy(
     scratch = _Scratch([*targets, *step.tensors_of(output_gradients), *named])
     stopped = kwargs.get("stop_gradients")
     if stopped is not None:
-        kwargs["stop_gradients"] = scratch.sources(stopped)
+        kwargs = {**kwargs, "stop_gradients": scratch.sources(stopped)}
     with scratch.graph.as_default():
         return prepare(
             [scratch.of(y) for y in targets],

@@ -17,7 +17,6 @@ from geutil.gradients.planning import (
     Budget,
     BudgetSearch,
     Plan,
-    choose_for_memory,
     planned_recomputation,
 )
 from geutil.gradients.policies import Policy, name_of_policy
@@ -259,10 +258,9 @@ def _resolve_mode(
         return keeping
     # What "speed" keeps is simulated as well, since no cutting may lead there.
     heavy = tuple(_chosen_by(step, op_costs.is_heavy, smallest, always))
-    choice = choose_for_memory(
-        step, always, smallest, among_others=among_others, other=heavy
-    )
-    keeping = Keeping(mode, IdentitySet(choice.kept), always)
+    search = BudgetSearch(step, always, [heavy], updates="none")
+    choice = search.least_once_again(smallest, among_others=among_others)
+    keeping = Keeping(mode, IdentitySet(choice.kept), always, time_of=search.time_of)
     if choice.reason is not None:
         keeping.warnings.append(f"{PLAIN}: {choice.reason}")
     return keeping

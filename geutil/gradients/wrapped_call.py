@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.gradients import tensor_sizes, updates
+from geutil.gradients.choosing import Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.offloading import Offload
-from geutil.gradients.preparing import Options, Prepared, choose_all, keep_all
+from geutil.gradients.preparing import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import (
     SCOPE,

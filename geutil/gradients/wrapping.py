@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.gradients.choosing import MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
 from geutil.graph import adjacency, gradient_functions, runtime, state, types
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor

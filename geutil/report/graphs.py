@@ -112,6 +112,7 @@ def curve_data(curve: object, report: object) -> dict[str, Any]:
                 "bound": plan.bound,
                 "again": sum(map(len, plan.bursts)),
                 "types": plan.types[:_TYPES],
+                "loops": plan.looping,
                 "chosen": plan.budget == chosen,
             }
             for plan in curve.plans

@@ -50,8 +50,12 @@ def test_the_curve_of_plans_is_drawn(browse, steps, keep):
             (),
             2,
             "",
+            loops=loops,
         )
-        for budget, extra in ((30_000_000, 0.05), (20_000_000, 0.125))
+        for budget, extra, loops in (
+            (30_000_000, 0.05, ()),
+            (20_000_000, 0.125, (0, 2, 1)),
+        )
     )
     curve = PlanCurve(40_000_000, 39_000_000, plans, (1_000_000,))
     told = dataclasses.replace(steps.report, budget=20_000_000)
@@ -62,6 +66,8 @@ def test_the_curve_of_plans_is_drawn(browse, steps, keep):
     assert "12.5 %" in rows.nth(1).inner_text()
     assert "6.3 %" in rows.nth(1).inner_text()
     assert "3 Tanh" in rows.nth(0).inner_text()
+    assert "loops" not in rows.nth(0).inner_text()
+    assert "2 ops; loops: 2" in rows.nth(1).inner_text()
     assert rows.nth(1).get_attribute("class") == "chosen"
     assert "no plan was found for 1.0 MB" in page.page.locator(".plans").inner_text()
     # The points and the line between them, in the colour of plans.

@@ -91,6 +91,8 @@ export interface PlanData {
   again: number;
   /** The types of the ops that run again most often, each with its count. */
   types: [string, number][];
+  /** How many loops compute values again, each time they turn. */
+  loops: number;
   /** Whether the step on the page is this one. */
   chosen: boolean;
 }

@@ -92,6 +92,7 @@ function head(): HTMLElement {
 
 function row(plan: PlanData): HTMLElement {
   const types = plan.types.map(([type, count]) => `${count} ${type}`).join(", ");
+  const loops = plan.loops > 0 ? `; loops: ${plan.loops}` : "";
   const percent = (part: number): string => `${(100 * part).toFixed(1)} %`;
   return element(
     "tr",
@@ -100,6 +101,6 @@ function row(plan: PlanData): HTMLElement {
     element("td", {}, bytesText(plan.peak)),
     element("td", {}, percent(plan.extraTime)),
     element("td", {}, plan.bound > 0 ? percent(plan.bound) : "not known"),
-    element("td", {}, `${plan.again} ops`, element("div", { className: "dim" }, types)),
+    element("td", {}, `${plan.again} ops${loops}`, element("div", { className: "dim" }, types)),
   );
 }

@@ -144,7 +144,8 @@ def _show_curve(curve: PlanCurve) -> None:
             _mega(plan.budget),
             _mega(plan.peak),
             f"{100 * plan.extra_time:.1f}%",
-            str(sum(map(len, plan.bursts))),
+            str(sum(map(len, plan.bursts)))
+            + (f"; loops: {plan.looping}" if plan.looping else ""),
         )
         for plan in curve.plans
     ]

@@ -6,7 +6,7 @@ The choice of kept tensors, within a budget or as low as it goes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geutil.gradients.planning.cuts import (
+    ForwardPass,
     Ints,
     Stretches,
     measure_stretches,
@@ -146,7 +147,8 @@ def choose_for_memory(
     min_checkpoint_size: int = 0,
     *,
     among_others: bool = False,
-    other: Sequence[Tensor] = (),
+    others: Iterable[Sequence[Tensor]] = (),
+    trials: Trials | None = None,
 ) -> MemoryChoice:
     """Return the tensors to keep for the least predicted peak.
 
@@ -162,12 +164,15 @@ def choose_for_memory(
             reach far.
         among_others: whether the step is one of several whose kept tensors are held
             together.
-        other: a choice that is tried besides.
+        others: choices that are tried besides.
+        trials: what tries choices out; None for new ones.
 
     Cost: linear in the ops of the step and their edges.
     """
     with _without_collector():
-        return _choose(step, always, min_checkpoint_size, among_others, other)
+        forward = read_forward(step, always, min_checkpoint_size)
+        trials = trials or Trials(step, always)
+        return _choose(step, forward, trials, others, among_others=among_others)
 
 
 @contextmanager
@@ -187,17 +192,16 @@ def _without_collector() -> Iterator[None]:
 
 def _choose(
     step: PlainStep,
-    always: Keeps,
-    smallest: int,
+    forward: ForwardPass,
+    trials: Trials,
+    others: Iterable[Sequence[Tensor]],
+    *,
     among_others: bool,
-    other: Sequence[Tensor],
 ) -> MemoryChoice:
     """Return the best tensors to keep; none if the peak would fall too little."""
-    trials = Trials(step, always)
     plain_peak = trials.program.plain_peak()
     # The order is the executor's where none is better.
     alone = min(plain_peak, trials.without().peak)
-    forward = read_forward(step, always, smallest)
     if not forward.buffers:
         reason = "the backward pass reads nothing that could be recomputed"
         return MemoryChoice((), alone, plain_peak, reason)
@@ -206,7 +210,8 @@ def _choose(
     places = stretches.places[1:-1].tolist()
     most = _most_trials(trials.program.size)
     search = CuttingSearch(forward, trials, places, most, among_others=among_others)
-    search.add(other)
+    for other in others:
+        search.add(other)
     search.start(_cuttings(stretches))
     # A sweep finds what steps of one cut do not lead to; its best is then refined.
     search.descend()

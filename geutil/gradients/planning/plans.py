@@ -104,11 +104,17 @@ class Plan:
         away = frozenset(self.away)
         count = sum(n not in away for burst in self.bursts for n in burst)
         sent = f"; {len(away)} results sent to {self.offload_device}" if away else ""
+        loops = f"; loops that compute again: {self.looping}" if self.looping else ""
         return (
             f"plan for {megabytes(self.budget)}: {megabytes(self.peak)}, plain "
-            f"{megabytes(self.plain_peak)}; {count} runs of ops again{sent}, "
+            f"{megabytes(self.plain_peak)}; {count} runs of ops again{loops}{sent}, "
             f"about {self.extra_time:.1%} more time{at_least(self.bound)}"
         )
+
+    @property
+    def looping(self) -> int:
+        """How many loops compute values again."""
+        return sum(map(bool, self.loops))
 
     def fits(self, step: PlainStep) -> bool:
         """Tell whether a step is the one that the plan was made for.

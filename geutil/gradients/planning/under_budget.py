@@ -19,7 +19,7 @@ from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.schedule import Schedule
 from geutil.gradients.planner.solver import solve
-from geutil.gradients.planning.least_peak import choose_for_memory
+from geutil.gradients.planning.least_peak import MemoryChoice, choose_for_memory
 from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
 from geutil.gradients.planning.step_problem import StepProblem, step_problem
 from geutil.gradients.planning.transfers import (
@@ -181,7 +181,7 @@ def _share_of(value: object) -> float | None:
 
 
 class BudgetSearch:
-    """Looks for the recomputation of least time within budgets, for one step.
+    """Plans one step: the least time within bytes, or the least peak within time.
 
     Args:
         step: the step with plain gradients.
@@ -194,9 +194,7 @@ class BudgetSearch:
         offload: a budget that says how results may travel; None if they may not.
 
     Attributes:
-        plain_peak: what plain gradients hold.
         time_of: tells how long an op takes.
-        problem: the step as a problem of the planner.
 
     Cost: that of `choose_for_memory`.
     """
@@ -212,7 +210,6 @@ class BudgetSearch:
         updates: Updates = "apart",
         offload: Budget | None = None,
     ) -> None:
-        self.plain_peak = StepProgram(step).plain_peak()
         self._offload = offload
         # Transfers take seconds, so that ops have to be measured beside them.
         in_seconds = offload is not None
@@ -224,6 +221,13 @@ class BudgetSearch:
         self._measured, self._updates = measured, updates
         self._trials = Trials(step, always, updates=updates)
         self._schedules: dict[Trial, Schedule] = {}
+
+    @cached_property
+    def plain_peak(self) -> int:
+        """What plain gradients hold."""
+        knows_updates = self._updates != "none"
+        program = StepProgram(self._step) if knows_updates else self._trials.program
+        return program.plain_peak()
 
     @cached_property
     def alone(self) -> Trial:
@@ -282,8 +286,31 @@ class BudgetSearch:
     @cached_property
     def _simple(self) -> list[Trial]:
         """Choices that need no planner: that of the least peak, and others."""
-        least = choose_for_memory(self._step, self._always)
+        least = self.least_once_again()
         return [self._trials.run(kept) for kept in (*self._others, least.kept) if kept]
+
+    def least_once_again(
+        self, min_checkpoint_size: int = 0, *, among_others: bool = False
+    ) -> MemoryChoice:
+        """Return the least peak if no op runs more than once again.
+
+        This is `checkpoints="memory"`. Its time is that of a forward pass at most, and
+        it is found without the planner's schedules, so that it needs no extra.
+
+        Args:
+            min_checkpoint_size: as in `choose_for_memory`.
+            among_others: see there.
+
+        Cost: that of `choose_for_memory`.
+        """
+        return choose_for_memory(
+            self._step,
+            self._always,
+            min_checkpoint_size,
+            among_others=among_others,
+            others=self._others,
+            trials=self._trials if self._updates == "none" else None,
+        )
 
     def within(self, limit: int) -> Choice:
         """Return the recomputation of least time whose peak is within some bytes.

@@ -21,6 +21,7 @@ from geutil.gradients import (
     gradients,
     last_report,
     plan,
+    plan_curve,
 )
 from geutil.gradients.loops.choosing import LoopChoices, Tried, best_of
 from geutil.gradients.loops.finding import ALL, LIGHT, find_loops
@@ -170,6 +171,25 @@ def test_a_budget_that_is_met_anyway_leaves_loops_alone():
     assert loop.values == ()
     assert "less time without" in loop.reason
     assert reports[0].extra_time == 0
+
+
+def test_curves_have_it_in_every_plan_that_needs_it():
+    shape, make = RECURRENT["lstm"]
+    found = []
+
+    def planned(loss, xs):
+        options = {"stop_gradients": xs[:1]}
+        found.append(plan_curve(loss, xs, ["100%", "80%", "1%"], **options))
+        found.append(plan(loss, xs, "80%", **options))
+        return [loss]
+
+    traced(shape, make, planned)
+    curve, single = found
+    assert [p.budget for p in curve.plans] == [curve.plain_peak, single.budget]
+    assert curve.plans[0].loops == (0,)
+    assert curve.plans[1] == single
+    assert "; loops that compute again: 1" in str(curve)
+    assert curve.unmet == (curve.plain_peak // 100,)
 
 
 def test_extra_time_that_loops_may_not_exceed():

@@ -54,7 +54,7 @@ def test_a_choice_that_no_cutting_leads_to():
     """Nothing is large enough to be kept where all that is needed is cut through."""
     step = chain_step([64] * 21)
     best = choose(step)
-    other = choose_for_memory(step, AlwaysKept(step), 10**9, other=best.kept)
+    other = choose_for_memory(step, AlwaysKept(step), 10**9, others=[best.kept])
     assert choose(step, 10**9).kept == ()
     assert (other.kept, other.peak) == (best.kept, best.peak)
 
