@@ -1,4 +1,4 @@
-"""What a command wrote: path, sizes, ops, how far it is from what was read, seconds."""
+"""Written files, as a command tells of them: path, sizes, ops, difference, seconds."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ if typing.TYPE_CHECKING:
         gradients_memory,
         gradients_speed,
     )
-    from geutil.gradients.choosing import MIN_CHECKPOINT_SIZE
+    from geutil.gradients.choices import MIN_CHECKPOINT_SIZE
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
     from geutil.gradients.loops.choosing import LoopValues
@@ -84,7 +84,7 @@ else:
                 "gradients_memory",
                 "gradients_speed",
             ),
-            "choosing": ("MIN_CHECKPOINT_SIZE",),
+            "choices": ("MIN_CHECKPOINT_SIZE",),
             "dry_run": (
                 "explain",
                 "plan",

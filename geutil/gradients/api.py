@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import updates
-from geutil.gradients.choosing import MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.dry_run import explain
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, Plan

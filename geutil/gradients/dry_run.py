@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
-from geutil.gradients.choosing import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops.choosing import LoopChoices
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import (

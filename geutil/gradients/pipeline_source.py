@@ -161,6 +161,7 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
 
 
 def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
+    """Raise `TransformError` unless a tensor is one micro-batch of another."""
     if whole.shape.rank is None or part.shape.rank is None:
         raise TransformError(
             f"the rank of '{whole.name}' is not known, so it cannot be split; set its "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geutil.gradients import tensor_sizes
-from geutil.gradients.choosing import (
+from geutil.gradients.choices import (
     BFLOAT16,
     MIN_CHECKPOINT_SIZE,
     Chosen,

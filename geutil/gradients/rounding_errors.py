@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.gradients.api import gradients
-from geutil.gradients.choosing import BFLOAT16
+from geutil.gradients.choices import BFLOAT16
 from geutil.graph.types import Tensor
 
 

@@ -95,6 +95,7 @@ def collected(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
+    """Return a list of checkpoints as tensors; refuse what is none of the graph."""
     given = (types.dereference(t) for t in checkpoints)
     tensors = tuple(
         names.tensor_of(graph, t, "the graph of ys") if names.is_name(t) else t
@@ -219,6 +220,7 @@ def resolve(
 def _resolved(
     step: PlainStep, checkpoints: Any, smallest: int, *, among_others: bool
 ) -> Keeping:
+    """Return what to keep, whatever kind of checkpoints was given."""
     always = AlwaysKept(step)
     choice = checked(step.graph, checkpoints)
     if choice is None:

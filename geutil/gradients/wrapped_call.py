@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.gradients import tensor_sizes, updates
-from geutil.gradients.choosing import Options, choose_all
+from geutil.gradients.choices import Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Prepared, keep_all

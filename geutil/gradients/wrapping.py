@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients.choosing import MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy

@@ -68,6 +68,11 @@ Where the shape is known, Grappler makes constants of them, and who else reads t
 tensor is left alone with it.
 """
 
+AXES = frozenset(("BroadcastGradientArgs",))
+"""Ops that yield axes of what has the shapes that they read."""
+LIST_ELEMENTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Ops that put an element into a list, and which of their inputs that is."""
+
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2"))
 """Placeholders that have to be fed."""
 REF_VARIABLES = frozenset(("Variable", "VariableV2"))

@@ -52,8 +52,6 @@ _SAME = frozenset(("Identity", "IdentityN", "StopGradient", "ZerosLike", "AddN")
 """Ops whose result leads to what is as large as what their input leads to."""
 _OTHER_VALUES = frozenset(("AddN", "ZerosLike"))
 """Those of them that compute other values."""
-_ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-"""Ops that put an element into a list, and which of their inputs that is."""
 _TAKEN = {"TensorListGetItem": 0, "TensorListPopBack": 1, "ReadVariableOp": 0}
 """Ops that tell what is behind their first input, and which of their outputs does."""
 _MADE = frozenset(("EmptyTensorList", "TensorListReserve"))
@@ -333,8 +331,8 @@ def _behind(op: Operation, inner: Sequence[Behind]) -> Sequence[Behind]:
         dims = tf.get_static_value(op.inputs[0])
         is_told = dims is not None and dims.ndim == 1 and (dims >= 0).all()
         return [Content(tf.TensorShape(dims if is_told else None), is_empty=True)]
-    if op.type in _ADDED:
-        added = op.inputs[_ADDED[op.type]]
+    if op.type in op_types.LIST_ELEMENTS:
+        added = op.inputs[op_types.LIST_ELEMENTS[op.type]]
         # Who sets some of the elements leaves others as they are.
         is_pushed = op.type == "TensorListPushBack"
         value = _shape_in(added) if is_pushed else None

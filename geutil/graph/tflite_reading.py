@@ -304,6 +304,7 @@ class _Reader:
         )
 
     def _quantization(self, entry: Any) -> Quantization | None:
+        """Return how a tensor is quantized; blocks have their scales elsewhere."""
         if entry is None:
             return None
         axis = entry.QuantizedDimension()
@@ -325,6 +326,7 @@ class _Reader:
         return Quantization(scales, zeros * (len(scales) // len(zeros)), axis)
 
     def _op(self, op: Any, graphs: int) -> LiteOp:
+        """Return an op; what its options call are subgraphs, and -1 is none."""
         kind, is_custom = _checked(op.OpcodeIndex(), self._codes, "op code")
         options = _options(op)
         called = tuple(

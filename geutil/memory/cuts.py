@@ -110,6 +110,7 @@ class _Splitter:
         self._sizes = list(program.sizes)
         self._there: dict[tuple[int, int], int] = {}
         self._by_tensor: dict[int, list[Crossing]] = {}
+        # Devices of one memory pass it on: no buffer of its own.
         for crossing in crossings:
             if crossing.copied:
                 self._by_tensor.setdefault(crossing.tensor, []).append(crossing)
@@ -287,6 +288,7 @@ class _Devices:
         for i, pending in enumerate(self._pending):
             if not pending:
                 starts[devices[i]].append(i)
+        # The order of these edges changes from Session to Session.
         if seed is not None:
             shuffle = random.Random(seed).shuffle
             for after in (*self._successors, *starts):

@@ -23,8 +23,6 @@ from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
 from geutil.memory.sizes import UNKNOWN
 
-_ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-"""Ops that put an element into a list, and which of their inputs that is."""
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 """How often more a counter is counted up once it has reached the bound."""
 
@@ -268,8 +266,8 @@ class LoopBody:
         waiting = [self.results[place]]
         while waiting:
             op = source_of(waiting.pop()).op
-            if op.type in _ELEMENT:
-                yield op.inputs[_ELEMENT[op.type]]
+            if op.type in op_types.LIST_ELEMENTS:
+                yield op.inputs[op_types.LIST_ELEMENTS[op.type]]
                 waiting.append(op.inputs[0])
             elif op.type == "AddN" and op.outputs[0].dtype == tf.variant:
                 waiting += op.inputs

@@ -24,8 +24,6 @@ from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
 from geutil.memory.workspaces import DimsOf
 
-_AXES = frozenset(("BroadcastGradientArgs",))
-"""Ops that yield axes of what has the shapes that they read."""
 _SHOWN = 6
 """How many tensors a message names."""
 
@@ -76,7 +74,7 @@ class Shapes:
         dims = types.dims_of(tensor)
         if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
             return 0
-        if tensor.op.type in _AXES:
+        if tensor.op.type in op_types.AXES:
             # At most all axes; only the value tells.
             dims = types.dims_of(tensor.op.inputs[0])
         size = bytes_of_shape(tensor.dtype, dims)

@@ -199,6 +199,7 @@ def noise_band(layer: LayerNoise) -> int:
 
 @rows_of.register
 def _inspection_rows(info: Inspection) -> Rows:
+    """Return rows of a file's signatures, then of the parts that it lists."""
     rows = [
         Row(role, True, key, f"{tensor}, signature {name}", ())
         for name, signature in info.signatures.items()

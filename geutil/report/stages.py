@@ -125,6 +125,7 @@ def stages_of(stages: object) -> list[Stage]:
 
 
 def _pairs(stages: object) -> list[tuple[str, Any]]:
+    """Return stages as pairs of a label and a model, from a mapping or from pairs."""
     entries = stages.items() if isinstance(stages, Mapping) else stages
     if isinstance(entries, Iterable) and not isinstance(entries, str | bytes):
         listed = list(entries)

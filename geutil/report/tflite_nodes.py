@@ -174,6 +174,7 @@ def _subject(
     place: int,
     file_name: str,
 ) -> FileSubject:
+    """Return a subgraph to draw, named by the signature where there is one."""
     label = graph.name or (f"subgraph {place}" if place else file_name)
     inputs = {i: graph.tensors[i].name for i in graph.inputs if i >= 0}
     outputs = {graph.tensors[i].name: i for i in graph.outputs if i >= 0}
@@ -234,6 +235,7 @@ def _quantization(tensor: LiteTensor) -> str:
 def _op_node(
     graph: LiteGraph, op: LiteOp, name: str, sources: Mapping[int, tuple[int, int, str]]
 ) -> FileNode:
+    """Return an op as a node; the name of its first result is told besides."""
     reads = [sources[t] for t in op.inputs if t in sources]
     outputs = tuple(t for t in op.outputs if t >= 0)
     attributes = {key: _words(value) for key, value in sorted(op.options.items())}

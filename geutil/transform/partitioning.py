@@ -96,6 +96,7 @@ class Partition:
             edits.set_devices(next(iter(devices)).graph, devices)
 
     def __str__(self) -> str:
+        """Return the partition as lines: the whole, the stages, ops that have none."""
         head = f"{len(self.stages)} stages by {self.balance}"
         largest = f"largest {self._amount(self.largest)}"
         lines = [f"{head}, {largest}, {self.gap:.1%} above the bound"]
@@ -283,6 +284,7 @@ class _Line:
         self._place |= dict.fromkeys(self._fixed, end)
         self._length = end + 1
         self._groups = self._together()
+        # What goes together may pull more along, until nothing moves.
         while self._move_forward():
             pass
         starts = self._cut_places()
@@ -433,6 +435,7 @@ class _Line:
     def _stages(
         self, ends: Sequence[int], costs: Sequence[float], devices: Sequence[str]
     ) -> tuple[PartitionStage, ...]:
+        """Return the stages; each sends all that later ones still read."""
         start, stages = 0, []
         for device, end, cost in zip(devices, ends, costs, strict=True):
             ops = [op for op in self._ops if start <= self._piece[op] < end]

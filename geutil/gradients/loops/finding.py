@@ -127,6 +127,7 @@ def _loop(
     calls: Mapping[Operation, Called],
     callers: Mapping[str, int],
 ) -> Loop:
+    """Return a loop with the best cut of each level, or why it has none."""
     if len(readers) > 1:
         return Loop(op, readers[0], reason=_SEVERAL)
     (reader,) = readers

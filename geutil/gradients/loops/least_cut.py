@@ -60,6 +60,7 @@ class _Flow:
         count = len(weights)
         self._count = count
         self._source, self._sink = 2 * count, 2 * count + 1
+        # More than any cut of the nodes weighs: such edges are never a part of one.
         unlimited = sum(weights) + 1
         self._ends: list[int] = []
         self._left: list[int] = []

@@ -222,6 +222,7 @@ class _Readers:
             for node in part.node:
                 if node.device == device:
                     self._note(node)
+        # An op in a loop has a record each time it runs.
         self._stats: dict[str, list[Any]] = {}
         self._addresses: dict[tuple[str, int], int] = {}
         for stats in executions:

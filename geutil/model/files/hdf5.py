@@ -109,6 +109,7 @@ def _read_entries(file: str, entries: list[str]) -> Hdf5File:
 
 
 def _read(file: Any) -> Hdf5File:
+    """Return what an open file says of itself; a group with two names is read once."""
     import h5py
 
     with h5py.File(file) as opened:

@@ -76,6 +76,7 @@ class TFLiteInspection(Inspection):
 
 
 def _lines(info: TFLiteInspection) -> Iterable[str]:
+    """Yield the lines of a report: the file, its ends, then what runs where."""
     needs = f", needs runtime {info.version} or later" if info.version else ""
     yield f"{info.kind} {info.path}{needs}"
     sizes = {dtype: inspection.size_text(n) for dtype, n in info.weights.items()}

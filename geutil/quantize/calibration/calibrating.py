@@ -101,6 +101,7 @@ class CalibrationReport(Shown):
     in_blocks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        """Return the report as lines: how, then each range, then each layer."""
         of = f"{self.method} of {self.batches} batch(es)"
         lines = [f"{len(self.ranges)} range(s) set, {of}"]
         if self.noise:

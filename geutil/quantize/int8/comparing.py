@@ -88,6 +88,7 @@ class Int8Comparison(Shown):
         return min((output.agreement for output in self.outputs), default=1.0)
 
     def __str__(self) -> str:
+        """Return the report as lines: the whole, each output, what is left in float."""
         apart = f"{self.most} step(s) apart at most"
         if not self.outputs:
             apart = "no outputs to compare"

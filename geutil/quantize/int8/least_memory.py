@@ -133,6 +133,7 @@ class ReorderedFile:
         return self.subgraphs[0].peak_tensors_after
 
     def __str__(self) -> str:
+        """Return the report as lines: the arena that counts first, then the others."""
         lines = [
             f"arena {_change(self.arena_before, self.arena_after)} ({self.runtime}); "
             + (

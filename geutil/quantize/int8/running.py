@@ -44,6 +44,7 @@ class Runner:
         *,
         keep_tensors: bool = False,
     ) -> None:
+        """Open the file; refuse one of several signatures, or of other inputs."""
         interpreter = interpreter_of(blob, keep_tensors=keep_tensors)
         self._interpreter = interpreter
         signatures = list(interpreter.get_signature_list())

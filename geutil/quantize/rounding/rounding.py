@@ -225,6 +225,7 @@ class _Run:
         self._stages = Stages(
             graph, model.inputs, layers, samples, frozen(self._values)
         )
+        # A model is rounded the same each time.
         self._random = np.random.default_rng(0)
         self._later: list[tuple[Correction, Array]] = []
 

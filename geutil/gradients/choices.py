@@ -1,4 +1,4 @@
-"""What may be chosen of a step, and the choice: what to keep, encode and rebuild."""
+"""Choices of a step, the open ones and those made: what to keep, encode, rebuild."""
 
 from __future__ import annotations
 
