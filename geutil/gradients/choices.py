@@ -35,7 +35,6 @@ from geutil.graph.types import (
     type_name,
 )
 from geutil.memory import sizes
-from geutil.memory.op_costs import op_time
 
 MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
@@ -326,6 +325,8 @@ class _Tries:
         self._step, self._encoder, self._choose = step, encoder, choose
         self._smallest = options.min_checkpoint_size
         self._plain = StepProgram(step)
+        # Of the step as it is now: encoding changes it.
+        self._time = _time_of_ops(step)
         self.found = plan_encodings(step, self._smallest)
         self.limit: int | None = None
         self._checkpoints = options.checkpoints
@@ -356,8 +357,7 @@ class _Tries:
         try:
             checkpoints = self._checkpoints
             if edits:
-                before = sum(map(op_time, self._plain.ops))
-                longer = sum(map(op_time, step.ops())) / before
+                longer = _time_of_ops(step) / (self._time or 1.0)
                 checkpoints = _with_less_time(checkpoints, longer)
             keeping, recomputation = self._choose(step, checkpoints)
             cost = (
@@ -389,6 +389,10 @@ class _Tries:
 
 def _peak_of(plan: Recomputation) -> float:
     return StepProgram(plan.step).peak(plan.segments, plan.places)
+
+
+def _time_of_ops(step: PlainStep) -> float:
+    return sum(map(step.op_times(), step.ops()))
 
 
 def _time_of(plan: Recomputation, keeping: Keeping) -> float:

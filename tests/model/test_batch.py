@@ -704,8 +704,9 @@ def test_a_users_processes_one_of_which_is_killed(tmp_path):
     with ProcessPoolExecutor(2) as executor:
         report = batch(tmp_path / "in", pipeline, tmp_path / "out", executor=executor)
     assert "the executor broke (BrokenProcessPool" in report.notes[0]
-    # Two were running; the third was not begun when the pool broke.
-    assert [entry.tries for entry in report.entries][1:] == [2, 1]
+    # Two were running at most: the first may have ended, and the third begun for it.
+    tries = [entry.tries for entry in report.entries]
+    assert tries[1] == 2 and sum(tries) in (4, 5), tries
     assert [entry.action for entry in report.entries] == ["done"] * 3, report
     assert not is_running(int(marker.read_text().split()[0]))
 
