@@ -42,7 +42,6 @@ LOSSLESS, BFLOAT16 = "lossless", "bfloat16"
 ENCODINGS = (LOSSLESS, BFLOAT16)
 """How kept tensors can be encoded."""
 
-
 _HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
 _HELD_FOR_TIME = "within the budget the step takes less time without encodings"
 _RUNS_AGAIN = "it runs again, encoded or not"

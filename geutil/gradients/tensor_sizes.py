@@ -35,7 +35,7 @@ from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 _ELSEWHERE = (tf.resource, tf.variant)
 """Handles to what has a shape of its own."""
 _OF_NO_SIZE = op_types.AXES | {"VariableShape"}
-"""They yield a few axes at most."""
+"""They yield a few axes, or dimensions, at most."""
 _ROUNDS = 4
 """So often what still has no shape is assumed, where one follows on another."""
 _FEW = 64

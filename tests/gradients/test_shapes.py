@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import checkpointed, explain, gradients, last_report
+from geutil.gradients.tensor_sizes import open_shapes_of, settle_shapes
 from tests.settings import needs_eager
 
 v1 = tf.compat.v1
@@ -189,3 +190,15 @@ def test_explaining_says_nothing_of_the_variables_it_copies(caplog):
         y = tf.tanh(tf.tanh(tf.ones([4, 8]) @ w) @ w)
         explain(tf.reduce_sum(y), w, checkpoints="memory")
     assert "copied" not in caplog.text
+
+
+def test_how_many_dimensions_a_variable_has_is_no_guess_to_tell_of():
+    """As in the body of a loop of the backward pass, whose handles have no shape."""
+    with tf.Graph().as_default() as graph:
+        handle = v1.placeholder(tf.resource, [])
+        shape = tf.raw_ops.VariableShape(input=handle)
+        x = v1.placeholder(tf.float32, [None, 3])
+        settle_shapes(graph.get_operations())
+        assumed = [t.name for t in open_shapes_of(graph).assumed]
+    assert shape.shape.as_list() == [None]
+    assert assumed == [x.name]

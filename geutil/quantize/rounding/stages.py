@@ -70,7 +70,7 @@ class Stages:
         self._stage = _stages(adjacency.topological_sort(ops), inputs, layers)
         self._wanted = self._plan()
         self._kept: dict[str, tuple[list[Any], list[Any]]] = {}
-        # As it is and as simulated, of which inputs know nothing.
+        # Each value as it is, and as simulated: of inputs these are the same.
         for name, t in inputs.items():
             values = [sample[name] for sample in samples]
             self._kept[t.name] = values, values
