@@ -178,7 +178,10 @@ def test_curves_have_it_in_every_plan_that_needs_it():
     found = []
 
     def planned(loss, xs):
-        options = {"stop_gradients": xs[:1]}
+        # Each plan is of a copy of its own, whose gradients stop where they are told.
+        stopped = tf.sin(xs[0])
+        loss += tf.reduce_sum(stopped)
+        options = {"stop_gradients": [stopped]}
         found.append(plan_curve(loss, xs, ["100%", "80%", "1%"], **options))
         found.append(plan(loss, xs, "80%", **options))
         return [loss]
