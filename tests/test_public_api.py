@@ -303,23 +303,21 @@ def test_the_flat_names_that_are_not_exported_are_modules():
     assert others == []
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    compatible_names(),
-    ids=[".".join(n) for n in compatible_names()],
-)
-def test_compatible_names_exist_flat_and_in_their_submodule(module, name):
-    flat = getattr(ge, name)
-    assert callable(flat)
-    assert getattr(getattr(ge, module), name) is flat
-    assert getattr(importlib.import_module(f"geutil.{module}"), name) is flat
-    assert name in getattr(ge, module).__all__
+def test_compatible_names_exist_flat_and_in_their_submodule():
+    for module, name in compatible_names():
+        flat = getattr(ge, name)
+        assert callable(flat), name
+        assert getattr(getattr(ge, module), name) is flat, name
+        home = importlib.import_module(f"geutil.{module}")
+        assert getattr(home, name) is flat, name
 
 
-@pytest.mark.parametrize("module", COMPATIBLE)
-def test_submodules_export_nothing_else(module):
-    expected = COMPATIBLE[module].split() + EXTRA.get(module, [])
-    assert sorted(getattr(ge, module).__all__) == sorted(expected)
+def test_submodules_export_these_and_nothing_else():
+    exported = {module: sorted(getattr(ge, module).__all__) for module in COMPATIBLE}
+    assert exported == {
+        module: sorted(names.split() + EXTRA.get(module, []))
+        for module, names in COMPATIBLE.items()
+    }
 
 
 def test_private_names_that_published_code_reads():
@@ -336,41 +334,37 @@ def test_private_names_that_published_code_reads():
     ]
 
 
-@pytest.mark.parametrize("alias", ALIASES)
-def test_aliases(alias):
-    assert getattr(ge, alias) is getattr(ge, ALIASES[alias])
+def test_aliases():
+    for alias, name in ALIASES.items():
+        assert getattr(ge, alias) is getattr(ge, name), alias
 
 
-def test_every_public_function_and_method_is_frozen():
-    assert sorted(signatures()) == sorted(MEMBERS)
-
-
-@pytest.mark.parametrize("name", signatures())
-def test_signatures(name):
-    assert signature_of(name, MEMBERS[name]) == signatures()[name]
+def test_the_signatures_of_all_public_functions_and_methods():
+    found = {name: signature_of(name, member) for name, member in MEMBERS.items()}
+    assert found == signatures()
 
 
 def test_the_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+(\w|\.)*", ge.__version__)
 
 
-# What TransformerInfo was read for by code that cannot change any more.
-@pytest.mark.parametrize("name", ["_transformed_ops", "_transformed_ts"])
-def test_read_only_aliases_of_transformer_info(name):
-    member = vars(ge.TransformerInfo)[name]
-    assert isinstance(member, property)
-    assert member.fset is None
+def test_read_only_aliases_of_transformer_info():
+    # Published code that cannot change any more reads them.
+    for name in ("_transformed_ops", "_transformed_ts"):
+        member = vars(ge.TransformerInfo)[name]
+        assert isinstance(member, property), name
+        assert member.fset is None, name
 
 
 # -- errors ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors_are_caught_as_the_builtin_that_old_code_catches(name):
-    error = getattr(ge, name)
-    assert issubclass(error, ge.GeutilError)
-    assert issubclass(error, BUILTIN[name])
-    assert error.__doc__
+def test_errors_are_caught_as_the_builtin_that_old_code_catches():
+    for name, builtin in BUILTIN.items():
+        error = getattr(ge, name)
+        assert issubclass(error, ge.GeutilError), name
+        assert issubclass(error, builtin), name
+        assert error.__doc__, name
 
 
 def test_a_cycle_error_is_a_reroute_error():
@@ -417,26 +411,31 @@ def documentation(name: str) -> str:
     return text + documentation(reference[1]) if reference else text
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_docstrings_have_an_example_that_runs(name):
-    text = inspect.getdoc(getattr(ge, name)) or ""
-    assert re.search(r"^Example:\n    >>> ", text, re.MULTILINE), name
+def test_docstrings_have_an_example_that_runs():
+    own = {name: inspect.getdoc(getattr(ge, name)) or "" for name in DOCUMENTED}
+    pattern = re.compile(r"^Example:\n    >>> ", re.MULTILINE)
+    assert [name for name, text in own.items() if not pattern.search(text)] == []
 
 
-@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - NOTHING_TO_RAISE))
-def test_docstrings_say_what_is_raised(name):
-    assert re.search(r"^Raises:\n    \w", documentation(name), re.MULTILINE), name
+@pytest.mark.parametrize(
+    ("exempt", "pattern"),
+    [
+        (NOTHING_TO_RAISE, r"^Raises:\n    \w"),
+        (VISITS_NO_GRAPH, r"^Cost: \w|\bLinear\b"),
+    ],
+    ids=["errors", "cost"],
+)
+def test_docstrings_have(exempt, pattern):
+    names = [name for name in DOCUMENTED if name not in exempt]
+    assert names
+    lacking = [n for n in names if not re.search(pattern, documentation(n), re.M)]
+    assert lacking == []
 
 
-@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - VISITS_NO_GRAPH))
-def test_docstrings_state_the_cost(name):
-    assert re.search(r"^Cost: \w|\bLinear\b", documentation(name), re.MULTILINE), name
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_members_have_docstrings(name):
-    if not name.endswith(".__init__"):  # the docstring of the class describes it
-        assert inspect.getdoc(MEMBERS[name])
+def test_members_have_docstrings():
+    # The docstring of a class describes its __init__.
+    names = [name for name in MEMBERS if not name.endswith(".__init__")]
+    assert [name for name in names if not inspect.getdoc(MEMBERS[name])] == []
 
 
 def test_errors_that_docstrings_name_exist():
