@@ -12,13 +12,17 @@ WORKERS ?= 2
 
 PIP_FLAGS := --quiet --disable-pip-version-check
 # A file stays on one worker, so its set-up is done once.
-PYTEST_FLAGS := -n $(WORKERS) --dist loadfile
+PYTEST_FLAGS := -n $(WORKERS) --dist loadfile -p tests.times
 QUICK := -m "not thorough"
+# What a change is compared with by `make test-touched`.
+BASE ?= HEAD
 
 # The version is a part of the stamp's name. So another PYTHON makes a new
 # environment, and an unsuitable one never finds a stamp and is reported.
 PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY := $(VENV)/.ready-$(PYVER)
+# with EXTRA: the stamp of what an extra of setup.py adds to the environment.
+with = $(VENV)/.with-$(1)-$(PYVER)
 OLDEST_READY := $(OLDEST)/.ready-$(PYVER)
 ZOO_READY := $(ZOO)/.ready-$(PYVER)
 PEERS_READY := $(PEERS)/.ready-$(PYVER)
@@ -34,7 +38,7 @@ VIEWER_SOURCES := $(wildcard web/*.json web/*.mjs web/src/*)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help env web docs-images env-oldest demo test test-all test-oldest
+.PHONY: help env web docs-images env-oldest demo test test-times test-touched test-all test-oldest
 .PHONY: coverage mutants test-version test-versions lint format bench bench-plan bench-quantize house zoo docs clean dist check-dist browser
 
 help: ## Show this list
@@ -54,7 +58,7 @@ endef
 # create_venv DIR: makes the environment, or repairs one that was interrupted. An
 # environment of another Python version is emptied first: they do not mix.
 define create_venv
-	@rm -f $(1)/.ready-*
+	@rm -f $(1)/.ready-* $(1)/.with-*
 	@clear=; if [ -d $(1) ] && [ ! -d $(1)/lib/python$(PYVER) ]; then clear=--clear; fi; \
 	  echo "Setting up $(1) with Python $(PYVER)"; \
 	  $(PYTHON) -m venv $$clear $(1)
@@ -65,8 +69,14 @@ endef
 $(READY): setup.py pyproject.toml
 	$(call check_python,3.10 3.11 3.12 3.13,geutil)
 	$(call create_venv,$(VENV))
-	@echo "Installing TensorFlow and the tools (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench,release,web,docs]'
+	@echo "Installing TensorFlow and what the tests need (a few minutes the first time)"
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,web]'
+	@touch $@
+
+# Linters, mkdocs, clusters: only the targets that run them pay for them.
+$(call with,%): $(READY)
+	@echo "Installing what geutil[$*] needs"
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[$*]'
 	@touch $@
 
 # Node comes from the package index with the environment. npm gets what the lock file
@@ -81,7 +91,7 @@ $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
 	$(call check_python,3.10 3.11 3.12,TensorFlow 2.16)
 	$(call create_venv,$(OLDEST))
 	@echo "Installing the oldest supported TensorFlow"
-	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) -c requirements-oldest.txt -e '.[test]'
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) -c requirements-oldest.txt -e '.[test,thorough]'
 	@touch $@
 
 # Keras does not say which TensorFlow it works with; this one works with all of them.
@@ -123,18 +133,25 @@ demo: $(READY) $(VIEWER) ## Run the demonstrations
 test: $(READY) $(VIEWER) ## Run the tests and doctests (ARGS="..." goes to pytest)
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(QUICK) $(ARGS)
 
-test-all: $(READY) $(VIEWER) ## Run them with the thorough ones, too
+# On a machine that does nothing else.
+test-times: $(READY) $(VIEWER) ## Run them, and write where the time goes (tests/times.tsv)
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(QUICK) --times $(ARGS)
+
+test-touched: $(READY) $(VIEWER) ## Run those that the change since BASE=HEAD reaches
+	@$(VENV)/bin/python -m tools.touched --base $(BASE) $(PYTEST_FLAGS) $(QUICK) $(ARGS)
+
+test-all: $(READY) $(VIEWER) $(call with,thorough) ## Run all of them, with the thorough ones
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
-# All tests take about an hour with it; `make mutants` needs what it writes.
+# `make mutants` needs what it writes.
 COVERED := --cov=geutil --cov-branch --cov-context=test --cov-report=
-coverage: $(READY) $(VIEWER) ## Print what the tests run of the code, quick and all
+coverage: $(VIEWER) $(call with,thorough) ## Print what the tests run of the code, quick and all
 	@mkdir -p build/coverage
 	COVERAGE_FILE=build/coverage/quick $(VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) $(QUICK) $(COVERED)
 	COVERAGE_FILE=build/coverage/all $(VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) $(COVERED)
 	@$(VENV)/bin/python -m tools.strength coverage
 
-mutants: $(READY) $(VIEWER) ## Change the code in 60 places, and print who notices (ARGS="...")
+mutants: $(VIEWER) $(call with,thorough) ## Change the code in 60 places, and print who notices (ARGS="...")
 	@$(VENV)/bin/python -m tools.strength mutants $(ARGS)
 
 test-oldest: $(OLDEST_READY) $(VIEWER) ## Run them on the oldest supported TensorFlow
@@ -160,7 +177,7 @@ test-versions: $(VIEWER) ## Run them on every TensorFlow from the oldest on
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 # All three run, so that one run shows all there is to mend.
-lint: $(READY) ## Check style, formatting and types
+lint: $(call with,lint) ## Check style, formatting and types
 	@failed=; \
 	for check in 'ruff check .' 'ruff format --check .' 'mypy'; do \
 	  echo "$$check"; \
@@ -168,7 +185,7 @@ lint: $(READY) ## Check style, formatting and types
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-format: $(READY) ## Format the code and make the safe fixes
+format: $(call with,lint) ## Format the code and make the safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
 
@@ -178,17 +195,17 @@ house: $(READY) ## Print how the package is laid out (ARGS="--list" names the pl
 zoo: $(ZOO_READY) $(VIEWER) ## Take real architectures through every client (ARGS="...")
 	@nice $(ZOO)/bin/python -m zoo $(ARGS)
 
-bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
+bench: $(call with,bench) ## Run the benchmarks (ARGS="..." goes to them)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
-bench-plan: $(READY) ## Print what the planner finds (ARGS="--json out.json")
+bench-plan: $(call with,bench) ## Print what the planner finds (ARGS="--json out.json")
 	@$(VENV)/bin/python -m benchmarks.plans $(ARGS)
 
-bench-quantize: $(READY) $(PEERS_READY) ## Print how quantized files do beside peers' (ARGS="--quick")
+bench-quantize: $(call with,bench) $(PEERS_READY) ## Print how quantized files do beside peers' (ARGS="--quick")
 	@$(VENV)/bin/python -m benchmarks.quantized --peers $(PEERS)/bin/python $(ARGS)
 
 # The wheel is built from the archive, so the archive holds all that it takes.
-dist: $(READY) $(VIEWER) ## Build the wheel and the source archive into dist/
+dist: $(VIEWER) $(call with,release) ## Build the wheel and the source archive into dist/
 	@rm -rf dist
 	@$(VENV)/bin/python -m build --quiet --outdir dist .
 
@@ -211,7 +228,7 @@ docs-images: $(READY) $(VIEWER) ## Make the pictures of the README (needs `make 
 	@$(VENV)/bin/python -m tools.docs_images
 
 docs: export NO_MKDOCS_2_WARNING := 1
-docs: $(READY) ## Build the documentation into build/site; warnings are errors
+docs: $(call with,docs) ## Build the documentation into build/site; warnings are errors
 	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results

@@ -72,6 +72,19 @@ def test_it_counts(rows):
     assert rows["import lines / code lines"].value == f"{100 * 7 / sum(lines):.1f} %"
 
 
+def test_it_finds_slow_tests(tmp_path):
+    titles = ["slow tests: a file above 20 s", "slow tests: a test above 5 s"]
+    unknown = house.measure_tests(tmp_path)
+    assert [row.title for row in unknown] == titles
+    assert {row.value for row in unknown} == {"not measured"}
+    (tmp_path / house.TIMES).parent.mkdir()
+    lines = ["run\twall\t500.00", "file\ta.py\t20.01", "file\tb.py\t20.00"]
+    lines += ["test\ta.py::test\t6.00", "test\tb.py::test\t4.00", "fixture\tx\t30.0"]
+    (tmp_path / house.TIMES).write_text("\n".join(lines) + "\n")
+    found = [list(row.found) for row in house.measure_tests(tmp_path)]
+    assert found == [["20.01 s  a.py"], ["6.00 s  a.py::test"]]
+
+
 def test_it_counts_the_files_that_a_call_enters():
     from geutil import notebook_display
 

@@ -408,6 +408,26 @@ ENTERED = "files entered: copy / fold / gradients / open / quantize"
 ENTERED_WANTED = "14 / 26 / 30 / 18 / 22"
 
 
+TIMES = Path("tests", "times.tsv")
+TEST_LIMITS = {"file": 20.0, "test": 5.0}
+"""How many seconds a file of tests, and one test, may take."""
+
+
+def measure_tests(root: Path) -> list[Row]:
+    """Return the rows that are read from the times that `make test-times` wrote."""
+    place = root / TIMES
+    lines = place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+    cells = [line.split("\t") for line in lines]
+    rows = []
+    for kind, most in TEST_LIMITS.items():
+        slow = [
+            f"{s} s  {name}" for k, name, s in cells if k == kind and float(s) > most
+        ]
+        title = f"slow tests: a {kind} above {most:.0f} s"
+        rows.append(Row(title, str(len(slow)) if lines else "not measured", "0", slow))
+    return rows
+
+
 def render(rows: Collection[Row], whole: bool) -> str:
     """Return the table as text, with what was found if asked for."""
     cells = [("", "today", "wanted"), *((r.title, r.value, r.wanted) for r in rows)]
@@ -428,7 +448,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fast", action="store_true", help="without TensorFlow")
     parser.add_argument("--list", action="store_true", help="list what was found")
     options = parser.parse_args(arguments)
-    rows = measure(ROOT)
+    rows = [*measure(ROOT), *measure_tests(ROOT)]
     if not options.fast:
         rows.insert(1, Row(ENTERED, count_entered(), ENTERED_WANTED))
     print(render(rows, options.list))
