@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +12,9 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import model
+from geutil.graph.tflite_files import ops_of
 from geutil.graph.tflite_runtime import new_interpreter
-from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
 
 
 @dataclass
@@ -90,3 +93,136 @@ def converted(function, *specs, low=-3.0, high=3.0, data=None, **choices):
 def kinds(blob):
     """Return the types of the ops in a TFLite file, in order."""
     return [op["op_name"] for op in new_interpreter(blob)._get_ops_details()]
+
+
+@dataclass
+class Part:
+    """One of several functions that are outputs of one model: what is made of it.
+
+    Attributes:
+        kinds: the types of its ops in the TFLite file, in order.
+        floats: of those of them that compute in float.
+        most: how many steps its results are apart at most.
+        shares: of each result, the share of values that are at most one step apart.
+        coverage: the share of its ops that are quantized, of those with kernels.
+        types: the types of its quantized ops.
+        skipped: the entries of its ops that are not quantized.
+        rewritten: the lines about what was written in another form.
+    """
+
+    kinds: list[str]
+    floats: list[str]
+    most: int
+    shares: list[float]
+    coverage: float
+    types: list[str]
+    skipped: list[Any]
+    rewritten: list[str]
+
+    @property
+    def is_int8(self):
+        return self.coverage == 1.0 and not self.floats and not self.skipped
+
+
+class Together:
+    """Independent functions as outputs of one model, converted and run once.
+
+    Each has inputs and a name scope of its own, so that it is converted as it would be
+    alone, and all that is told can be told of it.
+
+    Attributes:
+        cases: the functions by name.
+        model: the quantized model.
+        report: what quantization says of it.
+        data: what it was calibrated with.
+        blob: the TFLite file.
+    """
+
+    def __init__(self, cases, method="min_max", **choices):
+        """Quantize functions and calibrate and convert what was made.
+
+        Args:
+            cases: the functions by name, each with the specs of its inputs, and perhaps
+                the ends of its data.
+            method: how ranges are found.
+            choices: as `quantize` takes them.
+        """
+        self._scopes = {name: re.sub(r"\W", "_", name) for name in cases}
+        assert len(set(self._scopes.values())) == len(cases)
+        self.cases = cases
+        specs = [
+            tf.TensorSpec(s.shape, s.dtype, f"{self._scopes[name]}_in{i}")
+            for name, case in cases.items()
+            for i, s in enumerate(case[1])
+        ]
+        traced = tf.function(self._compute, input_signature=specs, autograph=False)
+        self.model = model.open(traced)
+        self.report = quantize(
+            self.model, **{"is_training": False, "overrides": {}, **choices}
+        )
+        ge.verify(self.model.graph)
+        self.data = {}
+        for name, (_, _, *ends) in cases.items():
+            named = {n: t for n, t in self.model.inputs.items() if self.is_of(n, name)}
+            self.data |= samples(named, **(ends[0] if ends else {}))
+        calibrate(self.model, self.data, method)
+        self.blob = to_tflite(self.model)
+
+    def _compute(self, *given):
+        given, made = list(given), {}
+        for name, (function, specs, *_) in self.cases.items():
+            with tf.name_scope(self._scopes[name]):
+                results = tf.nest.flatten(function(*given[: len(specs)]))
+                del given[: len(specs)]
+            for index, result in enumerate(results):
+                made[f"{self._scopes[name]}_out{index}"] = result
+        return made
+
+    def is_of(self, name, case):
+        """Tell whether an op, an input or an output is of a function."""
+        return re.match(rf"{self._scopes[case]}(/|_in\d|_out\d)", name) is not None
+
+    @functools.cached_property
+    def _file(self):
+        """The ops of the file with their tensors, and the outputs by name."""
+        interpreter = new_interpreter(self.blob)
+        details = interpreter.get_signature_runner().get_output_details()
+        places = interpreter._get_ops_details()
+        ops = list(zip(ops_of(self.blob), places, strict=True))
+        return ops, {name: detail["index"] for name, detail in details.items()}
+
+    def ops(self, name):
+        """Return the ops of the file that make the results of a function, in order."""
+        ops, outputs = self._file
+        wanted = {index for n, index in outputs.items() if self.is_of(n, name)}
+        found = []
+        for op, place in reversed(ops):
+            if wanted & {int(i) for i in place["outputs"]}:
+                wanted |= {int(i) for i in place["inputs"]}
+                found.append(op)
+        return found[::-1]
+
+    def parts(self):
+        """Return what is made of each function, by name."""
+        outputs = compare_int8(self.model, self.blob, self.data).outputs
+        return {name: self._part(name, outputs) for name in self.cases}
+
+    def _part(self, name, outputs):
+        ops = self.ops(name)
+        outputs = [o for o in outputs if self.is_of(o.output, name)]
+        quantized, skipped = (
+            [e for e in entries if self.is_of(e.op, name)]
+            for entries in (self.report.quantized, self.report.skipped)
+        )
+        missed = sum(entry.has_kernel for entry in skipped)
+        scope = self._scopes[name]
+        return Part(
+            [op.kind for op in ops],
+            [op.kind for op in ops if op.is_float],
+            max(output.most for output in outputs),
+            [output.share(1) for output in outputs],
+            len(quantized) / max(len(quantized) + missed, 1),
+            [entry.op_type for entry in quantized],
+            skipped,
+            [line for line in self.report.rewritten if line.startswith(f"'{scope}/")],
+        )

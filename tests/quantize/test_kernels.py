@@ -9,7 +9,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.quantize import quantize
 from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
-from tests.quantize.converted import converted, opened, spec
+from tests.quantize.converted import Together, converted, opened, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -158,34 +158,36 @@ def test_every_kernel_of_the_table_is_measured():
     assert not set(KERNELS) & set(TO_COME)
 
 
-@pytest.mark.parametrize("kind", [k for k in KERNEL_CASES if k not in FLOAT_YET])
-def test_a_kernel_computes_in_int8(kind):
-    function, specs, ends = KERNEL_CASES[kind]
-    result = converted(function, *specs, **ends)
-    assert kind in result.types()
-    assert result.report.coverage == 1.0
-    assert not result.report.skipped
-    assert not result.floats
-    assert result.most <= 1
+def test_kernels_compute_in_int8():
+    cases = {k: case for k, case in KERNEL_CASES.items() if k not in FLOAT_YET}
+    parts = Together(cases).parts()
+    assert {
+        kind: part
+        for kind, part in parts.items()
+        if kind not in part.types or not part.is_int8 or part.most > 1
+    } == {}
 
 
-@pytest.mark.parametrize("kind", [*FLOAT_CASES, *TO_COME])
-def test_what_has_no_kernel_is_float_and_reported(kind):
-    function, specs, ends = {**TO_COME_CASES, **FLOAT_CASES}[kind]
-    if kind in REFUSED:
+def test_what_has_no_kernel_is_float_and_reported():
+    cases = {**{kind: TO_COME_CASES[kind] for kind in TO_COME}, **FLOAT_CASES}
+    for kind in REFUSED:
+        function, specs, ends = cases.pop(kind)
         with pytest.raises(QuantizeError, match=f"TF Select ops: {kind}"):
             converted(function, *specs, **ends)
-        return
-    result = converted(function, *specs, **ends)
-    assert result.floats
-    (skipped,) = result.report.skipped
-    assert skipped.op_type == kind
-    assert "TFLite has no int8 kernel" in skipped.reason
-    assert (f"and this is {tf.__version__}" in skipped.reason) == (kind in TO_COME)
-    assert not skipped.has_kernel
-    assert result.report.coverage == 1.0
-    # Its ends are int8 all the same.
-    assert result.most <= 1
+    wrong = {}
+    for kind, part in Together(cases).parts().items():
+        (skipped,) = part.skipped
+        told = (
+            skipped.op_type,
+            "TFLite has no int8 kernel" in skipped.reason,
+            f"and this is {tf.__version__}" in skipped.reason,
+            skipped.has_kernel,
+        )
+        # Its ends are int8 all the same.
+        whole = part.floats and part.coverage == 1.0 and part.most <= 1
+        if told != (kind, True, kind in TO_COME, False) or not whole:
+            wrong[kind] = part
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("name", ["2.21.0", "2.21.0-rc1", "2.21.0-dev20250801"])
@@ -227,48 +229,42 @@ DIVISIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", DIVISIONS)
-def test_divisors_that_are_stored_as_zero(kind):
+def test_divisors_that_are_stored_as_zero():
     """TFLite's int8 kernel refuses them, whatever they stand for."""
-    divide = DIVISIONS[kind]
-    result = converted(lambda a, b: divide(a, 1.0 + tf.sigmoid(b)) * 2.0, IMAGE, IMAGE)
-    assert kind in {skip.op_type for skip in result.report.skipped}
-    assert "POW" in result.floats
-    assert "DIV" not in result.kinds
-    assert result.most <= 1
+    cases = {
+        kind: two(lambda a, b, f=divide: f(a, 1.0 + tf.sigmoid(b)) * 2.0)
+        for kind, divide in DIVISIONS.items()
+    }
+    for kind, part in Together(cases).parts().items():
+        assert kind in {skip.op_type for skip in part.skipped}, kind
+        assert "POW" in part.floats, kind
+        assert "DIV" not in part.kinds, kind
+        assert part.most <= 1, kind
 
 
-@pytest.mark.parametrize("kind", DIVISIONS)
-def test_divisions_by_roots_are_int8(kind):
-    divide = DIVISIONS[kind]
-    result = converted(lambda a, b: divide(a, tf.sqrt(1 + tf.exp(b))), IMAGE, IMAGE)
-    assert result.report.coverage == 1.0
-    assert not result.report.skipped
-    assert sorted(result.kinds) == ["ADD", "EXP", "MUL", "QUANTIZE", "RSQRT"]
-    assert result.floats == []
-    assert result.most <= 1
-    assert [line.split("'")[2] for line in result.report.rewritten] == [
-        f" ({kind}) computes by rsqrt"
-    ]
+def spread(a):
+    """Return what the converter parts, as in a group norm, and leaves in float."""
+    parts = tf.reshape(a, [*a.shape[:-1], 2, a.shape[-1] // 2])
+    return tf.math.squared_difference(parts, tf.reduce_mean(parts, 4, True))
 
 
-def test_squared_differences_of_many_dimensions():
-    """The converter parts them, as those of a group norm, and leaves both in float."""
-
-    def spread(a):
-        parts = tf.reshape(a, [*a.shape[:-1], 2, a.shape[-1] // 2])
-        return tf.math.squared_difference(parts, tf.reduce_mean(parts, 4, True))
-
-    result = converted(spread, IMAGE)
-    assert result.kinds.count("MUL") == result.kinds.count("SUB") == 1
-    assert result.floats == []
-    assert result.report.coverage == 1.0
-    assert result.most <= 1
-
-
-def test_a_negation_becomes_a_product():
-    result = converted(lambda a: -tf.exp(a), IMAGE)
-    assert result.kinds == ["EXP", "MUL"]
-    assert result.most <= 1
-    assert result.report.rewritten == ("'Neg' (Neg) computes x * -1",)
-    assert "rewritten: 'Neg' (Neg) computes x * -1" in str(result.report)
+def test_ops_without_kernels_are_computed_by_others():
+    cases = {
+        kind: two(lambda a, b, f=divide: f(a, tf.sqrt(1 + tf.exp(b))))
+        for kind, divide in DIVISIONS.items()
+    }
+    cases |= {"Neg": one(lambda a: -tf.exp(a)), "spread": one(spread)}
+    together = Together(cases)
+    parts = together.parts()
+    assert {kind: part for kind, part in parts.items() if not part.is_int8} == {}
+    assert max(part.most for part in parts.values()) <= 1
+    for kind in DIVISIONS:
+        kinds = ["ADD", "EXP", "MUL", "QUANTIZE", "RSQRT"]
+        assert sorted(parts[kind].kinds) == kinds
+        (line,) = parts[kind].rewritten
+        assert line.endswith(f" ({kind}) computes by rsqrt")
+    assert parts["Neg"].kinds == ["EXP", "MUL"]
+    assert parts["Neg"].rewritten == ["'Neg/Neg' (Neg) computes x * -1"]
+    assert "rewritten: 'Neg/Neg' (Neg) computes x * -1" in str(together.report)
+    assert parts["spread"].kinds.count("MUL") == 1
+    assert parts["spread"].kinds.count("SUB") == 1
