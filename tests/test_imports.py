@@ -1,8 +1,9 @@
-"""What `import geutil` imports, when, and how long it takes."""
+"""What `import geutil` imports, and when."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -16,8 +17,6 @@ import geutil as ge
 from tests.processes import ROOT, run_python
 
 PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize"]
-TIMES = 5
-AT_MOST_SECONDS = 0.3
 
 
 def run(code):
@@ -48,6 +47,7 @@ def needed_by(*distributions):
     return found
 
 
+@functools.cache
 def modules_of_extras():
     """Return the modules of what only the extras of geutil need."""
     needs = importlib.metadata.requires("geutil")
@@ -93,27 +93,14 @@ def test_geutil_alone_imports_neither_tensorflow_nor_numpy():
     }
 
 
-def test_it_takes_little_longer_than_importing_tensorflow():
-    # Of processor time, and the best of several, since others use the machine, too.
-    # With TensorFlow there first, geutil also looks for Sessions, each time.
+def test_with_tensorflow_there_it_looks_for_sessions():
     code = """
-import sys, time
 import tensorflow
 from tensorflow.python.client.session import BaseSession
-times = []
-for _ in range(int(sys.argv[1])):
-    for name in [m for m in sys.modules if m.partition(".")[0] == "geutil"]:
-        del sys.modules[name]
-    original = getattr(BaseSession._extend_graph, "__wrapped__", None)
-    BaseSession._extend_graph = original or BaseSession._extend_graph
-    start = time.process_time()
-    import geutil
-    times.append(time.process_time() - start)
-    assert hasattr(BaseSession._extend_graph, "__wrapped__")
-print(*times)
+import geutil
+print(hasattr(BaseSession._extend_graph, "__wrapped__"))
 """
-    times = [float(t) for t in run_python("-c", code, str(TIMES)).stdout.split()]
-    assert min(times) < AT_MOST_SECONDS
+    assert run_python("-c", code).stdout.split() == [b"True"]
 
 
 def test_type_checkers_see_the_names_that_there_are():

@@ -150,17 +150,38 @@ def _annotations(node: ast.AST) -> Iterator[ast.AST]:
             yield from ast.walk(noted)
 
 
-def choose(count: int, seed: int) -> list[Mutant]:
-    """Return so many changes, spread over the packages, the same for a seed."""
+def packages() -> list[list[Path]]:
+    """Return the files of each package."""
+    folders = sorted((ROOT / PACKAGE).iterdir())
+    return [
+        sorted(folder.rglob("*.py"))
+        for folder in folders
+        if (folder / "__init__.py").exists()
+    ]
+
+
+def named(words: Iterable[str]) -> list[list[Path]]:
+    """Return, for each word, the files of the package whose path holds it.
+
+    Raises:
+        ValueError: no path holds a word.
+    """
+    files = sorted((ROOT / PACKAGE).rglob("*.py"))
+    groups = []
+    for word in words:
+        groups.append([f for f in files if word in f.relative_to(ROOT).as_posix()])
+        if not groups[-1]:
+            raise ValueError(f"no file of {PACKAGE} is called {word}")
+    return groups
+
+
+def choose(count: int, seed: int, groups: Sequence[Sequence[Path]]) -> list[Mutant]:
+    """Return so many changes, spread over groups of files, the same for a seed."""
     draw = random.Random(seed)
-    packages = sorted(
-        path for path in (ROOT / PACKAGE).iterdir() if (path / "__init__.py").exists()
-    )
     chosen = []
-    for place, package in enumerate(packages):
-        files = sorted(package.rglob("*.py"))
+    for place, files in enumerate(groups):
         offered = [mutant for path in files for mutant in mutants_of(path)]
-        share = (place + 1) * count // len(packages) - place * count // len(packages)
+        share = (place + 1) * count // len(groups) - place * count // len(groups)
         chosen += draw.sample(offered, share)
     return chosen
 
@@ -224,7 +245,7 @@ def verdict(mutant: Mutant, root: Path) -> str:
         (root / mutant.path).write_text(before, encoding="utf-8")
 
 
-def print_mutants(count: int, seed: int, jobs: int) -> None:
+def print_mutants(mutants: Sequence[Mutant], jobs: int) -> None:
     """Try mutants in copies of the tree, and print who notices each."""
     with tempfile.TemporaryDirectory() as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
@@ -244,7 +265,7 @@ def print_mutants(count: int, seed: int, jobs: int) -> None:
             return told
 
         with ThreadPoolExecutor(jobs) as pool:
-            verdicts = list(pool.map(attempt, choose(count, seed)))
+            verdicts = list(pool.map(attempt, mutants))
     quick = verdicts.count("quick")
     print(f"noticed by make test: {quick} of {len(verdicts)}")
     print(f"noticed by make test-all: {quick + verdicts.count('thorough')}")
@@ -257,11 +278,18 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
+    parser.add_argument(
+        "--named",
+        nargs="+",
+        metavar="WORD",
+        help="spread them over the files whose paths hold each word, not over packages",
+    )
     asked = parser.parse_args()
     if asked.what == "coverage":
         print_coverage()
     else:
-        print_mutants(asked.count, asked.seed, asked.jobs)
+        groups = named(asked.named) if asked.named else packages()
+        print_mutants(choose(asked.count, asked.seed, groups), asked.jobs)
 
 
 if __name__ == "__main__":
