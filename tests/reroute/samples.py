@@ -1,26 +1,13 @@
-"""Small graphs to rewire, and a check that a refused edit leaves no trace."""
+"""Small graphs to rewire, and what does not belong to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import tensorflow as tf
 
-import geutil as ge
 from tests import settings
-
-BUILTINS = {
-    ge.ArgumentTypeError: TypeError,
-    ge.SelectionError: ValueError,
-    ge.RerouteError: ValueError,
-    ge.CycleError: ValueError,
-    ge.StaleGraphError: RuntimeError,
-    ge.FinalizedGraphError: RuntimeError,
-}
-"""What code written for `tf.contrib.graph_editor` catches."""
 
 EAGER = None if settings.V1 else tf.constant([1.0, 2.0])
 """A tensor of no graph; there is none where eager execution is off."""
@@ -29,35 +16,14 @@ VARIABLE = None if settings.V1 else tf.Variable([1.0, 2.0])
 """A variable is no tensor, though it passes for one in most TensorFlow calls."""
 
 
-def state(graph: tf.Graph) -> tuple[Any, bytes]:
-    """Return all that an edit could change: every edge, every op and attribute."""
-    graph_def = graph.as_graph_def()
-    return settings.edges(graph), graph_def.SerializeToString(deterministic=True)
-
-
-def check_refused(
-    graph: tf.Graph,
-    call: Callable[[], Any],
-    error: type[ge.GeutilError],
-    words: Sequence[str] = (),
-) -> ge.GeutilError:
-    """Check that `call` raises, says why, and leaves `graph` exactly as it was."""
-    before = state(graph)
-    with pytest.raises(error) as caught:
-        call()
-    assert isinstance(caught.value, ge.GeutilError)
-    assert isinstance(caught.value, BUILTINS[error])
-    for word in words:
-        assert word in str(caught.value)
-    after = state(graph)
-    assert after[0] == before[0]
-    assert after[1] == before[1]
-    return caught.value
-
-
 def inputs(*tensors: tf.Tensor) -> list[list[str]]:
     """Return the names of the inputs of the op behind each tensor."""
     return [settings.names(t.op.inputs) for t in tensors]
+
+
+def wired(wiring: str) -> list[list[str]]:
+    """Return the inputs of ops: "ab c" is one that reads a and b, one that reads c."""
+    return [[f"{name}:0" for name in reads] for reads in wiring.split()]
 
 
 def wires() -> SimpleNamespace:

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.reroute.samples import chains, check_refused, foreign, inputs, state
+from tests.reroute.samples import chains, foreign, inputs
+from tests.select import tables
+from tests.select.tables import check_refused, state
 from tests.settings import evaluate, names
 
 A, B, W = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([7.0, 11.0])
@@ -43,29 +46,32 @@ def test_detach_inputs(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("select", "cut", "expected"),
-    [
-        (lambda g: g.both.op, "both", "geph__a_0 geph__b_0"),
-        (lambda g: ge.sgv(g.both.op).remap_inputs([1]), "both", "a geph__b_0"),
-        (lambda g: ge.sgv(g.both.op).remap_inputs([]), "both", "a b"),
-        (lambda g: [g.c.op, g.e.op], "e", "c"),
-        (lambda g: [g.c.op, g.e.op], "c", "geph__a_0"),
-        (lambda g: "^[ce]$", "c", "geph__a_0"),
-        # A passthrough tensor: all who read it read the placeholder.
-        (lambda g: g.a, "c", "geph__a_0"),
-        (lambda g: g.a, "both", "geph__a_0 b"),
-    ],
-)
-def test_detach_inputs_of(setting, select, cut, expected):
-    def body():
-        g = chains()
-        given = select(g)
-        given = ge.sgv(given, graph=g.graph) if isinstance(given, str) else given
-        ge.detach_inputs(given)
-        assert inputs(getattr(g, cut)) == [[f"{name}:0" for name in expected.split()]]
+# What an op reads after `detach_inputs`.
+CUT = """
+both.op => both: geph__a_0 geph__b_0
+ge.sgv(both.op).remap_inputs([1]) => both: a geph__b_0
+ge.sgv(both.op).remap_inputs([]) => both: a b
+[c.op, e.op] => e: c
+[e.op, c.op] => c: geph__a_0
+ge.sgv('^[ce]$', graph=graph) => c: geph__a_0
+# A passthrough tensor: all who read it read the placeholder.
+a => c: geph__a_0
+ge.sgv(a) => both: geph__a_0 b
+"""
 
-    setting.run(body)
+
+def test_detach_inputs_of(setting):
+    def check(call, expected):
+        op, read = expected.split(": ")
+
+        def body():
+            g = chains()
+            ge.detach_inputs(tables.evaluate(call, g))
+            assert tables.shown([*getattr(g, op).op.inputs]) == read
+
+        setting.run(body)
+
+    tables.check_rows(CUT, check)
 
 
 def test_the_placeholders_are_in_the_order_of_the_inputs(setting):
@@ -112,28 +118,27 @@ def test_placeholder_names_and_scopes(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [
-        (tf.int32, [2, 3]),
-        (tf.bool, []),
-        (tf.string, [4]),
-        (tf.float64, [None, 3]),
-        (tf.complex64, None),
-        (tf.half, [None]),
-    ],
-)
-def test_placeholders_keep_dtype_and_shape(setting, dtype, shape):
+SHAPES = [
+    (tf.int32, [2, 3]),
+    (tf.bool, []),
+    (tf.string, [4]),
+    (tf.float64, [None, 3]),
+    (tf.complex64, None),
+    (tf.half, [None]),
+]
+
+
+def test_placeholders_keep_dtype_and_shape(setting):
     def body():
-        x = ge.ph(dtype, shape, prefix="x")
-        y = tf.identity(x, name="y")
-        _, (placeholder,) = ge.detach_inputs(y.op)
-        assert placeholder.op.name == "geph__x_0"
-        for t in (placeholder, y):
-            assert t.dtype == dtype
-            assert t.shape.rank == (None if shape is None else len(shape))
-            if shape is not None:
-                assert t.shape.as_list() == shape
+        for dtype, shape in SHAPES:
+            x = ge.ph(dtype, shape, prefix=f"x_{dtype.name}")
+            y = tf.identity(x)
+            _, (placeholder,) = ge.detach_inputs(y.op)
+            assert placeholder.op.name == f"geph__x_{dtype.name}_0"
+            for t in (placeholder, y):
+                assert t.dtype == dtype
+                wanted = tf.TensorShape(shape)
+                assert (t.shape.rank, str(t.shape)) == (wanted.rank, str(wanted))
 
     setting.run(body)
 
@@ -338,27 +343,29 @@ def test_detach(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "waiting_in", "waiting_out"),
-    [
-        (lambda g: {}, "b", "a b"),
-        (lambda g: {"control_inputs": True}, "", "a b"),
-        (lambda g: {"control_outputs": controls(g)}, "b", "b"),
-        (lambda g: {"control_inputs": True, "control_outputs": controls(g)}, "", "b"),
-        (lambda g: {"control_ios": controls(g)}, "", "b"),
-    ],
-)
-def test_detach_control_edges(setting, arguments, waiting_in, waiting_out):
-    def body():
-        g = chains()
-        ge.add_control_inputs(g.c.op, g.b.op)
-        ge.add_control_inputs(g.w.op, g.b.op)
-        # The view holds a and c; w waits for a, and c waits for b.
-        ge.detach([g.a.op, g.c.op], **arguments(g))
-        assert names(g.c.op.control_inputs) == waiting_in.split()
-        assert sorted(names(g.w.op.control_inputs)) == waiting_out.split()
+# What c and w wait for after `detach` of a and c: c waited for b, w for a and b.
+WAITING = """
+{} => b | a b
+{'control_inputs': True} => | a b
+{'control_outputs': controls} => b | b
+{'control_inputs': True, 'control_outputs': controls} => | b
+{'control_ios': controls} => | b
+"""
 
-    setting.run(body)
+
+def test_detach_control_edges(setting):
+    def check(call, expected):
+        def body():
+            g = chains()
+            ge.add_control_inputs(g.c.op, g.b.op)
+            ge.add_control_inputs(g.w.op, g.b.op)
+            ge.detach([g.a.op, g.c.op], **tables.evaluate(call, g))
+            waiting = [" ".join(sorted(names(t.op.control_inputs))) for t in (g.c, g.w)]
+            assert waiting == [part.strip() for part in expected.split("|")], waiting
+
+        setting.run(body)
+
+    tables.check_rows(WAITING, check)
 
 
 def test_detach_a_passthrough_tensor(setting):
@@ -523,117 +530,71 @@ SINGLE = {
     "detach": ge.detach,
     "bypass": ge.bypass,
 }
+NO_VIEW = """
+edit('c') => SelectionError: 'c'; graph=
+edit(1) => ArgumentTypeError: int
+edit(None) => ArgumentTypeError: NoneType
+edit([c.op, 1.0]) => ArgumentTypeError: float
+edit([c.op, other.c.op]) => SelectionError: 'c'; geutil.copy
+edit([c.op, other.c]) => SelectionError: geutil.copy
+"""
+EMPTY = """
+edit([]) => RerouteError: empty; select
+edit(ge.SubGraphView()) => RerouteError: empty; select
+"""
+WRONG_CONTROLS = """
+ge.detach_control_outputs(a.op, None)
+    => ArgumentTypeError: NoneType; geutil.ControlOutputs(graph)
+ge.detach_control_outputs(a.op, graph)
+    => ArgumentTypeError: geutil.ControlOutputs(graph)
+ge.detach_outputs(a.op, True) => ArgumentTypeError: bool; geutil.ControlOutputs(graph)
+ge.detach_outputs(a.op, control_outputs=graph)
+    => ArgumentTypeError: geutil.ControlOutputs(graph)
+ge.detach(c.op, control_ios=True)
+    => ArgumentTypeError: control_ios; geutil.ControlOutputs(graph)
+ge.detach(c.op, control_outputs=True) => ArgumentTypeError: control_outputs
+ge.detach(c.op, control_outputs=controls, control_ios=controls)
+    => SelectionError: not both
+"""
+# `disconnect_first` or not.
+CONNECT = """
+connect(c.op, other.f.op) => SelectionError: geutil.copy
+connect(other.c.op, f.op) => SelectionError: geutil.copy
+connect(c.op, both.op) => RerouteError: c:0; a:0, b:0
+connect([c.op, d.op], f.op) => RerouteError: c:0, d:0
+connect(c.op, whole.op) => RerouteError: 'c:0'; dtypes differ; tf.cast
+connect(wide.op, f.op) => RerouteError: shapes differ
+connect(c.op, 1) => ArgumentTypeError: int
+connect('c', f.op) => SelectionError: graph=
+connect(c.op, c.op) => CycleError: c -> c
+connect(e.op, c.op) => CycleError: c -> e -> c
+connect(g.op, e.op) => CycleError: e -> g -> e
+"""
+BYPASS = """
+ge.bypass(kept(ge.sgv(both.op))) => RerouteError: a:0, b:0; both:0; remap
+ge.bypass(kept(ge.sgv(w.op))) => RerouteError: w:0; remap
+ge.bypass(kept(ge.sgv(cast.op)))
+    => RerouteError: 'b:0'; 'cast:0'; dtypes differ; tf.cast
+ge.bypass(kept(ge.sgv(sum.op).remap_inputs([0])))
+    => RerouteError: 'sum:0'; shapes differ
+"""
 
 
-@pytest.mark.parametrize("edit", SINGLE)
-@pytest.mark.parametrize(
-    ("view", "error", "words"),
-    [
-        (lambda g, o: "c", ge.SelectionError, ["'c'", "graph="]),
-        (lambda g, o: 1, ge.ArgumentTypeError, ["int"]),
-        (lambda g, o: None, ge.ArgumentTypeError, ["NoneType"]),
-        (lambda g, o: [g.c.op, 1.0], ge.ArgumentTypeError, ["float"]),
-        (lambda g, o: [g.c.op, o.c.op], ge.SelectionError, ["'c'", "geutil.copy"]),
-        (lambda g, o: [g.c.op, o.c], ge.SelectionError, ["geutil.copy"]),
-    ],
-)
-def test_refuses_what_makes_no_view(setting, edit, view, error, words):
+def test_refusals(setting):
     other = foreign(chains)
 
     def body():
         g = chains()
-        given = view(g, other)
-        check_refused(g.graph, lambda: SINGLE[edit](given), error, words)
+        for name, edit in SINGLE.items():
+            tables.check_refusals(NO_VIEW, g, edit=edit, other=other)
+            if "control" not in name:
+                tables.check_refusals(EMPTY, g, edit=edit)
+        tables.check_refusals(WRONG_CONTROLS, g)
 
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    "edit", ["detach_inputs", "detach_outputs", "detach", "bypass"]
-)
-@pytest.mark.parametrize("view", [ge.SubGraphView, list])
-def test_refuses_an_empty_view(setting, edit, view):
-    def body():
-        g = chains()
-        check_refused(
-            g.graph, lambda: SINGLE[edit](view()), ge.RerouteError, ["empty", "select"]
-        )
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (
-            lambda g: ge.detach_control_outputs(g.a.op, None),
-            ge.ArgumentTypeError,
-            ["NoneType", "geutil.ControlOutputs(graph)"],
-        ),
-        (
-            lambda g: ge.detach_control_outputs(g.a.op, g.graph),
-            ge.ArgumentTypeError,
-            ["geutil.ControlOutputs(graph)"],
-        ),
-        (
-            lambda g: ge.detach_outputs(g.a.op, True),
-            ge.ArgumentTypeError,
-            ["bool", "geutil.ControlOutputs(graph)"],
-        ),
-        (
-            lambda g: ge.detach_outputs(g.a.op, control_outputs=g.graph),
-            ge.ArgumentTypeError,
-            ["geutil.ControlOutputs(graph)"],
-        ),
-        (
-            lambda g: ge.detach(g.c.op, control_ios=True),
-            ge.ArgumentTypeError,
-            ["control_ios", "geutil.ControlOutputs(graph)"],
-        ),
-        (
-            lambda g: ge.detach(g.c.op, control_outputs=True),
-            ge.ArgumentTypeError,
-            ["control_outputs"],
-        ),
-        (
-            lambda g: ge.detach(
-                g.c.op, control_outputs=controls(g), control_ios=controls(g)
-            ),
-            ge.SelectionError,
-            ["not both"],
-        ),
-    ],
-)
-def test_refuses_wrong_control_arguments(setting, call, error, words):
-    def body():
-        g = chains()
-        check_refused(g.graph, lambda: call(g), error, words)
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize("disconnect_first", [False, True])
-@pytest.mark.parametrize(
-    ("views", "error", "words"),
-    [
-        (lambda g, o: (g.c.op, o.f.op), ge.SelectionError, ["geutil.copy"]),
-        (lambda g, o: (o.c.op, g.f.op), ge.SelectionError, ["geutil.copy"]),
-        (lambda g, o: (g.c.op, g.both.op), ge.RerouteError, ["c:0", "a:0, b:0"]),
-        (lambda g, o: ([g.c.op, g.d.op], g.f.op), ge.RerouteError, ["c:0, d:0"]),
-        (
-            lambda g, o: (g.c.op, g.whole.op),
-            ge.RerouteError,
-            ["'c:0'", "dtypes differ", "tf.cast"],
-        ),
-        (lambda g, o: (g.wide.op, g.f.op), ge.RerouteError, ["shapes differ"]),
-        (lambda g, o: (g.c.op, 1), ge.ArgumentTypeError, ["int"]),
-        (lambda g, o: ("c", g.f.op), ge.SelectionError, ["graph="]),
-        (lambda g, o: (g.c.op, g.c.op), ge.CycleError, ["c -> c"]),
-        (lambda g, o: (g.e.op, g.c.op), ge.CycleError, ["c -> e -> c"]),
-        (lambda g, o: (g.g.op, g.e.op), ge.CycleError, ["e -> g -> e"]),
-    ],
-)
-def test_connect_refuses(setting, disconnect_first, views, error, words):
+def test_connect_refuses(setting):
     other = foreign(chains)
 
     def body():
@@ -641,46 +602,34 @@ def test_connect_refuses(setting, disconnect_first, views, error, words):
         g.g = tf.abs(g.e, name="g")
         tf.negative(g.g, name="h")
         tf.negative(g.wide, name="wide_tail")
-        given = views(g, other)
-        check_refused(
-            g.graph, lambda: ge.connect(*given, disconnect_first), error, words
-        )
+        for first in (False, True):
+
+            def connect(view0, view1, first=first):
+                ge.connect(view0, view1, first)
+
+            tables.check_refusals(CONNECT, g, connect=connect, other=other)
 
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("view", "words"),
-    [
-        (lambda g: ge.sgv(g.both.op), ["a:0, b:0", "both:0", "remap"]),
-        (lambda g: ge.sgv(g.w.op), ["w:0", "remap"]),
-        (
-            lambda g: ge.sgv(g.cast.op),
-            ["'b:0'", "'cast:0'", "dtypes differ", "tf.cast"],
-        ),
-        (lambda g: ge.sgv(g.sum.op).remap_inputs([0]), ["'sum:0'", "shapes differ"]),
-    ],
-)
-def test_bypass_refuses(setting, view, words):
+def test_bypass_refuses(setting):
     def body():
         g = chains()
         g.cast = tf.cast(g.b, tf.int32, name="cast")
         g.sum = tf.reduce_sum(g.b, name="sum")
         tf.identity(g.cast), tf.identity(g.sum)
-        made = view(g)
-        before = names(made.inputs)
-        check_refused(g.graph, lambda: ge.bypass(made), ge.RerouteError, words)
-        assert names(made.inputs) == before
+        views = []
 
-    setting.run(body)
+        def kept(view):
+            views.append((view, names(view.inputs)))
+            return view
 
-
-def test_bypass_refuses_a_cycle(setting):
-    def body():
-        g = chains()
+        tables.check_refusals(BYPASS, g, kept=kept)
+        assert len(views) == 4
+        assert all(names(view.inputs) == before for view, before in views)
+        # c makes what e reads, e what tail reads. Crossed: e would read itself.
         tail = tf.abs(g.e, name="tail")
         tf.negative(tail, name="end")
-        # c makes what e reads, e what tail reads. Crossed: e would read itself.
         view = ge.sgv([g.c.op, tail.op]).remap_inputs([1, 0])
         error = check_refused(g.graph, lambda: ge.bypass(view), ge.CycleError, ["e"])
         assert error.cycle == ("e", "e")
@@ -692,15 +641,6 @@ def test_bypass_refuses_a_cycle(setting):
 # -- version 1 while loops -------------------------------------------------------------
 
 
-@pytest.fixture
-def control_flow_v1():
-    enabled = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    yield
-    if enabled:
-        tf.compat.v1.enable_control_flow_v2()
-
-
 def loop():
     """Make a loop that counts to 5, and what reads it."""
     start = tf.constant(0, name="start")
@@ -708,21 +648,27 @@ def loop():
     return tf.negative(result, name="result")
 
 
-@pytest.mark.parametrize(
-    "edit", ["detach_inputs", "detach_outputs", "detach", "bypass"]
-)
-@pytest.mark.parametrize("op", ["while/add", "while/NextIteration", "while/Switch"])
-def test_an_op_in_a_loop_is_not_detached(control_flow_v1, edit, op):
+IN_A_LOOP = """
+edit(ge.sgv(add)) => RerouteError: while/; while_context; detach the loop as a whole
+edit(ge.sgv(next_iteration))
+    => RerouteError: while/; while_context; detach the loop as a whole
+edit(ge.sgv(switch)) => RerouteError: while/; while_context; detach the loop as a whole
+"""
+
+
+def test_an_op_in_a_loop_is_not_detached(control_flow_v1):
     with tf.Graph().as_default() as graph:
         loop()
-        view = ge.sgv(graph.get_operation_by_name(op))
-        if edit == "bypass":
-            view = view.remap([0], [0])
-        check_refused(
-            graph,
-            lambda: SINGLE[edit](view),
-            ge.RerouteError,
-            ["while/", "while_context", "detach the loop as a whole"],
+        ops = {
+            "add": graph.get_operation_by_name("while/add"),
+            "next_iteration": graph.get_operation_by_name("while/NextIteration"),
+            "switch": graph.get_operation_by_name("while/Switch"),
+        }
+        g = SimpleNamespace(graph=graph, **ops)
+        for edit in (ge.detach_inputs, ge.detach_outputs, ge.detach):
+            tables.check_refusals(IN_A_LOOP, g, edit=edit)
+        tables.check_refusals(
+            IN_A_LOOP, g, edit=lambda view: ge.bypass(view.remap([0], [0]))
         )
 
 

@@ -4,7 +4,9 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.reroute.samples import chains, check_refused, state
+from tests.reroute.samples import chains
+from tests.select import tables
+from tests.select.tables import check_refused, state
 
 EDITS = {
     "swap_ts": lambda g: ge.swap_ts(g.a, g.b),
@@ -37,32 +39,47 @@ EDITS = {
 }
 
 
-@pytest.fixture(params=EDITS)
-def edit(request):
-    return EDITS[request.param]
+def check_each(check):
+    """Call `check` with each edit, and fail with the names of all that it fails for."""
+    tables.check_rows(
+        "\n".join(f"{name} =>" for name in EDITS), lambda name, _: check(EDITS[name])
+    )
 
 
-def test_is_accepted_and_keeps_the_invariants(setting, edit):
-    def body():
-        g = chains()
-        before = state(g.graph)
-        edit(g)
-        assert state(g.graph)[0] != before[0]
-        ge.verify(g.graph)
+def test_is_accepted_keeps_the_invariants_and_is_undone_by_an_abort(setting):
+    def check(edit):
+        def body():
+            g = chains()
+            before = state(g.graph)[0]
+            with pytest.raises(KeyError), ge.transaction(g.graph):
+                edit(g)
+                assert state(g.graph)[0] != before
+                raise KeyError
+            after = state(g.graph)[0]
+            # Placeholders stay: TensorFlow cannot delete an op. Nobody reads them.
+            assert {name: after[name] for name in before} == before
+            new = set(after) - set(before)
+            assert all("geph__" in name for name in new)
+            ge.verify(g.graph)
+            edit(g)
+            assert state(g.graph)[0] != before
+            ge.verify(g.graph)
 
-    setting.run(body)
+        setting.run(body)
+
+    check_each(check)
 
 
-def test_is_refused_on_a_finalized_graph(setting, edit):
+def test_is_refused_on_a_finalized_graph(setting):
     def body():
         g = chains()
         g.graph.finalize()
+        words = ["finalized", "geutil.copy"]
         try:
-            check_refused(
-                g.graph,
-                lambda: edit(g),
-                ge.FinalizedGraphError,
-                ["finalized", "geutil.copy"],
+            check_each(
+                lambda edit: check_refused(
+                    g.graph, lambda: edit(g), ge.FinalizedGraphError, words
+                )
             )
         finally:
             # The end of tracing adds to the graph.
@@ -71,35 +88,40 @@ def test_is_refused_on_a_finalized_graph(setting, edit):
     setting.run(body)
 
 
-def test_is_refused_after_a_session_has_run(edit):
+def test_is_refused_while_a_session_is_open_that_has_run():
     with tf.Graph().as_default() as graph:
         g = chains()
+        ops = [op.name for op in graph.get_operations()]
+
+        def check(edit):
+            words = ["Session", "geutil.allow_stale(graph)", "op '"]
+            error = check_refused(graph, lambda: edit(g), ge.StaleGraphError, words)
+            assert str(error).split("op '")[1].split("'")[0] in ops
+
         with tf.compat.v1.Session() as session:
             session.run(g.e)
-            error = check_refused(
-                graph,
-                lambda: edit(g),
-                ge.StaleGraphError,
-                ["Session", "geutil.allow_stale(graph)", "op '"],
-            )
-            ops = [op.name for op in graph.get_operations()]
-            assert str(error).split("op '")[1].split("'")[0] in ops
-        # The Session is closed: nobody is misled any more.
-        edit(g)
-        ge.verify(graph)
+            check_each(check)
 
-
-def test_is_let_through_by_allow_stale(edit):
-    with tf.Graph().as_default() as graph:
-        g = chains()
-        with tf.compat.v1.Session() as session:
+    def check_let_through(edit):
+        with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+            g = chains()
             session.run(g.e)
             with ge.allow_stale(graph):
                 edit(g)
-        ge.verify(graph)
+            ge.verify(graph)
+        with tf.Graph().as_default() as graph:
+            g = chains()
+            with tf.compat.v1.Session() as session:
+                session.run(g.e)
+            # The Session is closed: nobody is misled any more.
+            edit(g)
+            ge.verify(graph)
+
+    check_each(check_let_through)
 
 
-def test_is_refused_once_the_function_is_built(edit):
+def built():
+    """Return a sample in the graph of a function that is built."""
     kept = []
 
     @tf.function(autograph=False)
@@ -108,33 +130,18 @@ def test_is_refused_once_the_function_is_built(edit):
         return kept[0].e
 
     traced.get_concrete_function()
-    g = kept[0]
-    check_refused(
-        g.graph,
-        lambda: edit(g),
-        ge.StaleGraphError,
-        ["function", "traced", "geutil.copy", "geutil.allow_stale(graph)"],
-    )
-    with ge.allow_stale(g.graph):
-        edit(g)
+    return kept[0]
 
 
-def test_is_undone_by_an_aborted_transaction(setting, edit):
-    def body():
-        g = chains()
-        before = state(g.graph)[0]
-        with pytest.raises(KeyError), ge.transaction(g.graph):
+def test_is_refused_once_the_function_is_built():
+    def check(edit):
+        g = built()
+        words = ["function", "traced", "geutil.copy", "geutil.allow_stale(graph)"]
+        check_refused(g.graph, lambda: edit(g), ge.StaleGraphError, words)
+        with ge.allow_stale(g.graph):
             edit(g)
-            assert state(g.graph)[0] != before
-            raise KeyError
-        after = state(g.graph)[0]
-        # Placeholders stay: TensorFlow cannot delete an op. Nobody reads them.
-        assert {name: after[name] for name in before} == before
-        new = set(after) - set(before)
-        assert all("geph__" in name for name in new)
-        ge.verify(g.graph)
 
-    setting.run(body)
+    check_each(check)
 
 
 # Some edits touch ops that a Session has seen and ops that it has not: the refusal must
@@ -150,26 +157,18 @@ def seen_and_new(session):
     return g
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda g: ge.connect(g.new.op, g.d.op, disconnect_first=True),
-        lambda g: ge.detach_inputs([g.new.op, g.w.op], control_inputs=True),
-        lambda g: ge.detach([g.new.op, g.w.op], control_inputs=True),
-        lambda g: ge.detach_outputs(
-            ge.sgv(g.new.op, g.a.op).remap_outputs([0]), ge.ControlOutputs(g.graph)
-        ),
-    ],
-)
-def test_a_refusal_halfway_leaves_no_placeholder(call):
-    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
-        g = seen_and_new(session)
-        check_refused(graph, lambda: call(g), ge.StaleGraphError)
+HALFWAY = """
+ge.connect(new.op, d.op, disconnect_first=True) => StaleGraphError
+ge.detach_inputs([new.op, w.op], control_inputs=True) => StaleGraphError
+ge.detach([new.op, w.op], control_inputs=True) => StaleGraphError
+ge.detach_outputs(ge.sgv(new.op, a.op).remap_outputs([0]), controls) => StaleGraphError
+"""
 
 
-def test_a_refused_bypass_leaves_no_placeholder():
+def test_a_refusal_halfway_leaves_no_placeholder():
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         g = seen_and_new(session)
+        tables.check_refusals(HALFWAY, g)
         with ge.allow_stale(graph):
             ge.reroute_ts(g.new, g.c, can_modify=g.e.op)
         # e, which the Session has seen, reads new, which it has not.

@@ -3,7 +3,9 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.reroute.tensors import ReroutePlan, may_modify
-from tests.reroute.samples import chains, inputs, state, wires
+from tests.reroute.samples import chains, inputs, wires
+from tests.select import tables
+from tests.select.tables import state
 from tests.settings import names
 
 
@@ -35,6 +37,8 @@ def test_a_step_sees_the_steps_before_it(setting):
         g = wires()
         plan = ReroutePlan(g.graph)
         assert edges(plan, g.c) == [("u", 0)]
+        assert edges(plan, g.a) == [("p", 0), ("q", 1), ("r", 0), ("r", 1)]
+        assert edges(plan, g.p) == []
         assert plan.redirect(([(g.b, g.c)], everything)) == 3
         assert edges(plan, g.b) == []
         assert sorted(edges(plan, g.c)) == [("p", 1), ("q", 0), ("s", 0), ("u", 0)]
@@ -47,20 +51,6 @@ def test_a_step_sees_the_steps_before_it(setting):
             ["a:0"],
             ["c:0"],
         ]
-
-    setting.run(body)
-
-
-def test_edges_reading_lists_every_input(setting):
-    def body():
-        g = wires()
-        assert edges(ReroutePlan(g.graph), g.a) == [
-            ("p", 0),
-            ("q", 1),
-            ("r", 0),
-            ("r", 1),
-        ]
-        assert edges(ReroutePlan(g.graph), g.p) == []
 
     setting.run(body)
 
@@ -112,23 +102,23 @@ def test_an_empty_plan_needs_no_graph():
     ReroutePlan(None).apply()
 
 
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        (lambda g: {}, "p q r"),
-        (lambda g: {"can_modify": None}, "p q r"),
-        (lambda g: {"can_modify": []}, ""),
-        (lambda g: {"can_modify": [g.p.op, g.q.op]}, "p q"),
-        (lambda g: {"cannot_modify": [g.p.op]}, "q r"),
-        (lambda g: {"cannot_modify": []}, "p q r"),
-        (
-            lambda g: {"can_modify": [g.p.op, g.q.op], "cannot_modify": [g.q.op]},
-            "p",
-        ),
-    ],
-)
-def test_may_modify(limits, expected):
+LIMITS = """
+may_modify() => p q r
+may_modify(can_modify=None) => p q r
+may_modify(can_modify=[]) =>
+may_modify(can_modify=[p.op, q.op]) => p q
+may_modify(cannot_modify=[p.op]) => q r
+may_modify(cannot_modify=[]) => p q r
+may_modify(can_modify=[p.op, q.op], cannot_modify=[q.op]) => p
+"""
+
+
+def test_may_modify():
+    def check(call, expected):
+        may = tables.evaluate(call, g, may_modify=may_modify)
+        found = [t.op.name for t in (g.p, g.q, g.r) if may(t.op)]
+        assert found == expected.split(), found
+
     with tf.Graph().as_default():
         g = wires()
-        may = may_modify(**limits(g))
-        assert [t.op.name for t in (g.p, g.q, g.r) if may(t.op)] == expected.split()
+        tables.check_rows(LIMITS, check)

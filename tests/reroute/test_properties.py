@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import geutil as ge
 from tests.random_graphs import drawn_graphs
-from tests.reroute.samples import state
+from tests.select.tables import state
 from tests.settings import NAMES, Setting, evaluate
 from tests.thorough import examples
 

@@ -1,94 +1,77 @@
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.reroute.samples import EAGER, VARIABLE, check_refused, foreign, inputs, wires
+from tests.reroute.samples import EAGER, VARIABLE, foreign, inputs, wired, wires
+from tests.select import tables
+from tests.select.tables import check_refused
 
 A, B, C = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([7.0, 11.0])
 VALUES = {"a": A, "b": B, "c": C}
 START = "ab ba aa b c"
+# The number of edges that an edit moves, and what p, q, r, s and u read after it.
+EDITS = f"""
+ge.swap_ts(a, b) => 7 | ba ab bb a c
+ge.swap_ts([a], [b]) => 7 | ba ab bb a c
+ge.swap_ts(b, c) => 4 | ac ca aa c b
+ge.swap_ts([a, a], [b, b]) => 7 | ba ab bb a c
+ge.swap_ts(a, a) => 0 | {START}
+ge.swap_ts([], []) => 0 | {START}
+ge.swap_ts([c, a], [c, b]) => 7 | ba ab bb a c
+ge.swap_ts(a, b, can_modify=[p.op]) => 2 | ba ba aa b c
+ge.swap_ts(a, b, can_modify=p.op) => 2 | ba ba aa b c
+ge.swap_ts(a, b, r.op) => 2 | ab ba bb b c
+ge.swap_ts(a, b, cannot_modify=[p.op]) => 5 | ab ab bb a c
+ge.swap_ts(a, b, None, p.op) => 5 | ab ab bb a c
+ge.swap_ts(a, b, can_modify=[]) => 0 | {START}
+ge.swap_ts(a, b, cannot_modify=[]) => 7 | ba ab bb a c
+ge.swap_ts(a, b, cannot_modify=graph) => 0 | {START}
+ge.swap_ts(a, b, can_modify=graph) => 7 | ba ab bb a c
+ge.swap_ts(a, b, can_modify=[p.op, q.op], cannot_modify=[q.op]) => 2 | ba ba aa b c
+ge.reroute_ts(a, b) => 3 | aa aa aa a c
+ge.reroute_ts(b, a) => 4 | bb bb bb b c
+ge.reroute_ts((a,), (b,)) => 3 | aa aa aa a c
+ge.reroute_ts(iter([a]), iter([b])) => 3 | aa aa aa a c
+ge.reroute_ts(a, a) => 0 | {START}
+ge.reroute_ts([], []) => 0 | {START}
+# A repeated tensor: its first partner counts, and nothing is counted twice.
+ge.reroute_ts([a, a], [b, b]) => 3 | aa aa aa a c
+ge.reroute_ts([c, a], [b, b]) => 3 | ac ca aa c c
+ge.reroute_ts([c, c], [a, b]) => 7 | cc cc cc c c
+# All pairs at once: what the first pair brings in, the second leaves alone.
+ge.reroute_ts([a, b], [b, a]) => 7 | ba ab bb a c
+ge.reroute_ts([b, c], [a, b]) => 7 | bc cb bb c c
+ge.reroute_ts(a, b, can_modify=[q.op]) => 1 | ab aa aa b c
+ge.reroute_ts(a, b, cannot_modify=[q.op]) => 2 | aa ba aa a c
+ge.reroute_ts(a, b, can_modify=[]) => 0 | {START}
+ge.reroute_ts(a, b, can_modify=[u.op]) => 0 | {START}
+ge.reroute_ts(c, a, can_modify=[r.op]) => 2 | ab ba cc b c
+"""
 
 
-@pytest.mark.parametrize(
-    ("edit", "count", "wiring"),
-    [
-        (lambda g: ge.swap_ts(g.a, g.b), 7, "ba ab bb a c"),
-        (lambda g: ge.swap_ts([g.a], [g.b]), 7, "ba ab bb a c"),
-        (lambda g: ge.swap_ts(g.b, g.c), 4, "ac ca aa c b"),
-        (lambda g: ge.swap_ts([g.a, g.a], [g.b, g.b]), 7, "ba ab bb a c"),
-        (lambda g: ge.swap_ts(g.a, g.a), 0, START),
-        (lambda g: ge.swap_ts([], []), 0, START),
-        (lambda g: ge.swap_ts([g.c, g.a], [g.c, g.b]), 7, "ba ab bb a c"),
-        (lambda g: ge.swap_ts(g.a, g.b, can_modify=[g.p.op]), 2, "ba ba aa b c"),
-        (lambda g: ge.swap_ts(g.a, g.b, can_modify=g.p.op), 2, "ba ba aa b c"),
-        (lambda g: ge.swap_ts(g.a, g.b, g.r.op), 2, "ab ba bb b c"),
-        (lambda g: ge.swap_ts(g.a, g.b, cannot_modify=[g.p.op]), 5, "ab ab bb a c"),
-        (lambda g: ge.swap_ts(g.a, g.b, None, g.p.op), 5, "ab ab bb a c"),
-        (lambda g: ge.swap_ts(g.a, g.b, can_modify=[]), 0, START),
-        (lambda g: ge.swap_ts(g.a, g.b, cannot_modify=[]), 7, "ba ab bb a c"),
-        (lambda g: ge.swap_ts(g.a, g.b, cannot_modify=g.graph), 0, START),
-        (lambda g: ge.swap_ts(g.a, g.b, can_modify=g.graph), 7, "ba ab bb a c"),
-        (
-            lambda g: ge.swap_ts(
-                g.a, g.b, can_modify=[g.p.op, g.q.op], cannot_modify=[g.q.op]
-            ),
-            2,
-            "ba ba aa b c",
-        ),
-        (lambda g: ge.reroute_ts(g.a, g.b), 3, "aa aa aa a c"),
-        (lambda g: ge.reroute_ts(g.b, g.a), 4, "bb bb bb b c"),
-        (lambda g: ge.reroute_ts((g.a,), (g.b,)), 3, "aa aa aa a c"),
-        (lambda g: ge.reroute_ts(iter([g.a]), iter([g.b])), 3, "aa aa aa a c"),
-        (lambda g: ge.reroute_ts(g.a, g.a), 0, START),
-        (lambda g: ge.reroute_ts([], []), 0, START),
-        # A repeated tensor: its first partner counts, and nothing is counted twice.
-        (lambda g: ge.reroute_ts([g.a, g.a], [g.b, g.b]), 3, "aa aa aa a c"),
-        (lambda g: ge.reroute_ts([g.c, g.a], [g.b, g.b]), 3, "ac ca aa c c"),
-        (lambda g: ge.reroute_ts([g.c, g.c], [g.a, g.b]), 7, "cc cc cc c c"),
-        # All pairs at once: what the first pair brings in, the second leaves alone.
-        (lambda g: ge.reroute_ts([g.a, g.b], [g.b, g.a]), 7, "ba ab bb a c"),
-        (lambda g: ge.reroute_ts([g.b, g.c], [g.a, g.b]), 7, "bc cb bb c c"),
-        (lambda g: ge.reroute_ts(g.a, g.b, can_modify=[g.q.op]), 1, "ab aa aa b c"),
-        (
-            lambda g: ge.reroute_ts(g.a, g.b, cannot_modify=[g.q.op]),
-            2,
-            "aa ba aa a c",
-        ),
-        (lambda g: ge.reroute_ts(g.a, g.b, can_modify=[]), 0, START),
-        (lambda g: ge.reroute_ts(g.a, g.b, can_modify=[g.u.op]), 0, START),
-        (lambda g: ge.reroute_ts(g.c, g.a, can_modify=[g.r.op]), 2, "ab ba cc b c"),
-    ],
-)
-def test_rewires(setting, edit, count, wiring):
-    def body():
-        g = wires()
-        outputs = [g.p, g.q, g.r, g.s, g.u]
-        changed = edit(g)
-        assert type(changed) is int
-        assert changed == count
-        assert inputs(*outputs) == [
-            [f"{name}:0" for name in reads] for reads in wiring.split()
-        ]
-        ge.verify(g.graph)
-        return outputs
+def test_rewires(setting):
+    def check(call, expected):
+        count, wiring = expected.split(" | ")
 
-    values = setting.run(body)
-    p, q, r, s, u = ([VALUES[name] for name in reads] for reads in wiring.split())
-    expected = [p[0] - p[1], q[0] - q[1], r[0] * r[1], -s[0], -u[0]]
-    for value, wanted in zip(values, expected, strict=True):
-        np.testing.assert_allclose(value, wanted)
+        def body():
+            g = wires()
+            ops = len(g.graph.get_operations())
+            outputs = [g.p, g.q, g.r, g.s, g.u]
+            changed = tables.evaluate(call, g)
+            assert type(changed) is int
+            assert changed == int(count), changed
+            assert inputs(*outputs) == wired(wiring), inputs(*outputs)
+            assert len(g.graph.get_operations()) == ops
+            ge.verify(g.graph)
+            return outputs
 
+        values = setting.run(body)
+        p, q, r, s, u = ([VALUES[name] for name in reads] for reads in wiring.split())
+        wanted = [p[0] - p[1], q[0] - q[1], r[0] * r[1], -s[0], -u[0]]
+        for one, other in zip(values, wanted, strict=True):
+            np.testing.assert_allclose(one, other)
 
-def test_an_edit_adds_no_op(setting):
-    def body():
-        g = wires()
-        count = len(g.graph.get_operations())
-        ge.swap_ts(g.a, g.b)
-        ge.reroute_ts(g.a, g.c)
-        assert len(g.graph.get_operations()) == count
-
-    setting.run(body)
+    tables.check_rows(EDITS, check)
 
 
 def test_all_inputs_of_an_op_with_many(setting):
@@ -216,61 +199,43 @@ def test_a_reference_may_stand_in_for_a_value():
 
 # -- refusals --------------------------------------------------------------------------
 
-REFUSALS = [
-    # (arguments, error, words)
-    (lambda g, o: (g.a, o.b), ge.SelectionError, ["'a:0'", "'b:0'", "geutil.copy"]),
-    (lambda g, o: (o.a, g.b), ge.SelectionError, ["different graphs"]),
-    (lambda g, o: ([g.a, o.a], [g.b, g.c]), ge.SelectionError, ["different graphs"]),
-    (lambda g, o: (g.a, g.b, o.p.op), ge.SelectionError, ["'p'", "geutil.copy"]),
-    (lambda g, o: (g.a, g.b, None, o.p.op), ge.SelectionError, ["'p'"]),
-    (
-        lambda g, o: (g.a, g.whole),
-        ge.RerouteError,
-        ["'a:0'", "'whole:0'", "float32", "int32", "dtypes differ", "tf.cast"],
-    ),
-    (
-        lambda g, o: ([g.b, g.a], [g.c, g.whole]),
-        ge.RerouteError,
-        ["'a:0'", "'whole:0'", "dtypes differ"],
-    ),
-    (
-        lambda g, o: (g.a, g.wide),
-        ge.RerouteError,
-        ["'a:0'", "'wide:0'", "(2,)", "(3,)", "shapes differ", "reshape"],
-    ),
-    (
-        lambda g, o: (g.a, g.flat),
-        ge.RerouteError,
-        ["'flat:0'", "shapes differ", "geutil.graph_replace"],
-    ),
-    (lambda g, o: ([g.a], [g.b, g.c]), ge.RerouteError, ["1", "2", "a:0", "b:0, c:0"]),
-    (lambda g, o: ([g.a, g.b], g.c), ge.RerouteError, ["a:0, b:0", "c:0"]),
-    (lambda g, o: ([], g.c), ge.RerouteError, ["c:0"]),
-    (lambda g, o: (g.a.op, g.b), ge.ArgumentTypeError, ["tf.Tensor", "Operation"]),
-    (lambda g, o: (g.a, g.b.op), ge.ArgumentTypeError, ["tf.Tensor", "Operation"]),
-    (lambda g, o: ("a:0", g.b), ge.ArgumentTypeError, ["tf.Tensor", "str"]),
-    (lambda g, o: (g.a, None), ge.ArgumentTypeError, ["tf.Tensor", "NoneType"]),
-    (lambda g, o: (1.0, g.b), ge.ArgumentTypeError, ["tf.Tensor", "float"]),
-    (lambda g, o: (g.a, [g.b, 1]), ge.ArgumentTypeError, ["tf.Tensor", "int"]),
-    (lambda g, o: (g.a, g.b, g.p), ge.ArgumentTypeError, ["tf.Operation", "Tensor"]),
-    (lambda g, o: (g.a, g.b, "p"), ge.ArgumentTypeError, ["tf.Operation", "str"]),
-    (lambda g, o: (g.a, g.b, None, [g.p]), ge.ArgumentTypeError, ["tf.Operation"]),
-    (lambda g, o: (g.a, g.b, None, 1), ge.ArgumentTypeError, ["int"]),
-]
+REFUSED = """
+# (arguments, error, words)
+edit(a, other.b) => SelectionError: 'a:0'; 'b:0'; geutil.copy
+edit(other.a, b) => SelectionError: different graphs
+edit([a, other.a], [b, c]) => SelectionError: different graphs
+edit(a, b, other.p.op) => SelectionError: 'p'; geutil.copy
+edit(a, b, None, other.p.op) => SelectionError: 'p'
+edit(a, whole) => RerouteError: 'a:0'; 'whole:0'; float32; int32; dtypes differ; tf.cast
+edit([b, a], [c, whole]) => RerouteError: 'a:0'; 'whole:0'; dtypes differ
+edit(a, wide) => RerouteError: 'a:0'; 'wide:0'; (2,); (3,); shapes differ; reshape
+edit(a, flat) => RerouteError: 'flat:0'; shapes differ; geutil.graph_replace
+edit([a], [b, c]) => RerouteError: 1; 2; a:0; b:0, c:0
+edit([a, b], c) => RerouteError: a:0, b:0; c:0
+edit([], c) => RerouteError: c:0
+edit(a.op, b) => ArgumentTypeError: tf.Tensor; Operation
+edit(a, b.op) => ArgumentTypeError: tf.Tensor; Operation
+edit('a:0', b) => ArgumentTypeError: tf.Tensor; str
+edit(a, None) => ArgumentTypeError: tf.Tensor; NoneType
+edit(1.0, b) => ArgumentTypeError: tf.Tensor; float
+edit(a, [b, 1]) => ArgumentTypeError: tf.Tensor; int
+edit(a, b, p) => ArgumentTypeError: tf.Operation; Tensor
+edit(a, b, 'p') => ArgumentTypeError: tf.Operation; str
+edit(a, b, None, [p]) => ArgumentTypeError: tf.Operation
+edit(a, b, None, 1) => ArgumentTypeError: int
+"""
 if EAGER is not None:
-    REFUSALS += [
-        (lambda g, o: (EAGER, g.b), ge.ArgumentTypeError, ["eager"]),
-        (lambda g, o: (g.a, EAGER), ge.ArgumentTypeError, ["eager"]),
-        (lambda g, o: (g.a, [EAGER]), ge.ArgumentTypeError, ["eager"]),
-        (lambda g, o: (VARIABLE, g.b), ge.ArgumentTypeError, ["tf.Tensor", "Variable"]),
-        (lambda g, o: (g.a, [VARIABLE]), ge.ArgumentTypeError, ["Variable"]),
-    ]
+    REFUSED += """
+edit(eager, b) => ArgumentTypeError: eager
+edit(a, eager) => ArgumentTypeError: eager
+edit(a, [eager]) => ArgumentTypeError: eager
+edit(variable, b) => ArgumentTypeError: tf.Tensor; Variable
+edit(a, [variable]) => ArgumentTypeError: Variable
+"""
 
 
-@pytest.mark.parametrize("edit", [ge.swap_ts, ge.reroute_ts])
-@pytest.mark.parametrize(("arguments", "error", "words"), REFUSALS)
-def test_refusals(setting, edit, arguments, error, words):
-    other = foreign(wires)
+def test_refusals(setting):
+    more = {"other": foreign(wires), "eager": EAGER, "variable": VARIABLE}
 
     def body():
         g = wires()
@@ -278,28 +243,27 @@ def test_refusals(setting, edit, arguments, error, words):
         g.wide = tf.constant([1.0, 2.0, 3.0], name="wide")
         g.flat = tf.constant(1.0, name="flat")
         tf.negative(g.whole), tf.negative(g.wide), tf.negative(g.flat)
-        given = arguments(g, other)
-        check_refused(g.graph, lambda: edit(*given), error, words)
+        for edit in (ge.swap_ts, ge.reroute_ts):
+            tables.check_refusals(REFUSED, g, edit=edit, **more)
 
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("edit", "cycle"),
-    [
-        (lambda g: ge.reroute_ts(g.u, g.c), "u u"),
-        (lambda g: ge.reroute_ts(g.last, g.c), "u middle last u"),
-        (lambda g: ge.reroute_ts(g.last, g.c, can_modify=[g.u.op]), "u middle last u"),
-        (lambda g: ge.reroute_ts(g.last, g.u, can_modify=g.middle.op), "middle last"),
-        (lambda g: ge.swap_ts(g.u, g.last), "middle last"),
-        (lambda g: ge.swap_ts(g.c, g.last), "u middle last"),
-        # Each of the two alone would be legal.
-        (lambda g: ge.reroute_ts([g.u, g.s], [g.b, g.c]), "s u"),
-        # The control edge from u to late closes the cycle.
-        (lambda g: ge.reroute_ts(g.after, g.c), "late u after"),
-    ],
-)
-def test_a_cycle_is_refused_and_listed(setting, edit, cycle):
+CYCLES = """
+ge.reroute_ts(u, c) => u
+ge.reroute_ts(last, c) => u middle last
+ge.reroute_ts(last, c, can_modify=[u.op]) => u middle last
+ge.reroute_ts(last, u, can_modify=middle.op) => middle last
+ge.swap_ts(u, last) => middle last
+ge.swap_ts(c, last) => u middle last
+# Each of the two alone would be legal.
+ge.reroute_ts([u, s], [b, c]) => s u
+# The control edge from u to late closes the cycle.
+ge.reroute_ts(after, c) => late u after
+"""
+
+
+def test_a_cycle_is_refused_and_listed(setting):
     def body():
         g = wires()
         g.middle = tf.exp(g.u, name="middle")
@@ -307,10 +271,6 @@ def test_a_cycle_is_refused_and_listed(setting, edit, cycle):
         with tf.control_dependencies([g.u]):
             g.late = tf.constant([1.0, 2.0], name="late")
         g.after = tf.abs(g.late, name="after")
-        error = check_refused(g.graph, lambda: edit(g), ge.CycleError, cycle.split())
-        assert isinstance(error, ge.RerouteError)
-        assert error.cycle[0] == error.cycle[-1]
-        assert set(error.cycle) >= set(cycle.split())
-        assert " -> ".join(error.cycle) in str(error)
+        tables.check_cycles(CYCLES, g)
 
     setting.run(body)

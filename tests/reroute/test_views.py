@@ -3,7 +3,8 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.reroute.samples import EAGER, chains, check_refused, foreign, inputs
+from tests.reroute.samples import EAGER, chains, foreign, inputs, wired
+from tests.select import tables
 from tests.settings import names
 
 A, B = np.array([1.0, 2.0]), np.array([3.0, 5.0])
@@ -17,6 +18,29 @@ EDITS = {
     "swap_ios": ge.swap_ios,
     "reroute_ios": ge.reroute_ios,
 }
+# What c, d, e, f and both read after an edit, and then the inputs of either view.
+OF_ONE_OP = f"""
+swap_inputs(c, d) => b a c d ab | b | a
+reroute_inputs(c, d) => a a c d ab | a | a
+reroute_inputs(d, c) => b b c d ab | b | b
+swap_outputs(c, d) => a b d c ab | a | b
+reroute_outputs(c, d) => a b c c ab | a | b
+swap_ios(c, d) => b a d c ab | b | a
+reroute_ios(c, d) => a a c c ab | a | a
+swap_inputs(e, f) => a b d c ab | d | c
+# A view with itself.
+swap_inputs(c, c) => {START} | a | a
+reroute_ios(c, c) => {START} | a | a
+# An output that the other view reads stays: ops of the views are left alone.
+swap_outputs(c, e) => {START} | a | c
+"""
+# Whoever reads a passthrough tensor reads an input of its view.
+OF_TENSORS = """
+swap_inputs(a, b) => b a c d ba | b | a
+reroute_inputs(a, b) => a a c d aa | a | a
+swap_outputs(a, b) => b a c d ba | a | b
+reroute_outputs(a, b) => a a c d aa | a | b
+"""
 
 
 def computed(wiring):
@@ -32,91 +56,82 @@ def computed(wiring):
     return [*values, value(reads["both"][0]) - value(reads["both"][1])]
 
 
-@pytest.mark.parametrize("form", ["op", "list", "view"])
-@pytest.mark.parametrize(
-    ("edit", "first", "second", "wiring", "inputs0", "inputs1"),
-    [
-        ("swap_inputs", "c", "d", "b a c d ab", "b", "a"),
-        ("reroute_inputs", "c", "d", "a a c d ab", "a", "a"),
-        ("reroute_inputs", "d", "c", "b b c d ab", "b", "b"),
-        ("swap_outputs", "c", "d", "a b d c ab", "a", "b"),
-        ("reroute_outputs", "c", "d", "a b c c ab", "a", "b"),
-        ("swap_ios", "c", "d", "b a d c ab", "b", "a"),
-        ("reroute_ios", "c", "d", "a a c c ab", "a", "a"),
-        ("swap_inputs", "e", "f", "a b d c ab", "d", "c"),
-        # A view with itself.
-        ("swap_inputs", "c", "c", START, "a", "a"),
-        ("reroute_ios", "c", "c", START, "a", "a"),
-        # An output that the other view reads stays: ops of the views are left alone.
-        ("swap_outputs", "c", "e", START, "a", "c"),
-    ],
-)
-def test_views_of_one_op(setting, form, edit, first, second, wiring, inputs0, inputs1):
-    make = {"op": lambda op: op, "list": lambda op: [op], "view": ge.sgv}[form]
+def check_edit(setting, wiring, edit):
+    """Check inputs and values of the readers after an edit, which adds no op."""
 
     def body():
         g = chains()
-        ops = getattr(g, first).op, getattr(g, second).op
-        given = [make(op) for op in ops]
         count = len(g.graph.get_operations())
-        views = EDITS[edit](*given)
-        assert type(views) is tuple
-        assert [names(view.ops) for view in views] == [[first], [second]]
-        assert [names(view.inputs) for view in views] == [
-            [f"{inputs0}:0"],
-            [f"{inputs1}:0"],
-        ]
-        assert [names(view.outputs) for view in views] == [
-            [f"{first}:0"],
-            [f"{second}:0"],
-        ]
-        if form == "view":
-            assert views[0] is given[0]
-            assert views[1] is given[1]
+        edit(g)
         readers = [g.c, g.d, g.e, g.f, g.both]
-        assert inputs(*readers) == [
-            [f"{name}:0" for name in reads] for reads in wiring.split()
-        ]
+        assert inputs(*readers) == wired(wiring), inputs(*readers)
+        # w waits for a: a control edge is no input.
+        assert names(g.w.op.control_inputs) == ["a"]
         assert len(g.graph.get_operations()) == count
         ge.verify(g.graph)
         return readers
 
-    values = setting.run(body)
-    for value, wanted in zip(values, computed(wiring), strict=True):
+    for value, wanted in zip(setting.run(body), computed(wiring), strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("edit", "wiring", "parts0", "parts1"),
-    [
-        # Whoever reads a passthrough tensor reads an input of its view.
-        ("swap_inputs", "b a c d ba", "b", "a"),
-        ("reroute_inputs", "a a c d aa", "a", "a"),
-        ("swap_outputs", "b a c d ba", "a", "b"),
-        ("reroute_outputs", "a a c d aa", "a", "b"),
-    ],
-)
-def test_passthrough_views(setting, edit, wiring, parts0, parts1):
-    def body():
-        g = chains()
-        view0, view1 = ge.sgv(g.a), ge.sgv(g.b)
-        EDITS[edit](view0, view1)
-        for view, part in ((view0, parts0), (view1, parts1)):
-            assert names(view.inputs) == [f"{part}:0"]
-            assert names(view.outputs) == [f"{part}:0"]
-            assert names(view.passthroughs) == [f"{part}:0"]
-            assert view.is_passthrough(getattr(g, part))
-        readers = [g.c, g.d, g.e, g.f]
-        # w waits for a: a control edge is no input.
-        assert names(g.w.op.control_inputs) == ["a"]
-        assert inputs(*readers, g.both) == [
-            [f"{name}:0" for name in reads] for reads in wiring.split()
-        ]
-        return [*readers, g.both]
+def parsed(call, expected):
+    edit, _, pair = call.partition("(")
+    return EDITS[edit], pair.strip(")").split(", "), *expected.split(" | ")
 
-    values = setting.run(body)
-    for value, wanted in zip(values, computed(wiring), strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+
+def test_views_of_one_op(setting):
+    def check(call, expected):
+        function, pair, wiring, *read = parsed(call, expected)
+
+        def edit(g):
+            given = [ge.sgv(getattr(g, name).op) for name in pair]
+            views = function(*given)
+            assert type(views) is tuple
+            assert views[0] is given[0]
+            assert views[1] is given[1]
+            assert [tables.shown(view) for view in views] == [
+                f"{name} | {source} | {name}"
+                for name, source in zip(pair, read, strict=True)
+            ]
+
+        check_edit(setting, wiring, edit)
+
+    tables.check_rows(OF_ONE_OP, check)
+
+
+def test_ops_and_lists_stand_for_their_views(setting):
+    for make in (lambda op: op, lambda op: [op]):
+        for name, function in EDITS.items():
+            wiring = next(
+                expected.split(" | ")[0]
+                for call, expected in tables.rows(OF_ONE_OP)
+                if call == f"{name}(c, d)"
+            )
+
+            def edit(g, make=make, function=function):
+                views = function(make(g.c.op), make(g.d.op))
+                assert [names(view.ops) for view in views] == [["c"], ["d"]]
+
+            check_edit(setting, wiring, edit)
+
+
+def test_passthrough_views(setting):
+    def check(call, expected):
+        function, pair, wiring, *parts = parsed(call, expected)
+
+        def edit(g):
+            views = [ge.sgv(getattr(g, name)) for name in pair]
+            function(*views)
+            for view, part in zip(views, parts, strict=True):
+                assert names(view.inputs) == [f"{part}:0"]
+                assert names(view.outputs) == [f"{part}:0"]
+                assert names(view.passthroughs) == [f"{part}:0"]
+                assert view.is_passthrough(getattr(g, part))
+
+        check_edit(setting, wiring, edit)
+
+    tables.check_rows(OF_TENSORS, check)
 
 
 def test_a_view_may_read_a_bare_tensor(setting):
@@ -271,107 +286,74 @@ def test_an_aborted_transaction_puts_views_back(setting):
 
 # -- refusals --------------------------------------------------------------------------
 
-COMMON = [
-    # (views, error, words)
-    (
-        lambda g, o: (g.c.op, o.d.op),
-        ge.SelectionError,
-        ["another graph", "geutil.copy"],
-    ),
-    (lambda g, o: (ge.sgv(o.c.op), ge.sgv(g.d.op)), ge.SelectionError, ["geutil.copy"]),
-    (
-        lambda g, o: ([g.c.op, o.c.op], g.d.op),
-        ge.SelectionError,
-        ["'c'", "geutil.copy"],
-    ),
-    (lambda g, o: ("c", g.d.op), ge.SelectionError, ["'c'", "graph="]),
-    (lambda g, o: (g.c.op, 1), ge.ArgumentTypeError, ["int"]),
-    (lambda g, o: (None, g.d.op), ge.ArgumentTypeError, ["NoneType"]),
-    (
-        lambda g, o: (g.c.op, g.whole.op),
-        ge.RerouteError,
-        ["float32", "int32", "dtypes differ", "tf.cast"],
-    ),
-    (
-        lambda g, o: (g.c.op, g.wide.op),
-        ge.RerouteError,
-        ["(2,)", "(3,)", "shapes differ", "reshape"],
-    ),
-    (lambda g, o: ([], g.d.op), ge.RerouteError, ["0", "1"]),
-    (lambda g, o: (g.c.op, []), ge.RerouteError, ["1", "0"]),
-]
+REFUSED = """
+# (views, error, words)
+edit(c.op, other.d.op) => SelectionError: another graph; geutil.copy
+edit(ge.sgv(other.c.op), ge.sgv(d.op)) => SelectionError: geutil.copy
+edit([c.op, other.c.op], d.op) => SelectionError: 'c'; geutil.copy
+edit('c', d.op) => SelectionError: 'c'; graph=
+edit(c.op, 1) => ArgumentTypeError: int
+edit(None, d.op) => ArgumentTypeError: NoneType
+edit(c.op, whole.op) => RerouteError: float32; int32; dtypes differ; tf.cast
+edit(c.op, wide.op) => RerouteError: (2,); (3,); shapes differ; reshape
+edit([], d.op) => RerouteError: 0; 1
+edit(c.op, []) => RerouteError: 1; 0
+"""
 if EAGER is not None:
-    COMMON.append((lambda g, o: (EAGER, g.d.op), ge.ArgumentTypeError, ["agerTensor"]))
+    REFUSED += "edit(eager, d.op) => ArgumentTypeError: agerTensor"
+OTHER_INPUTS = """
+edit(view, d.op) => RerouteError: 2; 1; a:0, b:0; b:0; remap
+"""
+OTHER_OUTPUTS = """
+edit([c.op, d.op], w.op) => RerouteError: 2; 1; c:0, d:0; w:0; remap
+"""
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize(("views", "error", "words"), COMMON)
-def test_refusals(setting, edit, views, error, words):
+def test_refusals(setting):
     other = foreign(chains)
 
     def body():
         g = chains()
         for tail in (g.whole, g.wide):
             tf.identity(tail)
-        given = views(g, other)
-        check_refused(g.graph, lambda: EDITS[edit](*given), error, words)
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize("edit", ["swap_inputs", "reroute_inputs", "swap_ios"])
-def test_refuses_other_counts_of_inputs(setting, edit):
-    def body():
-        g = chains()
+        for edit in EDITS.values():
+            more = {"edit": edit, "other": other, "eager": EAGER}
+            tables.check_refusals(REFUSED, g, **more)
         view = ge.sgv(g.both.op)
-        check_refused(
-            g.graph,
-            lambda: EDITS[edit](view, g.d.op),
-            ge.RerouteError,
-            ["2", "1", "a:0, b:0", "b:0", "remap"],
-        )
+        for edit in (ge.swap_inputs, ge.reroute_inputs, ge.swap_ios):
+            tables.check_refusals(OTHER_INPUTS, g, edit=edit, view=view)
         assert names(view.inputs) == ["a:0", "b:0"]
+        for edit in (ge.swap_outputs, ge.reroute_outputs, ge.reroute_ios):
+            tables.check_refusals(OTHER_OUTPUTS, g, edit=edit)
 
     setting.run(body)
 
 
-@pytest.mark.parametrize("edit", ["swap_outputs", "reroute_outputs", "reroute_ios"])
-def test_refuses_other_counts_of_outputs(setting, edit):
-    def body():
-        g = chains()
-        check_refused(
-            g.graph,
-            lambda: EDITS[edit]([g.c.op, g.d.op], g.w.op),
-            ge.RerouteError,
-            ["2", "1", "c:0, d:0", "w:0", "remap"],
-        )
-
-    setting.run(body)
+CYCLES = """
+ge.swap_inputs(*kept(c, e)) => c
+ge.reroute_inputs(*kept(e, c)) => c
+ge.reroute_inputs(*kept(g, c)) => c e
+ge.reroute_outputs(*kept(e, a)) => c e
+ge.swap_outputs(*kept(a, e)) => c e
+ge.reroute_outputs(*kept(g, a)) => c e g
+ge.swap_ios(*kept(c, e)) => c
+ge.reroute_ios(*kept(g, c)) => e g
+"""
 
 
-@pytest.mark.parametrize(
-    ("edit", "views", "cycle"),
-    [
-        ("swap_inputs", lambda g: (g.c.op, g.e.op), "c"),
-        ("reroute_inputs", lambda g: (g.e.op, g.c.op), "c"),
-        ("reroute_inputs", lambda g: (g.g.op, g.c.op), "c e"),
-        ("reroute_outputs", lambda g: (g.e.op, g.a.op), "c e"),
-        ("swap_outputs", lambda g: (g.a.op, g.e.op), "c e"),
-        ("reroute_outputs", lambda g: (g.g.op, g.a.op), "c e g"),
-        ("swap_ios", lambda g: (g.c.op, g.e.op), "c"),
-        ("reroute_ios", lambda g: (g.g.op, g.c.op), "e g"),
-    ],
-)
-def test_a_cycle_is_refused_and_the_views_stay(setting, edit, views, cycle):
+def test_a_cycle_is_refused_and_the_views_stay(setting):
     def body():
         g = chains()
         g.g = tf.abs(g.e, name="g")
-        given = [ge.sgv(op) for op in views(g)]
-        before = [names(view.inputs) for view in given]
-        error = check_refused(g.graph, lambda: EDITS[edit](*given), ge.CycleError)
-        assert sorted(error.cycle[:-1]) == cycle.split()
-        assert error.cycle[0] == error.cycle[-1]
-        assert " -> ".join(error.cycle) in str(error)
-        assert [names(view.inputs) for view in given] == before
+        views = []
+
+        def kept(*ts):
+            made = [ge.sgv(t.op) for t in ts]
+            views.extend((view, names(view.inputs)) for view in made)
+            return made
+
+        tables.check_cycles(CYCLES, g, kept=kept)
+        assert len(views) == 16
+        assert all(names(view.inputs) == before for view, before in views)
 
     setting.run(body)

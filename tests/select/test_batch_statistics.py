@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
 from geutil.select.networks.batch_norms import reduces_batch
@@ -22,13 +21,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
-@pytest.mark.parametrize("case", CASES)
-def test_reductions_over_the_batch(case, reduce):
-    shape, axes, expected = CASES[case]
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, shape)
-        assert reduces_batch(reduce(x, axes).op) is expected
+def test_reductions_over_the_batch():
+    found = {}
+    for case, (shape, axes, _) in CASES.items():
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, shape)
+            reduced = [tf.reduce_mean(x, axes), tf.reduce_sum(x, axes)]
+            found[case] = [reduces_batch(t.op) for t in reduced]
+    assert found == {case: [wanted] * 2 for case, (*_, wanted) in CASES.items()}
 
 
 def test_other_ops_and_axes_that_are_computed_are_none():

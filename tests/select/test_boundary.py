@@ -5,84 +5,71 @@ from hypothesis import strategies as st
 
 import geutil as ge
 from tests.random_graphs import drawn_graphs
+from tests.select import tables
 from tests.select.samples import diamond, looking, other_graph
 from tests.settings import NAMES, Setting, names
 
+FOUND = """
+ge.get_ops_ios(c.op) => a b d
+ge.get_ops_ios([a.op, b.op]) => x c
+ge.get_ops_ios([d.op, x.op]) => c a b
+ge.get_ops_ios([c.op, d.op]) => a b d c
+ge.get_ops_ios([]) =>
+ge.get_ops_ios(w.op) =>
+ge.get_ops_ios(w.op, control_inputs=True) => a
+ge.get_ops_ios(a.op, control_inputs=True) => x c
+ge.get_ops_ios(a.op, control_outputs=controls) => x c w
+ge.get_ops_ios([a.op, w.op], control_ios=controls) => x c w a
+ge.get_ops_ios(w.op, control_outputs=controls) =>
+ge.get_within_boundary_ops(graph, x.op) => x a b c d
+ge.get_within_boundary_ops(graph, d.op, c.op) => c d
+ge.get_within_boundary_ops(graph, d.op, [c.op], inclusive=False) => d
+ge.get_within_boundary_ops(graph, x.op, [a.op, b.op]) => x a b
+# a is walled off, but b leads round it.
+ge.get_within_boundary_ops(graph, x.op, a.op, inclusive=False) => x b c d
+ge.get_within_boundary_ops([d.op, x.op], c.op) => d x
+ge.get_within_boundary_ops([], x.op) =>
+ge.get_within_boundary_ops(graph, []) =>
+ge.get_within_boundary_ops(graph, w.op) => w
+ge.get_within_boundary_ops(graph, w.op, [c.op, x.op], control_inputs=True) => x a c w
+ge.get_within_boundary_ops(graph, a.op, [x.op, c.op], control_outputs=controls)
+    => x a c w
+ge.get_within_boundary_ops(graph, [w.op, w.op], x.op, False, control_ios=controls)
+    => a b c d w
+"""
+BOUNDARIES = """
+boundary('c') => a b | c |
+boundary('c d') => a b | d | c
+boundary('d c') => a b | d | c
+# x is read inside, by a, and outside, by b: an output and inside, no input.
+boundary('x a') => | x a | x
+boundary('a x') => | a x | x
+boundary('a b') => x | a b |
+boundary('b a d') => x c | b a d |
+boundary('x a b c d w') => | d w | x a b c
+# Nobody reads w and d.
+boundary('w') => | w |
+boundary('d') => c | d |
+boundary('') => | |
+# An op given twice counts once.
+boundary('c c') => a b | c |
+"""
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda g: ge.get_ops_ios(g.c.op), ["a", "b", "d"]),
-        (lambda g: ge.get_ops_ios([g.a.op, g.b.op]), ["x", "c"]),
-        (lambda g: ge.get_ops_ios([g.d.op, g.x.op]), ["c", "a", "b"]),
-        (lambda g: ge.get_ops_ios([g.c.op, g.d.op]), ["a", "b", "d", "c"]),
-        (lambda g: ge.get_ops_ios([]), []),
-        (lambda g: ge.get_ops_ios(g.w.op), []),
-        (lambda g: ge.get_ops_ios(g.w.op, control_inputs=True), ["a"]),
-        (lambda g: ge.get_ops_ios(g.a.op, control_inputs=True), ["x", "c"]),
-        (
-            lambda g: ge.get_ops_ios(
-                g.a.op, control_outputs=ge.ControlOutputs(g.graph)
-            ),
-            ["x", "c", "w"],
-        ),
-        (
-            lambda g: ge.get_ops_ios(
-                [g.a.op, g.w.op], control_ios=ge.ControlOutputs(g.graph)
-            ),
-            ["x", "c", "w", "a"],
-        ),
-        (
-            lambda g: ge.get_ops_ios(
-                g.w.op, control_outputs=ge.ControlOutputs(g.graph)
-            ),
-            [],
-        ),
-    ],
-)
-def test_get_ops_ios(setting, call, expected):
+
+def test_ops(setting):
+    setting.run(lambda: tables.check_found(FOUND, diamond()))
+
+
+def test_compute_boundary_ts(setting):
     def body():
         g = diamond()
+
+        def boundary(ops):
+            return ge.compute_boundary_ts([getattr(g, name).op for name in ops.split()])
+
+        tables.check_found(BOUNDARIES, g, boundary=boundary)
         with looking():
-            assert names(call(g)) == expected
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("ops", "inputs", "outputs", "inside"),
-    [
-        ("c", ["a:0", "b:0"], ["c:0"], []),
-        ("c d", ["a:0", "b:0"], ["d:0"], ["c:0"]),
-        ("d c", ["a:0", "b:0"], ["d:0"], ["c:0"]),
-        # x is read inside, by a, and outside, by b: an output and inside, no input.
-        ("x a", [], ["x:0", "a:0"], ["x:0"]),
-        ("a x", [], ["a:0", "x:0"], ["x:0"]),
-        ("a b", ["x:0"], ["a:0", "b:0"], []),
-        ("b a d", ["x:0", "c:0"], ["b:0", "a:0", "d:0"], []),
-        ("x a b c d w", [], ["d:0", "w:0"], ["x:0", "a:0", "b:0", "c:0"]),
-        # Nobody reads w and d.
-        ("w", [], ["w:0"], []),
-        ("d", ["c:0"], ["d:0"], []),
-        ("", [], [], []),
-    ],
-)
-def test_compute_boundary_ts(setting, ops, inputs, outputs, inside):
-    def body():
-        g = diamond()
-        selected = [getattr(g, name).op for name in ops.split()]
-        with looking():
-            found = ge.compute_boundary_ts(selected)
-        assert [names(ts) for ts in found] == [inputs, outputs, inside]
-
-    setting.run(body)
-
-
-def test_compute_boundary_ts_of_a_graph(setting):
-    def body():
-        g = diamond()
-        found = ge.compute_boundary_ts(g.graph)
-        assert names(found[1]) == ["d:0", "w:0"]
+            assert names(ge.compute_boundary_ts(g.graph)[1]) == ["d:0", "w:0"]
 
     setting.run(body)
 
@@ -139,148 +126,22 @@ def test_compute_boundary_ts_agrees_with_the_drawn_edges(name, drawn, data):
     Setting(name).run(body)
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (
-            lambda g: ge.get_within_boundary_ops(g.graph, g.x.op),
-            ["x", "a", "b", "c", "d"],
-        ),
-        (
-            lambda g: ge.get_within_boundary_ops(g.graph, g.d.op, g.c.op),
-            ["c", "d"],
-        ),
-        (
-            lambda g: ge.get_within_boundary_ops(
-                g.graph, g.d.op, [g.c.op], inclusive=False
-            ),
-            ["d"],
-        ),
-        (
-            lambda g: ge.get_within_boundary_ops(g.graph, g.x.op, [g.a.op, g.b.op]),
-            ["x", "a", "b"],
-        ),
-        # a is walled off, but b leads round it.
-        (
-            lambda g: ge.get_within_boundary_ops(
-                g.graph, g.x.op, g.a.op, inclusive=False
-            ),
-            ["x", "b", "c", "d"],
-        ),
-        (
-            lambda g: ge.get_within_boundary_ops([g.d.op, g.x.op], g.c.op),
-            ["d", "x"],
-        ),
-        (lambda g: ge.get_within_boundary_ops([], g.x.op), []),
-        (lambda g: ge.get_within_boundary_ops(g.graph, []), []),
-        (lambda g: ge.get_within_boundary_ops(g.graph, g.w.op), ["w"]),
-        (
-            lambda g: ge.get_within_boundary_ops(
-                g.graph, g.w.op, [g.c.op, g.x.op], control_inputs=True
-            ),
-            ["x", "a", "c", "w"],
-        ),
-        (
-            lambda g: ge.get_within_boundary_ops(
-                g.graph,
-                g.a.op,
-                [g.x.op, g.c.op],
-                control_outputs=ge.ControlOutputs(g.graph),
-            ),
-            ["x", "a", "c", "w"],
-        ),
-        (
-            lambda g: ge.get_within_boundary_ops(
-                g.graph,
-                [g.w.op, g.w.op],
-                g.x.op,
-                False,
-                control_ios=ge.ControlOutputs(g.graph),
-            ),
-            ["a", "b", "c", "d", "w"],
-        ),
-    ],
-)
-def test_get_within_boundary_ops(setting, call, expected):
-    def body():
-        g = diamond()
-        with looking():
-            assert names(call(g)) == expected
-
-    setting.run(body)
+REFUSED = """
+ge.get_within_boundary_ops(graph, [a.op, b.op], [b.op])
+    => SelectionError: 'b'; boundary_ops
+ge.get_within_boundary_ops(graph, graph) => ArgumentTypeError: tf.Graph
+ge.get_within_boundary_ops(graph, a) => ArgumentTypeError: tf.Operation
+ge.get_within_boundary_ops(graph, a.op, control_ios=True)
+    => ArgumentTypeError: control_ios
+ge.get_ops_ios(a) => ArgumentTypeError: tf.Operation
+ge.get_ops_ios([a.op, other.a.op]) => SelectionError: different graphs
+ge.get_ops_ios(a.op, control_outputs=graph)
+    => ArgumentTypeError: geutil.ControlOutputs(graph)
+ge.compute_boundary_ts([a]) => ArgumentTypeError: tf.Operation
+ge.compute_boundary_ts([a.op, other.a.op]) => SelectionError: different graphs
+"""
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "builtin", "words"),
-    [
-        (
-            lambda g, o: ge.get_within_boundary_ops(
-                g.graph, [g.a.op, g.b.op], [g.b.op]
-            ),
-            ge.SelectionError,
-            ValueError,
-            ["'b'", "boundary_ops"],
-        ),
-        (
-            lambda g, o: ge.get_within_boundary_ops(g.graph, g.graph),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Graph"],
-        ),
-        (
-            lambda g, o: ge.get_within_boundary_ops(g.graph, g.a),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Operation"],
-        ),
-        (
-            lambda g, o: ge.get_within_boundary_ops(g.graph, g.a.op, control_ios=True),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["control_ios"],
-        ),
-        (
-            lambda g, o: ge.get_ops_ios(g.a),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Operation"],
-        ),
-        (
-            lambda g, o: ge.get_ops_ios([g.a.op, o.a.op]),
-            ge.SelectionError,
-            ValueError,
-            ["different graphs"],
-        ),
-        (
-            lambda g, o: ge.get_ops_ios(g.a.op, control_outputs=g.graph),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["geutil.ControlOutputs(graph)"],
-        ),
-        (
-            lambda g, o: ge.compute_boundary_ts([g.a]),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Operation"],
-        ),
-        (
-            lambda g, o: ge.compute_boundary_ts([g.a.op, o.a.op]),
-            ge.SelectionError,
-            ValueError,
-            ["different graphs"],
-        ),
-    ],
-)
-def test_refusals(setting, call, error, builtin, words):
+def test_refusals(setting):
     other = other_graph()
-
-    def body():
-        g = diamond()
-        with looking(), pytest.raises(error) as caught:
-            call(g, other)
-        assert isinstance(caught.value, ge.GeutilError)
-        assert isinstance(caught.value, builtin)
-        for word in words:
-            assert word in str(caught.value)
-
-    setting.run(body)
+    setting.run(lambda: tables.check_refusals(REFUSED, diamond(), other=other))

@@ -1,4 +1,4 @@
-import re
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -6,182 +6,120 @@ import tensorflow as tf
 import geutil as ge
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.select import by_device
-from tests.select.samples import diamond, looking, other_graph
+from tests.select import tables
+from tests.select.samples import diamond, other_graph
 from tests.settings import default_graph, names
 
-SCOPED = [
-    "top",
-    "foo/bar/x",
-    "foo/bar",
-    "foo/bar/deep/y",
-    "foo/barn/z",
-    "foo",
-    "a.b/u",
-    "axb/v",
-    "bar/t",
-]
+SCOPED = "top foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo a.b/u axb/v bar/t"
+IN_SCOPE = f"""
+scope('foo/bar') => foo/bar/x foo/bar foo/bar/deep/y
+scope('foo/bar/') => foo/bar/x foo/bar foo/bar/deep/y
+scope('foo/barn') => foo/barn/z
+scope('foo') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo
+scope('foo/bar/deep') => foo/bar/deep/y
+scope('foo/bar/x') => foo/bar/x
+scope('foo/ba') =>
+scope('fo') =>
+scope('oo') =>
+scope('bar') => bar/t
+scope('deep') =>
+scope('a.b') => a.b/u
+scope('a.b/') => a.b/u
+scope('axb') => axb/v
+scope('fo.') =>
+scope('foo.bar') =>
+scope('foo/(bar|barn)') =>
+scope('foo|bar') =>
+scope('.*') =>
+scope('foo/bar(') =>
+scope('[') =>
+scope('FOO') =>
+scope('') => {SCOPED}
+"""
+SEARCHED = rf"""
+ops('bar') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z bar/t
+ops('^bar') => bar/t
+ops('bar$') => foo/bar
+ops('^foo(/.*)?$') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo
+ops('a.b') => a.b/u axb/v
+ops(r'a\.b') => a.b/u
+ops('BAR') =>
+ops(re.compile('^BAR', re.IGNORECASE)) => bar/t
+ops('') => {SCOPED}
+ops('nowhere') =>
+ts('bar') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z bar/t
+ts('bar:0$') => foo/bar
+ts('bar$') =>
+ts(r'^foo(/.*)?:\d+$') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo
+ts(r'a\.b') => a.b/u
+ts(re.compile('^BAR', re.IGNORECASE)) => bar/t
+ts('') => {SCOPED}
+ts(':0$') => {SCOPED}
+ts(':1$') =>
+"""
 
 
 def scoped():
-    for name in SCOPED:
+    for name in SCOPED.split():
         tf.constant(1.0, name=name)
     graph = default_graph()
-    assert names(graph.get_operations()) == SCOPED
-    return graph
+    assert names(graph.get_operations()) == SCOPED.split()
+    return SimpleNamespace(graph=graph)
 
 
-@pytest.mark.parametrize(
-    ("scope", "expected"),
-    [
-        ("foo/bar", ["foo/bar/x", "foo/bar", "foo/bar/deep/y"]),
-        ("foo/bar/", ["foo/bar/x", "foo/bar", "foo/bar/deep/y"]),
-        ("foo/barn", ["foo/barn/z"]),
-        ("foo", ["foo/bar/x", "foo/bar", "foo/bar/deep/y", "foo/barn/z", "foo"]),
-        ("foo/bar/deep", ["foo/bar/deep/y"]),
-        ("foo/bar/x", ["foo/bar/x"]),
-        ("foo/ba", []),
-        ("fo", []),
-        ("oo", []),
-        ("bar", ["bar/t"]),
-        ("deep", []),
-        ("a.b", ["a.b/u"]),
-        ("a.b/", ["a.b/u"]),
-        ("axb", ["axb/v"]),
-        ("fo.", []),
-        ("foo.bar", []),
-        ("foo/(bar|barn)", []),
-        ("foo|bar", []),
-        (".*", []),
-        ("foo/bar(", []),
-        ("[", []),
-        ("FOO", []),
-        ("", SCOPED),
-    ],
-)
-def test_get_name_scope_ops(setting, scope, expected):
+def test_names(setting):
     def body():
-        graph = scoped()
-        with looking():
-            assert names(ge.get_name_scope_ops(graph, scope)) == expected
-            ops = graph.get_operations()
-            assert names(ge.get_name_scope_ops(ops, scope)) == expected
-            backward = ge.get_name_scope_ops(reversed(ops), scope)
-            assert names(backward) == expected[::-1]
+        g = scoped()
+        ops = g.graph.get_operations()
+
+        def scope(name):
+            found = ge.get_name_scope_ops(g.graph, name)
+            assert ge.get_name_scope_ops(ops, name) == found
+            assert ge.get_name_scope_ops(reversed(ops), name) == found[::-1]
+            return found
+
+        tables.check_found(IN_SCOPE, g, scope=scope)
+        searches = {
+            "ops": lambda regex: ge.filter_ops_from_regex(g.graph, regex),
+            "ts": lambda regex: ge.filter_ts_from_regex(g.graph, regex),
+        }
+        tables.check_found(SEARCHED, g, **searches)
+        parts = tf.unstack(tf.constant([1.0, 2.0], name="numbers"), name="parts")
+        assert names(searches["ts"](":1$")) == names(parts[1:])
+        assert names(searches["ts"]("^parts:")) == names(parts)
+        assert searches["ts"]("^parts$") == []
 
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("regex", "expected"),
-    [
-        ("bar", ["foo/bar/x", "foo/bar", "foo/bar/deep/y", "foo/barn/z", "bar/t"]),
-        ("^bar", ["bar/t"]),
-        ("bar$", ["foo/bar"]),
-        ("^foo(/.*)?$", SCOPED[1:6]),
-        ("a.b", ["a.b/u", "axb/v"]),
-        (r"a\.b", ["a.b/u"]),
-        ("BAR", []),
-        (re.compile("^BAR", re.IGNORECASE), ["bar/t"]),
-        ("", SCOPED),
-        ("nowhere", []),
-    ],
-)
-def test_filter_ops_from_regex_searches(setting, regex, expected):
-    def body():
-        graph = scoped()
-        with looking():
-            assert names(ge.filter_ops_from_regex(graph, regex)) == expected
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("regex", "expected"),
-    [
-        ("bar", ["foo/bar/x", "foo/bar", "foo/bar/deep/y", "foo/barn/z", "bar/t"]),
-        ("bar:0$", ["foo/bar"]),
-        ("bar$", []),
-        (r"^foo(/.*)?:\d+$", SCOPED[1:6]),
-        (r"a\.b", ["a.b/u"]),
-        (re.compile("^BAR", re.IGNORECASE), ["bar/t"]),
-        ("", SCOPED),
-    ],
-)
-def test_filter_ts_from_regex_searches(setting, regex, expected):
-    def body():
-        graph = scoped()
-        with looking():
-            found = ge.filter_ts_from_regex(graph, regex)
-            assert names(found) == [f"{name}:0" for name in expected]
-
-    setting.run(body)
+FILTERED = """
+ge.filter_ops(graph, True) => x a b c d w
+ge.filter_ops([c.op, a.op, c.op], True) => c a c
+ge.filter_ops(c.op, True) => c
+ge.filter_ops([], True) =>
+ge.filter_ops(graph, lambda op: len(op.inputs) == 1) => a b d
+ge.filter_ops(graph, lambda op: op.name > 'c') => x d w
+ge.filter_ops(graph, lambda op: None) =>
+ge.filter_ops(graph, lambda op: 'truthy') => x a b c d w
+ge.filter_ops([d.op, a.op], True) => d a
+ge.filter_ops(graph, ge.op_type('Neg')) => a
+ge.filter_ops(graph, ge.OpMatcher('a')) => a
+ge.filter_ts(graph, True) => x a b c d w
+ge.filter_ts(c.op, True) => a b c
+ge.filter_ts([d.op, c.op], True) => c d a b
+ge.filter_ts([a.op, b.op], True) => x a b
+ge.filter_ts([], True) =>
+ge.filter_ts(graph, lambda t: t.consumers()) => x a b c
+ge.filter_ts(c.op, lambda t: t.op.type == 'Neg') => a
+ge.filter_ts(graph, lambda t: None) =>
+"""
 
 
-def test_filter_ts_from_regex_sees_the_index(setting):
-    def body():
-        tf.unstack(tf.constant([1.0, 2.0], name="x"), name="parts")
-        graph = default_graph()
-        with looking():
-            assert names(ge.filter_ts_from_regex(graph, ":1$")) == ["parts:1"]
-            assert names(ge.filter_ts_from_regex(graph, "^parts:")) == [
-                "parts:0",
-                "parts:1",
-            ]
-            assert ge.filter_ts_from_regex(graph, "^parts$") == []
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("ops", "keep", "expected"),
-    [
-        (lambda g: g.graph, True, ["x", "a", "b", "c", "d", "w"]),
-        (lambda g: [g.c.op, g.a.op, g.c.op], True, ["c", "a", "c"]),
-        (lambda g: g.c.op, True, ["c"]),
-        (lambda g: [], True, []),
-        (lambda g: g.graph, lambda op: len(op.inputs) == 1, ["a", "b", "d"]),
-        (lambda g: g.graph, lambda op: op.name > "c", ["x", "d", "w"]),
-        (lambda g: g.graph, lambda op: None, []),
-        (lambda g: g.graph, lambda op: "truthy", ["x", "a", "b", "c", "d", "w"]),
-        (lambda g: [g.d.op, g.a.op], lambda op: True, ["d", "a"]),
-        (lambda g: g.graph, ge.op_type("Neg"), ["a"]),
-        (lambda g: g.graph, ge.OpMatcher("a"), ["a"]),
-    ],
-)
-def test_filter_ops(setting, ops, keep, expected):
+def test_filters(setting):
     def body():
         g = diamond()
-        with looking():
-            assert names(ge.filter_ops(ops(g), keep)) == expected
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("ops", "keep", "expected"),
-    [
-        (lambda g: g.graph, True, ["x:0", "a:0", "b:0", "c:0", "d:0", "w:0"]),
-        (lambda g: g.c.op, True, ["a:0", "b:0", "c:0"]),
-        (lambda g: [g.d.op, g.c.op], True, ["c:0", "d:0", "a:0", "b:0"]),
-        (lambda g: [g.a.op, g.b.op], True, ["x:0", "a:0", "b:0"]),
-        (lambda g: [], True, []),
-        (lambda g: g.graph, lambda t: t.consumers(), ["x:0", "a:0", "b:0", "c:0"]),
-        (lambda g: g.c.op, lambda t: t.op.type == "Neg", ["a:0"]),
-        (lambda g: g.graph, lambda t: None, []),
-    ],
-)
-def test_filter_ts(setting, ops, keep, expected):
-    def body():
-        g = diamond()
-        with looking():
-            assert names(ge.filter_ts(ops(g), keep)) == expected
-
-    setting.run(body)
-
-
-def test_the_filter_sees_each_element_itself(setting):
-    def body():
-        g = diamond()
+        tables.check_found(FILTERED, g)
+        # The filter sees each element itself.
         seen_ops, seen_ts = [], []
         ge.filter_ops(g.c.op, seen_ops.append)
         ge.filter_ts(g.c.op, seen_ts.append)
@@ -191,43 +129,33 @@ def test_the_filter_sees_each_element_itself(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda ops: ge.filter_ops(ops, True),
-        lambda ops: ge.filter_ts(ops, True),
-        lambda ops: ge.filter_ops_from_regex(ops, "x"),
-        lambda ops: ge.filter_ts_from_regex(ops, "x"),
-        lambda ops: ge.get_name_scope_ops(ops, "x"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("ops", "error"),
-    [
-        (lambda g, o: "x", ge.ArgumentTypeError),
-        (lambda g, o: g.x, ge.ArgumentTypeError),
-        (lambda g, o: None, ge.ArgumentTypeError),
-        (lambda g, o: [g.x.op, o.a.op], ge.SelectionError),
-    ],
-)
-def test_refuses_what_is_not_made_of_ops(setting, call, ops, error):
+REFUSED = """
+find('x') => ArgumentTypeError
+find(x) => ArgumentTypeError
+find(None) => ArgumentTypeError
+find([x.op, other.a.op]) => SelectionError
+"""
+REFUSED_REGEXES = """
+find(graph, None) => SelectionError
+find(graph, 1) => SelectionError
+find(graph, '(') => SelectionError
+"""
+
+
+def test_refusals(setting):
     other = other_graph()
+    finds = (ge.filter_ops_from_regex, ge.filter_ts_from_regex)
 
     def body():
         g = diamond()
-        with looking(), pytest.raises(error):
-            call(ops(g, other))
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize("find", [ge.filter_ops_from_regex, ge.filter_ts_from_regex])
-@pytest.mark.parametrize("regex", [None, 1, "("])
-def test_refuses_what_is_no_regex(setting, find, regex):
-    def body():
-        g = diamond()
-        with pytest.raises(ge.SelectionError):
-            find(g.graph, regex)
+        for find in (ge.filter_ops, ge.filter_ts):
+            refused = REFUSED.replace(") =>", ", True) =>")
+            tables.check_refusals(refused, g, find=find, other=other)
+        for find in (*finds, ge.get_name_scope_ops):
+            refused = REFUSED.replace(") =>", ", 'x') =>")
+            tables.check_refusals(refused, g, find=find, other=other)
+        for find in finds:
+            tables.check_refusals(REFUSED_REGEXES, g, find=find)
 
     setting.run(body)
 

@@ -1,63 +1,44 @@
-import pytest
 import tensorflow as tf
 
 from geutil.select.networks.batch_norms import is_layer_norm
 from tests.select.layer_norms import fused_layer_norm
 
+R = tf.raw_ops
 
-def norm(**changes):
-    x = tf.compat.v1.placeholder(tf.float32, [None, 5, 8])
-    _, made = fused_layer_norm(x, **changes)
+
+def norm(shape=(None, 5, 8), **changes):
+    return fused_layer_norm(tf.compat.v1.placeholder(tf.float32, shape), **changes)[1]
+
+
+def norm_whose_statistics_are_read():
+    made = norm()
+    tf.identity(made.batch_mean)
     return made
 
 
-def test_the_layer_norm_of_tf_keras():
-    with tf.Graph().as_default():
-        assert is_layer_norm(norm().y.op)
+def norm_of_images():
+    """Return a batch norm of the same kind whose data is not reshaped."""
+    x = tf.compat.v1.placeholder(tf.float32, [None, 8, 5, 5])
+    parts = {"scale": tf.fill(tf.shape(x)[1:2], 1.0), "mean": [], "variance": []}
+    parts["offset"] = tf.fill(tf.shape(x)[1:2], 0.0)
+    return R.FusedBatchNormV3(x=x, **parts, data_format="NCHW", is_training=True)
 
 
-def test_it_stays_one_at_a_fixed_batch():
-    with tf.Graph().as_default():
-        _, made = fused_layer_norm(tf.compat.v1.placeholder(tf.float32, [1, 5, 8]))
-        assert is_layer_norm(made.y.op)
-
-
-def test_another_op():
-    with tf.Graph().as_default():
-        assert not is_layer_norm(tf.ones([2]).op)
-
-
-OTHERS = {
-    "parameters": lambda: norm(scale=tf.Variable(tf.ones([5]))),
-    "ones of a fixed number": lambda: norm(scale=tf.ones([5])),
-    "channels last": lambda: norm(data_format="NHWC"),
+NORMS = {
+    "the layer norm of tf_keras": (norm, True),
+    "a fixed batch": (lambda: norm([1, 5, 8]), True),
+    "parameters": (lambda: norm(scale=tf.Variable(tf.ones([5]))), False),
+    "ones of a fixed number": (lambda: norm(scale=tf.ones([5])), False),
+    "channels last": (lambda: norm(data_format="NHWC"), False),
+    "statistics that are read": (norm_whose_statistics_are_read, False),
+    "data that is not reshaped": (norm_of_images, False),
 }
 
 
-@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
-def test_batch_norms_are_none(make):
-    with tf.Graph().as_default():
-        assert not is_layer_norm(make().y.op)
-
-
-def test_a_norm_whose_statistics_are_read_is_none():
-    with tf.Graph().as_default():
-        made = norm()
-        tf.identity(made.batch_mean)
-        assert not is_layer_norm(made.y.op)
-
-
-def test_a_norm_that_is_no_reshaped_one_is_none():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None, 8, 5, 5])
-        channels = tf.shape(x)[1:2]
-        made = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=tf.fill(channels, 1.0),
-            offset=tf.fill(channels, 0.0),
-            mean=[],
-            variance=[],
-            data_format="NCHW",
-            is_training=True,
-        )
-        assert not is_layer_norm(made.y.op)
+def test_layer_norms():
+    found = {}
+    for name, (make, _) in NORMS.items():
+        with tf.Graph().as_default():
+            found[name] = is_layer_norm(make().y.op)
+            assert not is_layer_norm(tf.ones([2]).op)
+    assert found == {name: wanted for name, (_, wanted) in NORMS.items()}

@@ -4,189 +4,100 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.graph.types import as_list
-from geutil.select.conversions import (
-    ListView,
-    check_graphs,
-    get_unique_graph,
-    is_iterable,
-)
+from geutil.select.conversions import check_graphs, get_unique_graph, is_iterable
+from tests.select import tables
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import names
 
-ALL_OPS = ["x", "a", "b", "c", "d", "w"]
-ALL_TS = [f"{name}:0" for name in ALL_OPS]
+FOUND = """
+ge.make_list_of_op(a.op) => a
+ge.make_list_of_op([b.op, a.op]) => b a
+ge.make_list_of_op((b.op, b.op)) => b b
+ge.make_list_of_op((t.op for t in (b, a))) => b a
+ge.make_list_of_op({b.op}) => b
+ge.make_list_of_op({b.op: 1}) => b
+ge.make_list_of_op(ListView([a.op])) => a
+ge.make_list_of_op(graph) => x a b c d w
+ge.make_list_of_op([]) =>
+ge.make_list_of_op(()) =>
+ge.make_list_of_op([a.op, b], ignore_ts=True) => a
+ge.make_list_of_op(b, ignore_ts=True) =>
+ge.make_list_of_t(a) => a
+ge.make_list_of_t([b, a]) => b a
+ge.make_list_of_t((b, b)) => b b
+ge.make_list_of_t((t for t in (b, a))) => b a
+ge.make_list_of_t(c.op.inputs) => a b
+ge.make_list_of_t(ge.sgv(c.op).inputs) => a b
+ge.make_list_of_t(graph) => x a b c d w
+ge.make_list_of_t([]) =>
+ge.make_list_of_t([a.op, b], ignore_ops=True) => b
+ge.make_list_of_t(b.op, ignore_ops=True) =>
+ge.get_tensors(graph) => x a b c d w
+ge.get_generating_ops([b, a, b]) => b a b
+ge.get_generating_ops(b) => b
+ge.get_generating_ops([]) =>
+ge.get_consuming_ops(x) => a b
+ge.get_consuming_ops([b, a]) => c
+ge.get_consuming_ops([c, x]) => d a b
+ge.get_consuming_ops(d) =>
+ge.get_consuming_ops([]) =>
+"""
+NEW = [
+    lambda g: ge.make_list_of_op(g.graph),
+    lambda g: ge.make_list_of_t(g.graph),
+    lambda g: ge.get_tensors(g.graph),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda g: ge.make_list_of_op(g.a.op), ["a"]),
-        (lambda g: ge.make_list_of_op([g.b.op, g.a.op]), ["b", "a"]),
-        (lambda g: ge.make_list_of_op((g.b.op, g.b.op)), ["b", "b"]),
-        (lambda g: ge.make_list_of_op(t.op for t in (g.b, g.a)), ["b", "a"]),
-        (lambda g: ge.make_list_of_op({g.b.op}), ["b"]),
-        (lambda g: ge.make_list_of_op({g.b.op: 1}), ["b"]),
-        (lambda g: ge.make_list_of_op(ListView([g.a.op])), ["a"]),
-        (lambda g: ge.make_list_of_op(g.graph), ALL_OPS),
-        (lambda g: ge.make_list_of_op([]), []),
-        (lambda g: ge.make_list_of_op(()), []),
-        (lambda g: ge.make_list_of_op([g.a.op, g.b], ignore_ts=True), ["a"]),
-        (lambda g: ge.make_list_of_op(g.b, ignore_ts=True), []),
-        (lambda g: ge.make_list_of_t(g.a), ["a:0"]),
-        (lambda g: ge.make_list_of_t([g.b, g.a]), ["b:0", "a:0"]),
-        (lambda g: ge.make_list_of_t((g.b, g.b)), ["b:0", "b:0"]),
-        (lambda g: ge.make_list_of_t(t for t in (g.b, g.a)), ["b:0", "a:0"]),
-        (lambda g: ge.make_list_of_t(g.c.op.inputs), ["a:0", "b:0"]),
-        (lambda g: ge.make_list_of_t(ge.sgv(g.c.op).inputs), ["a:0", "b:0"]),
-        (lambda g: ge.make_list_of_t(g.graph), ALL_TS),
-        (lambda g: ge.make_list_of_t([]), []),
-        (lambda g: ge.make_list_of_t([g.a.op, g.b], ignore_ops=True), ["b:0"]),
-        (lambda g: ge.make_list_of_t(g.b.op, ignore_ops=True), []),
-    ],
-)
-def test_make_list(setting, make, expected):
+def test_lists(setting):
     def body():
         g = diamond()
-        with looking():
-            made = make(g)
-            assert type(made) is list
-            assert names(made) == expected
+        tables.check_found(FOUND, g)
+        for make in NEW:
+            make(g).clear()
+            assert len(make(g)) == 6
+        given, given_ts = [g.a.op], [g.a]
+        assert ge.make_list_of_op(given) is not given
+        assert ge.make_list_of_t(given_ts) is not given_ts
+        parts = tf.unstack(g.x, name="parts")
+        assert names(ge.get_tensors(g.graph)[-2:]) == names(parts)
+        # A reader is listed once.
+        tf.add(g.c, g.c, name="twice")
+        assert names(ge.get_consuming_ops(g.c)) == ["d", "twice"]
+        source, readers = many_readers(30)
+        assert names(ge.get_consuming_ops(source)) == [t.op.name for t in readers]
 
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "builtin", "words"),
-    [
-        (
-            lambda g, o: ge.make_list_of_op(g.a),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Operation", "Tensor"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op([g.a.op, g.b]),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Operation"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op("a"),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Operation", "str"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op(None),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["NoneType"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op([g.a.op, 1], ignore_ts=True),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["int"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op(g.graph, allow_graph=False),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["graph.get_operations()"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op([g.a.op, o.b.op]),
-            ge.SelectionError,
-            ValueError,
-            ["'a'", "'b'", "different graphs", "geutil.copy"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_op([g.a.op, o.b], ignore_ts=True),
-            ge.SelectionError,
-            ValueError,
-            ["'a'", "'b:0'"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_t(g.a.op),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Tensor", "Operation"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_t([g.a, g.b.op]),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Tensor"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_t("a:0"),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["str"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_t(1.0),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["float"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_t(g.graph, allow_graph=False),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Graph"],
-        ),
-        (
-            lambda g, o: ge.make_list_of_t([g.a, o.b]),
-            ge.SelectionError,
-            ValueError,
-            ["'a:0'", "'b:0'", "different graphs"],
-        ),
-        (
-            lambda g, o: ge.get_tensors(g.a),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Graph"],
-        ),
-        (
-            lambda g, o: ge.get_generating_ops(g.a.op),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Tensor"],
-        ),
-        (
-            lambda g, o: ge.get_generating_ops(g.graph),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Graph"],
-        ),
-        (
-            lambda g, o: ge.get_consuming_ops([g.a.op]),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Tensor"],
-        ),
-        (
-            lambda g, o: ge.get_consuming_ops(g.graph),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Graph"],
-        ),
-    ],
-)
-def test_refusals(setting, make, error, builtin, words):
+REFUSED = """
+ge.make_list_of_op(a) => ArgumentTypeError: tf.Operation; Tensor
+ge.make_list_of_op([a.op, b]) => ArgumentTypeError: tf.Operation
+ge.make_list_of_op('a') => ArgumentTypeError: tf.Operation; str
+ge.make_list_of_op(None) => ArgumentTypeError: NoneType
+ge.make_list_of_op([a.op, 1], ignore_ts=True) => ArgumentTypeError: int
+ge.make_list_of_op(graph, allow_graph=False)
+    => ArgumentTypeError: graph.get_operations()
+ge.make_list_of_op([a.op, other.b.op])
+    => SelectionError: 'a'; 'b'; different graphs; geutil.copy
+ge.make_list_of_op([a.op, other.b], ignore_ts=True) => SelectionError: 'a'; 'b:0'
+ge.make_list_of_t(a.op) => ArgumentTypeError: tf.Tensor; Operation
+ge.make_list_of_t([a, b.op]) => ArgumentTypeError: tf.Tensor
+ge.make_list_of_t('a:0') => ArgumentTypeError: str
+ge.make_list_of_t(1.0) => ArgumentTypeError: float
+ge.make_list_of_t(graph, allow_graph=False) => ArgumentTypeError: tf.Graph
+ge.make_list_of_t([a, other.b]) => SelectionError: 'a:0'; 'b:0'; different graphs
+ge.get_tensors(a) => ArgumentTypeError: tf.Graph
+ge.get_generating_ops(a.op) => ArgumentTypeError: tf.Tensor
+ge.get_generating_ops(graph) => ArgumentTypeError: tf.Graph
+ge.get_consuming_ops([a.op]) => ArgumentTypeError: tf.Tensor
+ge.get_consuming_ops(graph) => ArgumentTypeError: tf.Graph
+"""
+
+
+def test_refusals(setting):
     other = other_graph()
-
-    def body():
-        g = diamond()
-        with looking(), pytest.raises(error) as caught:
-            make(g, other)
-        assert isinstance(caught.value, ge.GeutilError)
-        assert isinstance(caught.value, builtin)
-        for word in words:
-            assert word in str(caught.value)
-
-    setting.run(body)
+    setting.run(lambda: tables.check_refusals(REFUSED, diamond(), other=other))
 
 
 def test_check_graph_false_takes_ops_of_several_graphs(setting):
@@ -198,78 +109,6 @@ def test_check_graph_false_takes_ops_of_several_graphs(setting):
         assert names(ops) == ["a", "b"]
         ts = ge.make_list_of_t([g.a, other.b], check_graph=False)
         assert names(ts) == ["a:0", "b:0"]
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda g: ge.make_list_of_op(g.graph),
-        lambda g: ge.make_list_of_t(g.graph),
-        lambda g: ge.get_tensors(g.graph),
-    ],
-)
-def test_the_list_is_new(setting, make):
-    def body():
-        g = diamond()
-        make(g).clear()
-        assert len(make(g)) == len(ALL_OPS)
-
-    setting.run(body)
-
-
-def test_a_list_given_is_not_handed_back(setting):
-    def body():
-        g = diamond()
-        given = [g.a.op]
-        assert ge.make_list_of_op(given) is not given
-        given_ts = [g.a]
-        assert ge.make_list_of_t(given_ts) is not given_ts
-
-    setting.run(body)
-
-
-def test_get_tensors_lists_every_output_in_graph_order(setting):
-    def body():
-        x = tf.constant([1.0, 2.0], name="x")
-        tf.unstack(x, name="parts")
-        with looking():
-            found = ge.get_tensors(x.graph)
-            assert names(found) == ["x:0", "parts:0", "parts:1"]
-
-    setting.run(body)
-
-
-def test_get_generating_ops_keeps_repetitions(setting):
-    def body():
-        g = diamond()
-        with looking():
-            assert names(ge.get_generating_ops([g.b, g.a, g.b])) == ["b", "a", "b"]
-            assert names(ge.get_generating_ops(g.b)) == ["b"]
-            assert ge.get_generating_ops([]) == []
-
-    setting.run(body)
-
-
-def test_get_consuming_ops_lists_each_reader_once(setting):
-    def body():
-        g = diamond()
-        twice = tf.add(g.x, g.x, name="twice")
-        with looking():
-            assert names(ge.get_consuming_ops(g.x)) == ["a", "b", "twice"]
-            assert names(ge.get_consuming_ops([g.b, g.a])) == ["c"]
-            assert names(ge.get_consuming_ops([g.c, g.x])) == ["d", "a", "b", "twice"]
-            assert ge.get_consuming_ops(twice) == []
-            assert ge.get_consuming_ops([]) == []
-
-    setting.run(body)
-
-
-def test_get_consuming_ops_is_in_graph_order(setting):
-    def body():
-        source, readers = many_readers(30)
-        assert names(ge.get_consuming_ops(source)) == [t.op.name for t in readers]
 
     setting.run(body)
 

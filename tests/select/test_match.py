@@ -1,206 +1,149 @@
-import re
+from types import SimpleNamespace
 
-import pytest
 import tensorflow as tf
 
 import geutil as ge
+from tests.select import tables
 from tests.select.samples import diamond, looking, many_readers
 from tests.settings import names
 
+TYPES = """
+ge.op_type('Add', Add) => True
+ge.op_type('AddV2', AddV2) => True
+ge.op_type('AddV2', Add) => False
+ge.op_type('Add', AddV2) => False
+ge.op_type('Add', AddN) => False
+ge.op_type('A', Add) => False
+ge.op_type('', Add) => False
+ge.op_type('add', Add) => False
+ge.op_type('Add|Neg', Add) => False
+ge.op_type('AddV2Neg', Neg) => False
+ge.op_type('.*', Neg) => False
+ge.op_type(['Add', 'AddV2'], AddV2) => True
+ge.op_type(['Add', 'AddV2'], AddN) => False
+ge.op_type({'Neg'}, Neg) => True
+ge.op_type([], Neg) => False
+ge.op_type(iter(['Add', 'Neg']), Neg) => True
+"""
 
-def op_of_type(wanted):
-    with tf.Graph().as_default():
+
+def test_op_type():
+    with tf.Graph().as_default() as graph:
         x = tf.constant(1.0)
-        made = {
-            "Neg": lambda: tf.raw_ops.Neg(x=x),
-            "Add": lambda: tf.raw_ops.Add(x=x, y=x),
-            "AddV2": lambda: tf.raw_ops.AddV2(x=x, y=x),
-            "AddN": lambda: tf.raw_ops.AddN(inputs=[x, x]),
-        }[wanted]()
-    assert made.op.type == wanted
-    return made.op
+        tf.raw_ops.Neg(x=x, name="Neg")
+        tf.raw_ops.Add(x=x, y=x, name="Add")
+        tf.raw_ops.AddV2(x=x, y=x, name="AddV2")
+        tf.raw_ops.AddN(inputs=[x, x], name="AddN")
+    ops = {op.type: op for op in graph.get_operations()}
+    sample = SimpleNamespace(graph=graph, **ops)
+
+    def check(call, result):
+        assert str(tables.evaluate(call, sample)) == result
+
+    tables.check_rows(TYPES, check)
+    # Without an op it is a predicate, which keeps the types of an iterator.
+    predicate = ge.op_type(iter(["Neg", "AddN"]))
+    for _ in range(2):
+        assert names(ge.filter_ops(graph, predicate)) == ["Neg", "AddN"]
 
 
-@pytest.mark.parametrize(
-    ("types", "of", "expected"),
-    [
-        ("Add", "Add", True),
-        ("AddV2", "AddV2", True),
-        ("AddV2", "Add", False),
-        ("Add", "AddV2", False),
-        ("Add", "AddN", False),
-        ("A", "Add", False),
-        ("", "Add", False),
-        ("add", "Add", False),
-        ("Add|Neg", "Add", False),
-        ("AddV2Neg", "Neg", False),
-        (".*", "Neg", False),
-        (["Add", "AddV2"], "AddV2", True),
-        (("Add", "AddV2"), "AddN", False),
-        ({"Neg"}, "Neg", True),
-        ([], "Neg", False),
-        (iter(["Add", "Neg"]), "Neg", True),
-    ],
-)
-def test_op_type(types, of, expected):
-    assert ge.op_type(types, op_of_type(of)) is expected
+POSITIVE = r"""
+# A string: the whole name, or all that follows its last slash.
+matches('Add', 'Add') => True
+matches('Add', 'scope/Add') => True
+matches('Add', 'AddN') => False
+matches('Add', 'Add_1') => False
+matches('Add', 'scope/Add_1') => False
+matches('Add', 'BiasAdd') => False
+matches('Add', 'Add/x') => False
+matches('scope/Add', 'scope/Add') => True
+matches('scope/Add', 'big/scope/Add') => False
+matches('scope', 'scope/Add') => False
+matches('Add.*', 'Add_1') => True
+matches('Add(_1)?', 'scope/Add_1') => True
+matches('.*/Add', 'scope/Add') => True
+matches('add', 'Add') => False
+# A compiled regex is searched.
+matches(re.compile('Add'), 'scope/BiasAdd_1') => True
+matches(re.compile('^Add$'), 'scope/Add') => False
+matches(re.compile('/Add$'), 'scope/Add') => True
+# A predicate, or anything.
+matches(lambda op: op.name.endswith('1'), 'Add_1') => True
+matches(lambda op: op.name.endswith('1'), 'Add') => False
+matches(ge.op_type('Const'), 'Add') => True
+matches(ge.op_type('Con'), 'Add') => False
+matches(True, 'Add') => True
+"""
 
 
-def test_op_type_without_an_op_is_a_predicate(setting):
+def test_op_matcher(setting):
     def body():
-        g = diamond()
-        is_unary = ge.op_type(["Neg", "Square"])
-        with looking():
-            assert names(ge.filter_ops(g.graph, is_unary)) == ["a", "b"]
-            assert [is_unary(t.op) for t in (g.a, g.b, g.c)] == [True, True, False]
+        def check(call, result):
+            def matches(wanted, name):
+                with tf.Graph().as_default():
+                    op = tf.constant(1.0, name=name).op
+                    assert op.name == name
+                    with looking():
+                        return ge.OpMatcher(wanted)(op)
+
+            assert str(tables.evaluate(call, diamond(), matches=matches)) == result
+
+        tables.check_rows(POSITIVE, check)
 
     setting.run(body)
 
 
-def test_op_type_keeps_the_types_of_an_iterator():
-    op = op_of_type("Neg")
-    predicate = ge.op_type(iter(["Neg"]))
-    assert predicate(op)
-    assert predicate(op)
+NEIGHBOURS = """
+ge.filter_ops(graph, ge.OpMatcher(a.op)) => a
+ge.filter_ops(graph, any_op().input_ops('a', 'b')) => c
+ge.filter_ops(graph, any_op().input_ops('b', 'a')) =>
+ge.filter_ops(graph, any_op().input_ops('a')) =>
+ge.filter_ops(graph, any_op().input_ops('a', 'b', True)) =>
+ge.filter_ops(graph, any_op().input_ops('a', None)) => c
+ge.filter_ops(graph, any_op().input_ops(None, None)) => c
+ge.filter_ops(graph, any_op().input_ops(None)) => a b d
+ge.filter_ops(graph, any_op().input_ops(True)) => a b d
+ge.filter_ops(graph, any_op().input_ops()) => x w
+ge.filter_ops(graph, any_op().input_ops(x.op)) => a b
+ge.filter_ops(graph, any_op().input_ops(re.compile('[xc]'))) => a b d
+ge.filter_ops(graph, ge.OpMatcher('b').input_ops('x')) => b
+ge.filter_ops(graph, ge.OpMatcher('b').input_ops('a')) =>
+ge.filter_ops(graph,
+    any_op().input_ops(ge.OpMatcher(ge.op_type('Neg')).input_ops('x'),
+    ge.op_type('Square'))) => c
+ge.filter_ops(graph,
+    any_op().input_ops(any_op().input_ops(ge.OpMatcher('a').input_ops('x'), 'b'))) => d
+ge.filter_ops(graph,
+    any_op().input_ops(any_op().input_ops(ge.OpMatcher('a').input_ops('w'), 'b'))) =>
+ge.filter_ops(graph, any_op().output_ops('c')) => a b
+ge.filter_ops(graph, any_op().output_ops(['a', 'b'])) => x
+ge.filter_ops(graph, any_op().output_ops(['b', 'a'])) =>
+ge.filter_ops(graph, any_op().output_ops(['a', None])) => x
+ge.filter_ops(graph, any_op().output_ops(['a'])) =>
+ge.filter_ops(graph, any_op().output_ops('a')) =>
+ge.filter_ops(graph, any_op().output_ops([])) => d w
+ge.filter_ops(graph, any_op().output_ops(None)) => x a b c d w
+ge.filter_ops(graph, any_op().output_ops(None, None)) =>
+ge.filter_ops(graph, any_op().output_ops()) =>
+ge.filter_ops(graph, any_op().output_ops(ge.OpMatcher('c').output_ops('d'))) => a b
+ge.filter_ops(graph, ge.OpMatcher('a').output_ops('c').input_ops('x')) => a
+ge.filter_ops(graph, ge.OpMatcher('a').output_ops('c').input_ops('b')) =>
+ge.filter_ops(graph, any_op().control_input_ops('a')) => w
+ge.filter_ops(graph, any_op().control_input_ops('b')) =>
+ge.filter_ops(graph, any_op().control_input_ops(None)) => w
+ge.filter_ops(graph, any_op().control_input_ops('a', None)) =>
+ge.filter_ops(graph, any_op().control_input_ops()) => x a b c d
+ge.filter_ops(graph, any_op().control_input_ops(ge.OpMatcher('a').input_ops('x'))) => w
+ge.filter_ops(graph,
+    ge.OpMatcher('w').input_ops().output_ops([]).control_input_ops('a')) => w
+"""
 
 
-@pytest.mark.parametrize("wrong", ["Neg", 1, []])
-def test_op_type_refuses_what_is_no_op(wrong):
-    with pytest.raises(ge.ArgumentTypeError, match=r"tf\.Operation") as caught:
-        ge.op_type("Neg", wrong)
-    assert isinstance(caught.value, TypeError)
-    with pytest.raises(ge.ArgumentTypeError, match=r"tf\.Operation"):
-        ge.op_type("Neg")(wrong)
+def test_neighbours(setting):
+    def any_op():
+        return ge.OpMatcher(True)
 
-
-@pytest.mark.parametrize(
-    ("wanted", "name", "expected"),
-    [
-        # A string: the whole name, or all that follows its last slash.
-        ("Add", "Add", True),
-        ("Add", "scope/Add", True),
-        ("Add", "AddN", False),
-        ("Add", "Add_1", False),
-        ("Add", "scope/Add_1", False),
-        ("Add", "BiasAdd", False),
-        ("Add", "Add/x", False),
-        ("scope/Add", "scope/Add", True),
-        ("scope/Add", "big/scope/Add", False),
-        ("scope", "scope/Add", False),
-        ("Add.*", "Add_1", True),
-        ("Add(_1)?", "scope/Add_1", True),
-        (".*/Add", "scope/Add", True),
-        ("add", "Add", False),
-        # A compiled regex is searched.
-        (re.compile("Add"), "scope/BiasAdd_1", True),
-        (re.compile("^Add$"), "scope/Add", False),
-        (re.compile("/Add$"), "scope/Add", True),
-        # A predicate, or anything.
-        (lambda op: op.name.endswith("1"), "Add_1", True),
-        (lambda op: op.name.endswith("1"), "Add", False),
-        (ge.op_type("Const"), "Add", True),
-        (ge.op_type("Con"), "Add", False),
-        (True, "Add", True),
-    ],
-)
-def test_positive_filter(setting, wanted, name, expected):
-    def body():
-        op = tf.constant(1.0, name=name).op
-        assert op.name == name
-        with looking():
-            assert ge.OpMatcher(wanted)(op) is expected
-
-    setting.run(body)
-
-
-def test_an_op_matches_itself_only(setting):
-    def body():
-        g = diamond()
-        with looking():
-            matcher = ge.OpMatcher(g.a.op)
-            assert matcher(g.a.op)
-            assert not matcher(g.b.op)
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("matcher", "matching"),
-    [
-        (lambda g: ge.OpMatcher(True).input_ops("a", "b"), "c"),
-        (lambda g: ge.OpMatcher(True).input_ops("b", "a"), ""),
-        (lambda g: ge.OpMatcher(True).input_ops("a"), ""),
-        (lambda g: ge.OpMatcher(True).input_ops("a", "b", True), ""),
-        (lambda g: ge.OpMatcher(True).input_ops("a", None), "c"),
-        (lambda g: ge.OpMatcher(True).input_ops(None, None), "c"),
-        (lambda g: ge.OpMatcher(True).input_ops(None), "a b d"),
-        (lambda g: ge.OpMatcher(True).input_ops(True), "a b d"),
-        (lambda g: ge.OpMatcher(True).input_ops(), "x w"),
-        (lambda g: ge.OpMatcher(True).input_ops(g.x.op), "a b"),
-        (lambda g: ge.OpMatcher(True).input_ops(re.compile("[xc]")), "a b d"),
-        (lambda g: ge.OpMatcher("b").input_ops("x"), "b"),
-        (lambda g: ge.OpMatcher("b").input_ops("a"), ""),
-        (
-            lambda g: ge.OpMatcher(True).input_ops(
-                ge.OpMatcher(ge.op_type("Neg")).input_ops("x"), ge.op_type("Square")
-            ),
-            "c",
-        ),
-        (
-            lambda g: ge.OpMatcher(True).input_ops(
-                ge.OpMatcher(True).input_ops(ge.OpMatcher("a").input_ops("x"), "b")
-            ),
-            "d",
-        ),
-        (
-            lambda g: ge.OpMatcher(True).input_ops(
-                ge.OpMatcher(True).input_ops(ge.OpMatcher("a").input_ops("w"), "b")
-            ),
-            "",
-        ),
-        (lambda g: ge.OpMatcher(True).output_ops("c"), "a b"),
-        (lambda g: ge.OpMatcher(True).output_ops(["a", "b"]), "x"),
-        (lambda g: ge.OpMatcher(True).output_ops(["b", "a"]), ""),
-        (lambda g: ge.OpMatcher(True).output_ops(["a", None]), "x"),
-        (lambda g: ge.OpMatcher(True).output_ops(["a"]), ""),
-        (lambda g: ge.OpMatcher(True).output_ops("a"), ""),
-        (lambda g: ge.OpMatcher(True).output_ops([]), "d w"),
-        (lambda g: ge.OpMatcher(True).output_ops(None), "x a b c d w"),
-        (lambda g: ge.OpMatcher(True).output_ops(None, None), ""),
-        (lambda g: ge.OpMatcher(True).output_ops(), ""),
-        (
-            lambda g: ge.OpMatcher(True).output_ops(ge.OpMatcher("c").output_ops("d")),
-            "a b",
-        ),
-        (lambda g: ge.OpMatcher("a").output_ops("c").input_ops("x"), "a"),
-        (lambda g: ge.OpMatcher("a").output_ops("c").input_ops("b"), ""),
-        (lambda g: ge.OpMatcher(True).control_input_ops("a"), "w"),
-        (lambda g: ge.OpMatcher(True).control_input_ops("b"), ""),
-        (lambda g: ge.OpMatcher(True).control_input_ops(None), "w"),
-        (lambda g: ge.OpMatcher(True).control_input_ops("a", None), ""),
-        (lambda g: ge.OpMatcher(True).control_input_ops(), "x a b c d"),
-        (
-            lambda g: ge.OpMatcher(True).control_input_ops(
-                ge.OpMatcher("a").input_ops("x")
-            ),
-            "w",
-        ),
-        (
-            lambda g: (
-                ge.OpMatcher("w").input_ops().output_ops([]).control_input_ops("a")
-            ),
-            "w",
-        ),
-    ],
-)
-def test_neighbours(setting, matcher, matching):
-    def body():
-        g = diamond()
-        with looking():
-            found = ge.filter_ops(g.graph, matcher(g))
-            assert names(found) == matching.split()
-
-    setting.run(body)
+    setting.run(lambda: tables.check_found(NEIGHBOURS, diamond(), any_op=any_op))
 
 
 def test_several_outputs(setting):
@@ -246,32 +189,31 @@ def test_calls_are_chained():
     assert matcher.control_input_ops("a") is matcher
 
 
-@pytest.mark.parametrize("ask", ["input_ops", "output_ops", "control_input_ops"])
-def test_each_kind_of_neighbour_is_asked_for_once(ask):
-    matcher = getattr(ge.OpMatcher(True), ask)("a")
-    with pytest.raises(ge.SelectionError, match=ask) as caught:
-        getattr(matcher, ask)("b")
-    assert isinstance(caught.value, ValueError)
-    assert "make a new one" in str(caught.value)
+REFUSED = """
+ge.op_type('Neg', 'Neg') => ArgumentTypeError: tf.Operation
+ge.op_type('Neg', 1) => ArgumentTypeError: tf.Operation
+ge.op_type('Neg', []) => ArgumentTypeError: tf.Operation
+ge.op_type('Neg')('Neg') => ArgumentTypeError: tf.Operation
+ge.op_type('Neg')(1) => ArgumentTypeError: tf.Operation
+ge.op_type('Neg')([]) => ArgumentTypeError: tf.Operation
+ge.OpMatcher(True)(a) => ArgumentTypeError: tf.Operation
+ge.OpMatcher(True)('a') => ArgumentTypeError: tf.Operation
+ge.OpMatcher(True)(None) => ArgumentTypeError: tf.Operation
+ge.OpMatcher(None) => SelectionError: predicate
+ge.OpMatcher(1) => SelectionError: predicate
+ge.OpMatcher(False) => SelectionError: predicate
+ge.OpMatcher(['a']) => SelectionError: predicate
+ge.OpMatcher(object()) => SelectionError: predicate
+ge.OpMatcher('a(') => SelectionError: re.escape
+# Each kind of neighbour is asked for once.
+ge.OpMatcher(True).input_ops('a').input_ops('b')
+    => SelectionError: input_ops; make a new one
+ge.OpMatcher(True).output_ops('a').output_ops('b')
+    => SelectionError: output_ops; make a new one
+ge.OpMatcher(True).control_input_ops('a').control_input_ops('b')
+    => SelectionError: control_input_ops; make a new one
+"""
 
 
-@pytest.mark.parametrize("wrong", [None, 1, False, ["a"], object()])
-def test_refuses_what_is_no_filter(wrong):
-    with pytest.raises(ge.SelectionError, match="predicate") as caught:
-        ge.OpMatcher(wrong)
-    assert isinstance(caught.value, ValueError)
-
-
-def test_refuses_an_invalid_regex():
-    with pytest.raises(ge.SelectionError, match=r"re\.escape"):
-        ge.OpMatcher("a(")
-
-
-def test_refuses_what_is_no_op(setting):
-    def body():
-        g = diamond()
-        for wrong in (g.a, "a", None):
-            with pytest.raises(ge.ArgumentTypeError, match=r"tf\.Operation"):
-                ge.OpMatcher(True)(wrong)
-
-    setting.run(body)
+def test_refusals(setting):
+    setting.run(lambda: tables.check_refusals(REFUSED, diamond()))

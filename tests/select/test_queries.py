@@ -1,11 +1,8 @@
-import re
-
-import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.select.samples import diamond, looking, other_graph
-from tests.settings import names
+from tests.select import tables
+from tests.select.samples import diamond, other_graph
 
 
 def scoped():
@@ -16,296 +13,116 @@ def scoped():
     return g
 
 
-@pytest.mark.parametrize(
-    ("select", "expected"),
-    [
-        # Regexes are searched, not matched.
-        (lambda g: ge.select_ops("oo/", graph=g.graph), "foo/x"),
-        (lambda g: ge.select_ops("^oo/", graph=g.graph), ""),
-        (lambda g: ge.select_ops("^[ab]$", graph=g.graph), "a b"),
-        (lambda g: ge.select_ops(re.compile("FOO", re.I), graph=g.graph), "foo/x"),
-        (lambda g: ge.select_ops("x$", graph=g.graph), "x foo/x"),
-        # Argument by argument, each op once.
-        (lambda g: ge.select_ops("^b$", "^a$", graph=g.graph), "b a"),
-        (lambda g: ge.select_ops("^b$", "^[ab]$", graph=g.graph), "b a"),
-        (lambda g: ge.select_ops(["^b$", "^[ab]$"], graph=g.graph), "b a"),
-        (lambda g: ge.select_ops(["^b$", ["^b$"]], graph=g.graph), "b"),
-        # Tags.
-        (lambda g: ge.select_ops("(?#ops)^a$", graph=g.graph), "a"),
-        (lambda g: ge.select_ops("(?#ts)^a:0$", graph=g.graph), ""),
-        (lambda g: ge.select_ops("(?#ts)^a", "^b$", graph=g.graph), "b"),
-        (lambda g: ge.select_ops(re.compile("(?#ts)^a"), "^b$", graph=g.graph), "b"),
-        (
-            lambda g: ge.select_ops("^a$", graph=g.graph, restrict_ops_regex=True),
-            "",
-        ),
-        (
-            lambda g: ge.select_ops(
-                "^a$", "(?#ops)^b$", graph=g.graph, restrict_ops_regex=True
-            ),
-            "b",
-        ),
-        (
-            lambda g: ge.select_ops("^a$", graph=g.graph, restrict_ops_regex=False),
-            "a",
-        ),
-        # Ops, tensors, lists and graphs.
-        (lambda g: ge.select_ops(g.b.op), "b"),
-        (lambda g: ge.select_ops(g.b.op, g.a.op, g.b.op), "b a"),
-        (lambda g: ge.select_ops([g.b.op, [g.a.op, (g.c.op,)]], g.d.op), "b a c d"),
-        (lambda g: ge.select_ops([g.b.op, g.b.op]), "b"),
-        (lambda g: ge.select_ops(g.a), ""),
-        (lambda g: ge.select_ops([g.a, g.b.op]), "b"),
-        (lambda g: ge.select_ops(g.graph), "x a b c d w foo/x bar/parts"),
-        (lambda g: ge.select_ops(g.b.op, g.graph), "b x a c d w foo/x bar/parts"),
-        (lambda g: ge.select_ops([g.graph, g.graph]), "x a b c d w foo/x bar/parts"),
-        (lambda g: ge.select_ops([g.b.op, "^a$"], graph=g.graph), "b a"),
-        (lambda g: ge.select_ops(), ""),
-        (lambda g: ge.select_ops([]), ""),
-        (lambda g: ge.select_ops(g.b.op, graph=None), "b"),
-        # positive_filter
-        (
-            lambda g: ge.select_ops(
-                "^[abc]$", g.d.op, graph=g.graph, positive_filter=ge.op_type("Neg")
-            ),
-            "a",
-        ),
-        (
-            lambda g: ge.select_ops(
-                g.a.op, [g.c.op], positive_filter=lambda op: op.name != "a"
-            ),
-            "c",
-        ),
-        (lambda g: ge.select_ops(g.a.op, positive_filter=None), "a"),
-    ],
-)
-def test_select_ops(setting, select, expected):
-    def body():
-        g = scoped()
-        with looking():
-            found = select(g)
-            assert type(found) is list
-            assert names(found) == expected.split()
-
-    setting.run(body)
+FOUND = """
+# Regexes are searched, not matched.
+ops('oo/', graph=graph) => foo/x
+ops('^oo/', graph=graph) =>
+ops('^[ab]$', graph=graph) => a b
+ops(re.compile('FOO', re.I), graph=graph) => foo/x
+ops('x$', graph=graph) => x foo/x
+# Argument by argument, each op once.
+ops('^b$', '^a$', graph=graph) => b a
+ops('^b$', '^[ab]$', graph=graph) => b a
+ops(['^b$', '^[ab]$'], graph=graph) => b a
+ops(['^b$', ['^b$']], graph=graph) => b
+# Tags.
+ops('(?#ops)^a$', graph=graph) => a
+ops('(?#ts)^a:0$', graph=graph) =>
+ops('(?#ts)^a', '^b$', graph=graph) => b
+ops(re.compile('(?#ts)^a'), '^b$', graph=graph) => b
+ops('^a$', graph=graph, restrict_ops_regex=True) =>
+ops('^a$', '(?#ops)^b$', graph=graph, restrict_ops_regex=True) => b
+ops('^a$', graph=graph, restrict_ops_regex=False) => a
+# Ops, tensors, lists and graphs.
+ops(b.op) => b
+ops(b.op, a.op, b.op) => b a
+ops([b.op, [a.op, (c.op,)]], d.op) => b a c d
+ops([b.op, b.op]) => b
+ops(a) =>
+ops([a, b.op]) => b
+ops(graph) => x a b c d w foo/x bar/parts
+ops(b.op, graph) => b x a c d w foo/x bar/parts
+ops([graph, graph]) => x a b c d w foo/x bar/parts
+ops([b.op, '^a$'], graph=graph) => b a
+ops() =>
+ops([]) =>
+ops(b.op, graph=None) => b
+# positive_filter
+ops('^[abc]$', d.op, graph=graph, positive_filter=ge.op_type('Neg')) => a
+ops(a.op, [c.op], positive_filter=lambda op: op.name != 'a') => c
+ops(a.op, positive_filter=None) => a
+ts('parts:1', graph=graph) => bar/parts:1
+ts('parts', graph=graph) => bar/parts bar/parts:1
+ts('parts$', graph=graph) =>
+ts(re.compile('^[ab]:'), graph=graph) => a b
+ts('^b:', '^[ab]:', graph=graph) => b a
+ts(['^b:', '^[ab]:'], graph=graph) => b a
+ts('(?#ts)^a:', graph=graph) => a
+ts('(?#ops)^a', graph=graph) =>
+ts('(?#ops)^a', '^b:', graph=graph) => b
+ts('^a:', graph=graph, restrict_ts_regex=True) =>
+ts('^a:', '(?#ts)^b:', graph=graph, restrict_ts_regex=True) => b
+ts('^a:', graph=graph, restrict_ts_regex=False) => a
+ts(a) => a
+ts(b, a, b) => b a
+ts([b, [a, (c,)]], d) => b a c d
+ts(a.op) =>
+ts([a.op, b]) => b
+ts(bar) => bar/parts bar/parts:1
+ts(graph) => x a b c d w foo/x bar/parts bar/parts:1
+ts() =>
+ts('^[abc]:', graph=graph, positive_filter=lambda t: t.op.type == 'Neg') => a
+ts(a, b, positive_filter=lambda t: t is b) => b
+both('^[ab]', graph=graph) => a b bar/parts |
+both('^a', '(?#ts)^b:', graph=graph) => a | b
+both('(?#ops)^a', '(?#ts)^a', graph=graph) => a | a
+both([d.op, c], re.compile('(?#ts)^b:'), '^x$', graph=graph) => d x | c b
+both(a, b.op) => b | a
+both() =>  |
+both(a, b.op, a.op, positive_filter=lambda e: 'a' in e.name) => a | a
+"""
+SELECTS = {"ops": ge.select_ops, "ts": ge.select_ts, "both": ge.select_ops_and_ts}
 
 
-@pytest.mark.parametrize(
-    ("select", "expected"),
-    [
-        (lambda g: ge.select_ts("parts:1", graph=g.graph), "bar/parts:1"),
-        (lambda g: ge.select_ts("parts", graph=g.graph), "bar/parts:0 bar/parts:1"),
-        (lambda g: ge.select_ts("parts$", graph=g.graph), ""),
-        (lambda g: ge.select_ts(re.compile("^[ab]:"), graph=g.graph), "a:0 b:0"),
-        (lambda g: ge.select_ts("^b:", "^[ab]:", graph=g.graph), "b:0 a:0"),
-        (lambda g: ge.select_ts(["^b:", "^[ab]:"], graph=g.graph), "b:0 a:0"),
-        (lambda g: ge.select_ts("(?#ts)^a:", graph=g.graph), "a:0"),
-        (lambda g: ge.select_ts("(?#ops)^a", graph=g.graph), ""),
-        (lambda g: ge.select_ts("(?#ops)^a", "^b:", graph=g.graph), "b:0"),
-        (lambda g: ge.select_ts("^a:", graph=g.graph, restrict_ts_regex=True), ""),
-        (
-            lambda g: ge.select_ts(
-                "^a:", "(?#ts)^b:", graph=g.graph, restrict_ts_regex=True
-            ),
-            "b:0",
-        ),
-        (lambda g: ge.select_ts("^a:", graph=g.graph, restrict_ts_regex=False), "a:0"),
-        (lambda g: ge.select_ts(g.a), "a:0"),
-        (lambda g: ge.select_ts(g.b, g.a, g.b), "b:0 a:0"),
-        (lambda g: ge.select_ts([g.b, [g.a, (g.c,)]], g.d), "b:0 a:0 c:0 d:0"),
-        (lambda g: ge.select_ts(g.a.op), ""),
-        (lambda g: ge.select_ts([g.a.op, g.b]), "b:0"),
-        (lambda g: ge.select_ts(g.bar), "bar/parts:0 bar/parts:1"),
-        (
-            lambda g: ge.select_ts(g.graph),
-            "x:0 a:0 b:0 c:0 d:0 w:0 foo/x:0 bar/parts:0 bar/parts:1",
-        ),
-        (lambda g: ge.select_ts(), ""),
-        (
-            lambda g: ge.select_ts(
-                "^[abc]:", graph=g.graph, positive_filter=lambda t: t.op.type == "Neg"
-            ),
-            "a:0",
-        ),
-        (
-            lambda g: ge.select_ts(g.a, g.b, positive_filter=lambda t: t is g.b),
-            "b:0",
-        ),
-    ],
-)
-def test_select_ts(setting, select, expected):
-    def body():
-        g = scoped()
-        with looking():
-            found = select(g)
-            assert type(found) is list
-            assert names(found) == expected.split()
-
-    setting.run(body)
+def test_select(setting):
+    setting.run(lambda: tables.check_found(FOUND, scoped(), **SELECTS))
 
 
-@pytest.mark.parametrize(
-    ("select", "ops", "ts"),
-    [
-        (lambda g: ge.select_ops_and_ts("^[ab]", graph=g.graph), "a b bar/parts", ""),
-        (
-            lambda g: ge.select_ops_and_ts("^a", "(?#ts)^b:", graph=g.graph),
-            "a",
-            "b:0",
-        ),
-        (
-            lambda g: ge.select_ops_and_ts("(?#ops)^a", "(?#ts)^a", graph=g.graph),
-            "a",
-            "a:0",
-        ),
-        (
-            lambda g: ge.select_ops_and_ts(
-                [g.d.op, g.c], re.compile("(?#ts)^b:"), "^x$", graph=g.graph
-            ),
-            "d x",
-            "c:0 b:0",
-        ),
-        (lambda g: ge.select_ops_and_ts(g.a, g.b.op), "b", "a:0"),
-        (lambda g: ge.select_ops_and_ts(), "", ""),
-        (
-            lambda g: ge.select_ops_and_ts(
-                g.a, g.b.op, g.a.op, positive_filter=lambda e: "a" in e.name
-            ),
-            "a",
-            "a:0",
-        ),
-    ],
-)
-def test_select_ops_and_ts(setting, select, ops, ts):
-    def body():
-        g = scoped()
-        with looking():
-            found = select(g)
-            assert type(found) is tuple
-            assert [names(part) for part in found] == [ops.split(), ts.split()]
-
-    setting.run(body)
+REFUSED = """
+select('^a') => SelectionError: graph=; ^a
+select(a, re.compile('^b'), graph=None) => SelectionError: graph=; ^b
+select('a(', graph=graph) => SelectionError: a(; re.escape
+select('^a', grahp=graph) => SelectionError: grahp; graph; positive_filter
+select(a.op, filter=None) => SelectionError: 'filter'
+select(1) => ArgumentTypeError: int
+select([a.op, b, None]) => ArgumentTypeError: NoneType
+select('^a', graph='graph') => ArgumentTypeError: tf.Graph; str
+select(a.op, other.b.op, a, other.b) => SelectionError: different graphs; 'b
+select([a.op, a], [[other.b.op, other.b]]) => SelectionError: different graphs
+"""
+REFUSED_ONCE = """
+# Mixed graphs, wherever they come from.
+ge.select_ops(other.a.op, '^b$', graph=graph) => SelectionError: graph
+ge.select_ts(other.a, '^b:', graph=graph) => SelectionError: graph
+ge.select_ops(other.a.op, graph) => SelectionError: graph
+ge.select_ts(graph, other.a) => SelectionError: graph
+ge.select_ops(graph, other.graph) => SelectionError: graph
+ge.make_view(graph, other.graph) => SelectionError: graph
+ge.make_view(other.a, '^b$', graph=graph) => SelectionError: graph
+# Restrictions belong to one kind of element.
+ge.select_ops_and_ts(a.op, restrict_ops_regex=True) => SelectionError: restrict_
+ge.select_ops_and_ts(a.op, restrict_ts_regex=True) => SelectionError: restrict_
+ge.make_view(a.op, restrict_ops_regex=True) => SelectionError: restrict_
+"""
 
 
-SELECTS = [ge.select_ops, ge.select_ts, ge.select_ops_and_ts, ge.make_view]
-
-
-@pytest.mark.parametrize("select", SELECTS)
-@pytest.mark.parametrize(
-    ("call", "error", "builtin", "words"),
-    [
-        (
-            lambda select, g, o: select("^a"),
-            ge.SelectionError,
-            ValueError,
-            ["graph=", "^a"],
-        ),
-        (
-            lambda select, g, o: select(g.a, re.compile("^b"), graph=None),
-            ge.SelectionError,
-            ValueError,
-            ["graph=", "^b"],
-        ),
-        (
-            lambda select, g, o: select("a(", graph=g.graph),
-            ge.SelectionError,
-            ValueError,
-            ["a(", "re.escape"],
-        ),
-        (
-            lambda select, g, o: select("^a", grahp=g.graph),
-            ge.SelectionError,
-            ValueError,
-            ["grahp", "graph", "positive_filter"],
-        ),
-        (
-            lambda select, g, o: select(g.a.op, filter=None),
-            ge.SelectionError,
-            ValueError,
-            ["'filter'"],
-        ),
-        (
-            lambda select, g, o: select(1),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["int"],
-        ),
-        (
-            lambda select, g, o: select([g.a.op, g.b, None]),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["NoneType"],
-        ),
-        (
-            lambda select, g, o: select("^a", graph="graph"),
-            ge.ArgumentTypeError,
-            TypeError,
-            ["tf.Graph", "str"],
-        ),
-        (
-            lambda select, g, o: select(g.a.op, o.b.op, g.a, o.b),
-            ge.SelectionError,
-            ValueError,
-            ["different graphs", "'b"],
-        ),
-        (
-            lambda select, g, o: select([g.a.op, g.a], [[o.b.op, o.b]]),
-            ge.SelectionError,
-            ValueError,
-            ["different graphs"],
-        ),
-    ],
-)
-def test_refusals(setting, select, call, error, builtin, words):
+def test_refusals(setting):
     other = other_graph()
 
     def body():
         g = scoped()
-        with looking(), pytest.raises(error) as caught:
-            call(select, g, other)
-        assert isinstance(caught.value, ge.GeutilError)
-        assert isinstance(caught.value, builtin)
-        for word in words:
-            assert word in str(caught.value)
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda g, o: ge.select_ops(o.a.op, "^b$", graph=g.graph),
-        lambda g, o: ge.select_ts(o.a, "^b:", graph=g.graph),
-        lambda g, o: ge.select_ops(o.a.op, g.graph),
-        lambda g, o: ge.select_ts(g.graph, o.a),
-        lambda g, o: ge.select_ops(g.graph, o.graph),
-        lambda g, o: ge.make_view(g.graph, o.graph),
-        lambda g, o: ge.make_view(o.a, "^b$", graph=g.graph),
-    ],
-)
-def test_mixed_graphs_are_refused_wherever_they_come_from(setting, call):
-    other = other_graph()
-
-    def body():
-        g = scoped()
-        with pytest.raises(ge.SelectionError, match="graph"):
-            call(g, other)
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda g: ge.select_ops_and_ts(g.a.op, restrict_ops_regex=True),
-        lambda g: ge.select_ops_and_ts(g.a.op, restrict_ts_regex=True),
-        lambda g: ge.make_view(g.a.op, restrict_ops_regex=True),
-    ],
-)
-def test_restrictions_belong_to_one_kind_of_element(setting, call):
-    def body():
-        g = scoped()
-        with pytest.raises(ge.SelectionError, match="restrict_"):
-            call(g)
+        for select in (*SELECTS.values(), ge.make_view):
+            tables.check_refusals(REFUSED, g, select=select, other=other)
+        tables.check_refusals(REFUSED_ONCE, g, other=other)
 
     setting.run(body)

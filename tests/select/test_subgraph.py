@@ -1,11 +1,11 @@
 import copy
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import geutil as ge
 from geutil.graph import types
+from tests.select import tables
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import names
 
@@ -22,60 +22,46 @@ def described(view):
     return [names(part) for part in (view.ops, view.inputs, view.outputs)]
 
 
-@pytest.mark.parametrize(
-    ("ops", "passthroughs", "inputs", "outputs", "passing"),
-    [
-        ("c d", "", "a b", "d", ""),
-        ("a b", "", "x", "a b", ""),
-        ("x a", "", "", "x a", ""),
-        # x and d pass; a, b and c are read or made by an op of the view.
-        ("c", "x", "a b x", "c x", "x"),
-        ("c", "x d", "a b x d", "c x d", "x d"),
-        ("c", "d x a c", "a b d x", "c d x", "d x"),
-        ("c d", "c", "a b", "d", ""),
-        ("", "a b", "a b", "a b", "a b"),
-        ("", "a a", "a", "a", "a"),
-        ("", "", "", "", ""),
-    ],
-)
-def test_inputs_and_outputs(setting, ops, passthroughs, inputs, outputs, passing):
-    def ts(part):
-        return [f"{name}:0" for name in part.split()]
+# Ops, inputs and outputs of a view, then the tensors that pass it.
+PARTS = """
+parts('c d', '') => c d | a b | d |
+parts('a b', '') => a b | x | a b |
+parts('x a', '') => x a | | x a |
+# x and d pass; a, b and c are read or made by an op of the view.
+parts('c', 'x') => c | a b x | c x | x
+parts('c', 'x d') => c | a b x d | c x d | x d
+parts('c', 'd x a c') => c | a b d x | c d x | d x
+parts('c d', 'c') => c d | a b | d |
+parts('', 'a b') => | a b | a b | a b
+parts('', 'a a') => | a | a | a
+parts('', '') => | | |
+"""
+MADE = """
+ge.SubGraphView(c.op) => c | a b | c
+ge.SubGraphView((), c) => | c | c
+ge.SubGraphView(graph) => x a b c d w | | d w
+"""
 
+
+def test_inputs_and_outputs(setting):
     def body():
         g = diamond()
-        with looking():
+
+        def parts(ops, passthroughs):
             view = view_of(g, ops, passthroughs)
-            assert described(view) == [ops.split(), ts(inputs), ts(outputs)]
-            assert names(view.passthroughs) == ts(passing)
+            passing = names(view.passthroughs)
             assert names(view.connected_inputs) == [
-                t for t in ts(inputs) if t not in ts(passing)
+                name for name in names(view.inputs) if name not in passing
             ]
             assert names(view.connected_outputs) == [
-                t for t in ts(outputs) if t not in ts(passing)
+                name for name in names(view.outputs) if name not in passing
             ]
-            for name in "xabcdw":
-                passes = f"{name}:0" in ts(passing)
-                assert view.is_passthrough(getattr(g, name)) is passes
+            for t in (g.x, g.a, g.b, g.c, g.d, g.w):
+                assert view.is_passthrough(t) is (t.name in passing)
+            return view.ops, view.inputs, view.outputs, view.passthroughs
 
-    setting.run(body)
-
-
-def test_takes_one_op_a_tensor_or_a_graph(setting):
-    def body():
-        g = diamond()
-        with looking():
-            assert described(ge.SubGraphView(g.c.op)) == [
-                ["c"],
-                ["a:0", "b:0"],
-                ["c:0"],
-            ]
-            assert described(ge.SubGraphView((), g.c)) == [[], ["c:0"], ["c:0"]]
-            assert described(ge.SubGraphView(g.graph)) == [
-                ["x", "a", "b", "c", "d", "w"],
-                [],
-                ["d:0", "w:0"],
-            ]
+        tables.check_found(PARTS, g, parts=parts)
+        tables.check_found(MADE, g)
 
     setting.run(body)
 
@@ -84,10 +70,9 @@ def test_graph_and_truth(setting):
     def body():
         g = diamond()
         with looking():
-            assert ge.sgv(g.c.op).graph is g.graph
-            assert ge.sgv(g.c).graph is g.graph
-            assert ge.sgv(g.c.op)
-            assert ge.sgv(g.c)
+            for view in (ge.sgv(g.c.op), ge.sgv(g.c)):
+                assert view.graph is g.graph
+                assert view
             empty = ge.SubGraphView()
             assert empty.graph is None
             assert not empty
@@ -95,99 +80,100 @@ def test_graph_and_truth(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "builtin"),
-    [
-        (lambda g, o: ge.SubGraphView(g.a), ge.ArgumentTypeError, TypeError),
-        (lambda g, o: ge.SubGraphView("a"), ge.ArgumentTypeError, TypeError),
-        (lambda g, o: ge.SubGraphView(None), ge.ArgumentTypeError, TypeError),
-        (lambda g, o: ge.SubGraphView((), g.a.op), ge.ArgumentTypeError, TypeError),
-        (
-            lambda g, o: ge.SubGraphView([g.a.op, o.a.op]),
-            ge.SelectionError,
-            ValueError,
-        ),
-        (lambda g, o: ge.SubGraphView(g.a.op, o.a), ge.SelectionError, ValueError),
-        (lambda g, o: ge.SubGraphView((), [g.a, o.a]), ge.SelectionError, ValueError),
-    ],
-)
-def test_refuses_what_makes_no_view(setting, make, error, builtin):
-    other = other_graph()
-
-    def body():
-        g = diamond()
-        with looking(), pytest.raises(error) as caught:
-            make(g, other)
-        assert isinstance(caught.value, ge.GeutilError)
-        assert isinstance(caught.value, builtin)
-
-    setting.run(body)
-
-
 # -- remapping -------------------------------------------------------------------------
 
+REMAPPED = """
+v.remap_inputs([1]) => b | None
+v.remap_inputs([2, 0]) => x a | None
+v.remap_inputs([]) =>  | None
+v.remap_inputs(iter([1, 0])) => b a | None
+v.remap_outputs([1]) => None | x
+v.remap_outputs([1, 0, 1]) => None | x c x
+v.remap_outputs([0, 0]) => None | c c
+v.remap_outputs([]) => None |
+v.remap_outputs(iter([1, 1])) => None | x x
+v.remap_inputs([v.inputs[2], v.inputs[0]]) => x a | None
+v.remap_inputs([v.inputs[2], 0]) => x a | None
+v.remap_inputs(v.inputs) => a b x | None
+v.remap_outputs([v.outputs[1], 0, v.outputs[1]]) => None | x c x
+v.remap(v.inputs[1:], v.outputs[:1]) => b x | c
+v.remap_outputs(np.array([1, 0])) => None | x c
+v.remap() => None | None
+v.remap([0]) => a | None
+v.remap([0], [1]) => a | x
+v.remap(new_output_indices=[1]) => None | x
+v.remap([], []) =>  |
+v.remap_inputs([2, 1]).remap_inputs([1]) => b | None
+v.remap([1], [1]).remap_default() => None | None
+v.remap([1], [1]).remap_default(remove_output_map=False) => None | x
+v.remap([1], [1]).remap_default(remove_input_map=False) => b | None
+v.remap([1], [1]).remap_default(False, False) => b | x
+v.remap_outputs([1, 0, 1]).remap_outputs_make_unique() => None | x c
+v.remap_outputs_make_unique() => None | None
+# d reads c; a and b read x.
+v.remap_outputs_to_consumers() => None | c x x
+v.remap_outputs([1, 1]).remap_outputs_to_consumers() => None | x x
+"""
+UNUSED = """
+used(view_of('x a b c d w').remap_outputs([0])) => x a b c d
+used(view_of('x a b c d w').remap_outputs([1])) => x a w
+used(view_of('x a b c d w').remap_outputs([])) =>
+used(view_of('a b c').remap([], [])) =>
+used(view_of('a b c')) => a b c
+used(view_of('c b a d')) => c b a d
+# The input c leads to d; nothing leads to w.
+used(view_of('d w').remap_outputs([])) => d
+used(view_of('a w').remap([], [1])) => a w
+used(view_of('a w').remap([0], [])) => a
+# A passthrough tensor uses no op.
+used(view_of('w', 'c').remap_outputs([1])) =>
+"""
 
-@pytest.mark.parametrize(
-    ("remap", "inputs", "outputs"),
-    [
-        (lambda v: v.remap_inputs([1]), "b", None),
-        (lambda v: v.remap_inputs([2, 0]), "x a", None),
-        (lambda v: v.remap_inputs([]), "", None),
-        (lambda v: v.remap_inputs(iter([1, 0])), "b a", None),
-        (lambda v: v.remap_outputs([1]), None, "x"),
-        (lambda v: v.remap_outputs([1, 0, 1]), None, "x c x"),
-        (lambda v: v.remap_outputs([0, 0]), None, "c c"),
-        (lambda v: v.remap_outputs([]), None, ""),
-        (lambda v: v.remap_outputs(iter([1, 1])), None, "x x"),
-        (lambda v: v.remap_inputs([v.inputs[2], v.inputs[0]]), "x a", None),
-        (lambda v: v.remap_inputs([v.inputs[2], 0]), "x a", None),
-        (lambda v: v.remap_inputs(v.inputs), "a b x", None),
-        (lambda v: v.remap_outputs([v.outputs[1], 0, v.outputs[1]]), None, "x c x"),
-        (lambda v: v.remap(v.inputs[1:], v.outputs[:1]), "b x", "c"),
-        (lambda v: v.remap_outputs(np.array([1, 0])), None, "x c"),
-        (lambda v: v.remap(), None, None),
-        (lambda v: v.remap([0]), "a", None),
-        (lambda v: v.remap([0], [1]), "a", "x"),
-        (lambda v: v.remap(new_output_indices=[1]), None, "x"),
-        (lambda v: v.remap([], []), "", ""),
-        (lambda v: v.remap_inputs([2, 1]).remap_inputs([1]), "b", None),
-        (lambda v: v.remap([1], [1]).remap_default(), None, None),
-        (
-            lambda v: v.remap([1], [1]).remap_default(remove_output_map=False),
-            None,
-            "x",
-        ),
-        (lambda v: v.remap([1], [1]).remap_default(remove_input_map=False), "b", None),
-        (lambda v: v.remap([1], [1]).remap_default(False, False), "b", "x"),
-        (lambda v: v.remap_outputs([1, 0, 1]).remap_outputs_make_unique(), None, "x c"),
-        (lambda v: v.remap_outputs_make_unique(), None, None),
-        # d reads c; a and b read x.
-        (lambda v: v.remap_outputs_to_consumers(), None, "c x x"),
-        (
-            lambda v: v.remap_outputs([1, 1]).remap_outputs_to_consumers(),
-            None,
-            "x x",
-        ),
-    ],
-)
-def test_remap(setting, remap, inputs, outputs):
-    def ts(part):
-        return [f"{name}:0" for name in part.split()]
 
+def test_remap(setting):
     def body():
         g = diamond()
         view = view_of(g, "c", "x")
         before = described(view)
-        with looking():
-            remapped = remap(view)
-            assert described(remapped) == [
-                ["c"],
-                ts("a b x" if inputs is None else inputs),
-                ts("c x" if outputs is None else outputs),
-            ]
+
+        def check(call, result):
+            with looking():
+                remapped = tables.evaluate(call, g, v=view)
+            wanted = [part.strip() for part in result.split("|")]
+            for default, place in (("a b x", 0), ("c x", 1)):
+                if wanted[place] == "None":
+                    wanted[place] = default
+            assert tables.shown(remapped) == f"c | {wanted[0]} | {wanted[1]}"
             assert remapped is not view
             assert described(view) == before
             assert names(remapped.passthroughs) == ["x:0"]
+
+        tables.check_rows(REMAPPED, check)
+
+    setting.run(body)
+
+
+def test_remove_unused_ops(setting):
+    def body():
+        g = diamond()
+
+        def used(view):
+            before = described(view)
+            ops = view.remove_unused_ops().ops
+            assert described(view) == before
+            return list(ops)
+
+        def made(*parts):
+            return view_of(g, *parts)
+
+        tables.check_found(UNUSED, g, view_of=made, used=used)
+        view = view_of(g, "a w").remap([], [1])
+        with looking():
+            assert names(view.outputs) == ["w:0"]
+            assert names(view.remove_unused_ops(control_inputs=True).ops) == ["a", "w"]
+            assert names(view.remove_unused_ops(control_inputs=False).ops) == ["w"]
+            kept = view.remove_unused_ops(False)
+            assert [names(kept.inputs), names(kept.outputs)] == [[], ["w:0"]]
 
     setting.run(body)
 
@@ -204,54 +190,46 @@ def test_remap_to_consumers_counts_each_input_and_drops_the_unread(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("remap", "words"),
-    [
-        (lambda v: v.remap_inputs([3]), ["no index 3", "has 3"]),
-        (lambda v: v.remap_inputs([-1]), ["no index -1", "has 3"]),
-        (lambda v: v.remap_inputs([0, 1, 0]), ["once", "[0, 1, 0]"]),
-        (lambda v: v.remap_outputs([2]), ["no index 2", "has 2"]),
-        (lambda v: v.remap_outputs([0, -1]), ["no index -1", "has 2"]),
-        (lambda v: v.remap([9], [0]), ["9"]),
-        (lambda v: v.remap([0], [9]), ["9"]),
-        (lambda v: v.remap([0, 0], [0]), ["once"]),
-        (lambda v: v.remap_inputs([v.outputs[0]]), ["'c:0' is not an input"]),
-        (lambda v: v.remap_outputs([v.inputs[0]]), ["'a:0' is not an output"]),
-        (lambda v: v.remap_inputs([v.inputs[0], 0]), ["once", "[0, 0]"]),
-    ],
-)
-def test_remap_refuses(setting, remap, words):
+REFUSED = """
+ge.SubGraphView(a) => ArgumentTypeError
+ge.SubGraphView('a') => ArgumentTypeError
+ge.SubGraphView(None) => ArgumentTypeError
+ge.SubGraphView((), a.op) => ArgumentTypeError
+ge.SubGraphView([a.op, other.a.op]) => SelectionError
+ge.SubGraphView(a.op, other.a) => SelectionError
+ge.SubGraphView((), [a, other.a]) => SelectionError
+v.remap_inputs([3]) => SelectionError: no index 3; has 3
+v.remap_inputs([-1]) => SelectionError: no index -1; has 3
+v.remap_inputs([0, 1, 0]) => SelectionError: once; [0, 1, 0]
+v.remap_outputs([2]) => SelectionError: no index 2; has 2
+v.remap_outputs([0, -1]) => SelectionError: no index -1; has 2
+v.remap([9], [0]) => SelectionError: 9
+v.remap([0], [9]) => SelectionError: 9
+v.remap([0, 0], [0]) => SelectionError: once
+v.remap_inputs([v.outputs[0]]) => SelectionError: 'c:0' is not an input
+v.remap_outputs([v.inputs[0]]) => SelectionError: 'a:0' is not an output
+v.remap_inputs([v.inputs[0], 0]) => SelectionError: once; [0, 0]
+"""
+NO_INDEX = """
+remap(v.inputs[0]) => ArgumentTypeError: expected a list of indices or tensors, got
+remap(0) => ArgumentTypeError: expected a list of indices or tensors, got
+remap(['a:0']) => ArgumentTypeError: expected an index or a tensor, got
+remap([v.ops[0]]) => ArgumentTypeError: expected an index or a tensor, got
+remap([0.0]) => ArgumentTypeError: expected an index or a tensor, got
+"""
+
+
+def test_refusals(setting):
+    other = other_graph()
+
     def body():
         g = diamond()
-        view = view_of(g, "c", "x")
-        before = described(view)
-        with looking(), pytest.raises(ge.SelectionError) as caught:
-            remap(view)
-        assert isinstance(caught.value, ValueError)
-        for word in words:
-            assert word in str(caught.value)
-        assert described(view) == before
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        (lambda v: v.inputs[0], "expected a list of indices or tensors, got"),
-        (lambda v: 0, "expected a list of indices or tensors, got"),
-        (lambda v: ["a:0"], "expected an index or a tensor, got"),
-        (lambda v: [v.ops[0]], "expected an index or a tensor, got"),
-        (lambda v: [0.0], "expected an index or a tensor, got"),
-    ],
-)
-@pytest.mark.parametrize("remap", ["remap", "remap_inputs", "remap_outputs"])
-def test_remap_refuses_what_is_no_index(setting, remap, chosen, words):
-    def body():
-        view = view_of(diamond(), "c", "x")
-        with looking(), pytest.raises(ge.ArgumentTypeError) as caught:
-            getattr(view, remap)(chosen(view))
-        assert words in str(caught.value)
+        v = view_of(g, "c", "x")
+        before = described(v)
+        tables.check_refusals(REFUSED, g, v=v, other=other)
+        for remap in (v.remap, v.remap_inputs, v.remap_outputs):
+            tables.check_refusals(NO_INDEX, g, v=v, remap=remap)
+        assert described(v) == before
 
     setting.run(body)
 
@@ -264,49 +242,6 @@ def test_remap_default_follows_the_graph(setting):
         ge.reroute_ts(g.x, g.a)
         assert names(view.remap_default().inputs) == ["x:0", "b:0"]
         assert names(view.inputs) == ["a:0", "b:0"]
-
-    setting.run(body)
-
-
-@pytest.mark.parametrize(
-    ("view", "expected"),
-    [
-        (lambda g: view_of(g, "x a b c d w").remap_outputs([0]), "x a b c d"),
-        (lambda g: view_of(g, "x a b c d w").remap_outputs([1]), "x a w"),
-        (lambda g: view_of(g, "x a b c d w").remap_outputs([]), ""),
-        (lambda g: view_of(g, "a b c").remap([], []), ""),
-        (lambda g: view_of(g, "a b c"), "a b c"),
-        (lambda g: view_of(g, "c b a d"), "c b a d"),
-        # The input c leads to d; nothing leads to w.
-        (lambda g: view_of(g, "d w").remap_outputs([]), "d"),
-        (lambda g: view_of(g, "a w").remap([], [1]), "a w"),
-        (lambda g: view_of(g, "a w").remap([0], []), "a"),
-        # A passthrough tensor uses no op.
-        (lambda g: view_of(g, "w", "c").remap_outputs([1]), ""),
-    ],
-)
-def test_remove_unused_ops(setting, view, expected):
-    def body():
-        g = diamond()
-        made = view(g)
-        before = described(made)
-        with looking():
-            assert names(made.remove_unused_ops().ops) == expected.split()
-            assert described(made) == before
-
-    setting.run(body)
-
-
-def test_remove_unused_ops_without_control_inputs(setting):
-    def body():
-        g = diamond()
-        view = view_of(g, "a w").remap([], [1])
-        with looking():
-            assert names(view.outputs) == ["w:0"]
-            assert names(view.remove_unused_ops(control_inputs=True).ops) == ["a", "w"]
-            assert names(view.remove_unused_ops(control_inputs=False).ops) == ["w"]
-            kept = view.remove_unused_ops(False)
-            assert [names(kept.inputs), names(kept.outputs)] == [[], ["w:0"]]
 
     setting.run(body)
 
