@@ -1,16 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from geutil.model import ModelError
 from geutil.model.saving import written_atomically
+from tests.processes import run_python
 
 
 def tree(path):
@@ -26,15 +25,20 @@ def write_directory(new, text):
     (new / "sub" / "file").write_text(text)
 
 
-@pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_is_written_is_moved_in(tmp_path, kind):
+def test_what_is_written_replaces_what_is_there(tmp_path):
     path = tmp_path / "out"
     for text in ("one", "two"):
+        with written_atomically(path, overwrite=text != "one") as new:
+            new.write_text(text)
+        assert tree(tmp_path) == {"out": text}
+    # A directory replaces a file and another directory, and a file a directory.
+    for text in ("three", "four"):
         with written_atomically(path, overwrite=True) as new:
-            new.write_text(text) if kind == "file" else write_directory(new, text)
-        found = path.read_text() if kind == "file" else (path / "sub/file").read_text()
-        assert found == text
-        assert [p.name for p in tmp_path.iterdir()] == ["out"]
+            write_directory(new, text)
+        assert tree(tmp_path) == {"out": None, "out/sub": None, "out/sub/file": text}
+    with written_atomically(path, overwrite=True) as new:
+        new.write_text("five")
+    assert tree(tmp_path) == {"out": "five"}
 
 
 @pytest.mark.parametrize("before", ["file", "directory"])
@@ -48,31 +52,15 @@ def test_a_failure_leaves_the_old(tmp_path, before):
     assert tree(tmp_path) == whole
 
 
-def test_a_directory_replaces_a_file_and_the_other_way_round(tmp_path):
-    path = tmp_path / "out"
-    path.write_text("old")
-    with written_atomically(path, overwrite=True) as new:
-        write_directory(new, "new")
-    assert tree(tmp_path) == {"out": None, "out/sub": None, "out/sub/file": "new"}
-    with written_atomically(path, overwrite=True) as new:
-        new.write_text("again")
-    assert tree(tmp_path) == {"out": "again"}
-
-
 def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
     monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
     path = tmp_path / "out"
     write_directory(path, "old")
     with written_atomically(path, overwrite=True) as new:
         write_directory(new, "new")
-    assert tree(tmp_path) == {"out": None, "out/sub": None, "out/sub/file": "new"}
-
-
-def test_a_rename_that_fails_puts_the_old_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
-    path = tmp_path / "out"
-    write_directory(path, "old")
-    whole = tree(tmp_path)
+    whole = {"out": None, "out/sub": None, "out/sub/file": "new"}
+    assert tree(tmp_path) == whole
+    # One that fails puts the old back.
     with (
         pytest.raises(FileNotFoundError),
         written_atomically(path, overwrite=True) as new,
@@ -82,39 +70,26 @@ def test_a_rename_that_fails_puts_the_old_back(tmp_path, monkeypatch):
     assert tree(tmp_path) == whole
 
 
-def test_what_exists_is_refused(tmp_path):
-    path = tmp_path / "out"
-    path.write_text("old")
-    with (
-        pytest.raises(ModelError, match=r"out' exists; pass overwrite=True"),
-        written_atomically(path, overwrite=False),
+def test_what_exists_and_a_missing_parent_are_refused(tmp_path):
+    (tmp_path / "out").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name, message in (
+        ("out", "out' exists; pass overwrite=True"),
+        ("link", "exists"),
+        ("missing/out", "no directory '.*missing'"),
     ):
-        pytest.fail("the block runs")
-    assert tree(tmp_path) == {"out": "old"}
-
-
-def test_a_dangling_link_exists(tmp_path):
-    path = tmp_path / "out"
-    path.symlink_to(tmp_path / "nowhere")
-    with (
-        pytest.raises(ModelError, match="exists"),
-        written_atomically(path, overwrite=False),
-    ):
-        pytest.fail("the block runs")
-
-
-def test_a_missing_parent_is_refused(tmp_path):
-    with (
-        pytest.raises(ModelError, match=r"no directory '.*missing'"),
-        written_atomically(tmp_path / "missing" / "out", overwrite=False),
-    ):
-        pytest.fail("the block runs")
+        with (
+            pytest.raises(ModelError, match=message),
+            written_atomically(tmp_path / name, overwrite=False),
+        ):
+            pytest.fail("the block runs")
+    assert tree(tmp_path) == {"link": None, "out": "old"}
 
 
 KILLED = """
-import os, pathlib, signal, sys
+import os, pathlib, signal
 from geutil.model.saving import written_atomically
-path = pathlib.Path(sys.argv[1])
+path = pathlib.Path({!r})
 with written_atomically(path, overwrite=True) as new:
     new.mkdir()
     (new / "half").write_text("half")
@@ -122,48 +97,40 @@ with written_atomically(path, overwrite=True) as new:
 """
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """What there is after a process was killed that wrote to an old directory."""
-    folder = tmp_path_factory.mktemp("killed")
-    write_directory(folder / "out", "old")
-    script = [sys.executable, "-c", KILLED, str(folder / "out")]
-    done = subprocess.run(script, check=False)
-    assert done.returncode == -signal.SIGKILL
-    return folder
-
-
 @pytest.fixture
-def left(killed, tmp_path):
-    """The hidden folder that it left, copied for one test."""
-    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+def left(tmp_path):
+    """The hidden folder of a process that was killed while it wrote."""
+    write_directory(tmp_path / "out", "old")
+    done = run_python("-c", KILLED.format(str(tmp_path / "out")))
+    assert done.returncode == -signal.SIGKILL
+    assert tree(tmp_path / "out") == {"sub": None, "sub/file": "old"}
     (hidden,) = tmp_path.glob(".out.*")
     return hidden
 
 
-def test_a_killed_process_leaves_the_old(killed):
-    assert tree(killed / "out") == {"sub": None, "sub/file": "old"}
-
-
-def test_the_next_writer_clears_what_a_killed_process_left(left, tmp_path):
+@pytest.mark.usefixtures("left")
+def test_the_next_writer_clears_what_a_killed_process_left(tmp_path):
     with written_atomically(tmp_path / "out", overwrite=True) as new:
         new.write_text("new")
     assert tree(tmp_path) == {"out": "new"}
 
 
-@pytest.mark.parametrize("content", [(), ("out.lock.new",), ("out.lock.new", "out")])
-@pytest.mark.parametrize("age", [0.0, 1000.0])
-def test_a_folder_that_was_never_locked_is_cleared_later(tmp_path, content, age):
-    hidden = tmp_path / ".out.abcdefgh"
-    hidden.mkdir()
-    for name in content:
-        (hidden / name).write_text("")
-    then = time.time() - age
-    os.utime(hidden, (then, then))
+def test_a_folder_that_was_never_locked_is_cleared_later(tmp_path):
+    contents = (), ("out.lock.new",), ("out.lock.new", "out")
+    cases = list(itertools.product(contents, (-1000.0, 1e6)))
+    for number, (content, age) in enumerate(cases):
+        hidden = tmp_path / f".out.abcdefg{number}"
+        hidden.mkdir()
+        for name in content:
+            (hidden / name).write_text("")
+        then = time.time() + age
+        os.utime(hidden, (then, then))
     with written_atomically(tmp_path / "out", overwrite=False) as new:
         new.write_text("new")
     # What is in use, or holds something, stays.
-    assert hidden.exists() == (not age or "out" in content)
+    stays = [age > 0 or "out" in content for content, age in cases]
+    found = [(tmp_path / f".out.abcdefg{i}").exists() for i in range(len(cases))]
+    assert found == stays
 
 
 def test_what_a_living_writer_or_a_crash_between_renames_left_stays(left, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geutil import model
+from geutil.graph import tflite_runtime
 from geutil.model import ModelError, TFLiteInspection, inspect
 from geutil.model.files.keras_files import KERAS_SUFFIXES
 from tests import tflite_files
@@ -47,10 +48,7 @@ def test_an_int8_file(inspected):
     kernels = 27 * 8 + 8 * 24 * 2 + 9 * 24 * 2 + 8 * 24 + 24 * 12 + 12 * 10
     assert found.weights["int8"] == kernels
     assert not (found.custom_ops or found.flex_ops or found.functions)
-
-
-def test_the_text_of_an_int8_file(inspected):
-    text = str(inspected("int8"))
+    text = str(found)
     assert "signature serving_default\n  in  image: int8 [n,16,16,3], scale" in text
     assert "zero point -128" in text
     assert "ops in int8: 11 (5 CONV_2D, 2 DEPTHWISE_CONV_2D" in text
@@ -64,22 +62,16 @@ def test_floats_among_integers_are_told(inspected):
     assert "ops in float32: 1 (1 SIN)" in str(found)
 
 
-def test_dynamic_range(inspected):
+def test_dynamic_range_subgraphs_and_signatures(inspected):
     found = inspected("dynamic_range")
     hybrid = "float32 with int8 weights (hybrid)"
     assert found.precisions[hybrid] == {"FULLY_CONNECTED": 1}
     assert found.weights["int8"] == 64 * 64
-
-
-def test_subgraphs_are_functions(inspected):
     found = inspected("lstm")
     assert [f.ops for f in found.functions] == [3, 19]
     assert found.function_ops["LOGISTIC"] == 3
     assert found.ops["WHILE"] == 1
     assert "subgraphs behind the main one: 2" in str(found)
-
-
-def test_several_signatures(inspected):
     found = inspected("two_signatures")
     assert list(found.signatures) == ["decode", "encode"]
     assert found.signatures["encode"].inputs["x"].shape == (None, 3)
@@ -92,61 +84,52 @@ def test_ops_of_tensorflow(inspected):
     assert "ops of TensorFlow (flex): 1 (1 FlexCholesky)" in str(found)
 
 
-def test_custom_ops(tmp_path):
-    from geutil.graph.tflite_runtime import packed, schema, unpacked
+def edited(blob, change, path):
+    """Return the inspection of a file with something changed."""
+    unpacked = tflite_runtime.unpacked(blob)
+    change(unpacked)
+    path.write_bytes(tflite_runtime.packed(unpacked))
+    return inspect(path)
 
-    changed = unpacked(tflite_files.mixed().blob)
-    codes = schema().BuiltinOperator
-    (sine,) = [c for c in changed.operatorCodes if c.builtinCode == codes.SIN]
-    sine.builtinCode = sine.deprecatedBuiltinCode = codes.CUSTOM
-    sine.customCode = "MySine"
-    (tmp_path / "m.tflite").write_bytes(packed(changed))
-    found = inspect(tmp_path / "m.tflite")
+
+def test_custom_ops_and_files_without_signatures(tmp_path):
+    def rename_sine(file):
+        codes = tflite_runtime.schema().BuiltinOperator
+        (sine,) = [c for c in file.operatorCodes if c.builtinCode == codes.SIN]
+        sine.builtinCode = sine.deprecatedBuiltinCode = codes.CUSTOM
+        sine.customCode = "MySine"
+
+    def drop_signatures(file):
+        file.signatureDefs = []
+
+    found = edited(tflite_files.mixed().blob, rename_sine, tmp_path / "m.tflite")
     assert found.custom_ops == {"MySine": 1}
     assert not found.flex_ops
     assert "custom ops: 1 (1 MySine)" in str(found)
-
-
-def test_a_file_without_signatures_tells_its_ends(tmp_path):
-    from geutil.graph.tflite_runtime import packed, unpacked
-
-    changed = unpacked(tflite_files.int8().blob)
-    changed.signatureDefs = []
-    (tmp_path / "m.tflite").write_bytes(packed(changed))
-    found = inspect(tmp_path / "m.tflite")
+    found = edited(tflite_files.int8().blob, drop_signatures, tmp_path / "m.tflite")
     assert not found.signatures
+    # Its ends are told all the same.
     (shape,) = [tensor.shape for tensor in found.ends.inputs.values()]
     assert shape == (None, 16, 16, 3)
     assert "no signature\n  in  " in str(found)
 
 
-def test_a_file_is_told_by_its_first_bytes(tmp_path):
-    path = tmp_path / "model.lite"
-    path.write_bytes(tflite_files.flex().blob)
-    assert inspect(path).kind == "TFLite"
-
-
-REFUSED = {
-    "empty": (b"", "no TFLite file"),
-    "another": (b"PK\x03\x04 a zip archive", "no TFLite file"),
-    "cut": (None, "cut off|damaged"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_broken_files_are_refused(tmp_path, name):
-    blob, message = REFUSED[name]
-    path = tmp_path / "m.tflite"
-    path.write_bytes(tflite_files.int8().blob[:3000] if blob is None else blob)
-    with pytest.raises(ModelError, match=message) as refusal:
-        inspect(path)
-    assert "m.tflite" in str(refusal.value)
-    assert "convert" in str(refusal.value)
-
-
-def test_a_file_is_not_opened_as_a_model(tmp_path):
+def test_a_file_is_told_by_its_first_bytes_and_not_opened_as_a_model(tmp_path):
     assert ".tflite" not in KERAS_SUFFIXES
+    blob = tflite_files.flex().blob
+    (tmp_path / "model.lite").write_bytes(blob)
+    assert inspect(tmp_path / "model.lite").kind == "TFLite"
     path = tmp_path / "m.tflite"
-    path.write_bytes(tflite_files.flex().blob)
+    path.write_bytes(blob)
     with pytest.raises(ModelError, match=r"TensorFlow Lite model .*inspect.*made from"):
         model.open(path)
+    for broken, message in (
+        (b"", "no TFLite file"),
+        (b"PK\x03\x04 a zip archive", "no TFLite file"),
+        (tflite_files.int8().blob[:3000], "cut off|damaged"),
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(ModelError, match=message) as refusal:
+            inspect(path)
+        assert "m.tflite" in str(refusal.value)
+        assert "convert" in str(refusal.value)
