@@ -13,8 +13,9 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.graph.tflite_files import ops_of
-from geutil.graph.tflite_runtime import new_interpreter
+from geutil.graph.tflite_runtime import new_interpreter, unpacked
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
+from geutil.quantize.int8.running import Runner
 
 
 @dataclass
@@ -49,16 +50,21 @@ def is_simulated(op):
     return op.type.startswith("FakeQuant")
 
 
+def decibels(exact, other):
+    """Return the signal-to-noise ratio."""
+    return 10 * np.log10(np.var(exact) / np.mean((exact - other) ** 2))
+
+
 def spec(*shape, dtype=tf.float32):
     return tf.TensorSpec(shape, dtype)
 
 
-def samples(inputs, low=-3.0, high=3.0, seed=0):
-    """Return one value at random for each input of a model."""
+def samples(inputs, low=-3.0, high=3.0, seed=0, unknown=2):
+    """Return random values for the inputs of a model; `unknown` for unknown sizes."""
     random = np.random.default_rng(seed)
     found = {}
     for name, tensor in inputs.items():
-        shape = [2 if size is None else size for size in tensor.shape.as_list()]
+        shape = [unknown if size is None else size for size in tensor.shape.as_list()]
         if tensor.dtype.is_floating:
             found[name] = random.uniform(low, high, shape).astype(np.float32)
         else:
@@ -132,6 +138,7 @@ class Together:
 
     Attributes:
         cases: the functions by name.
+        traced: the function that computes them all.
         model: the quantized model.
         report: what quantization says of it.
         data: what it was calibrated with.
@@ -155,8 +162,8 @@ class Together:
             for name, case in cases.items()
             for i, s in enumerate(case[1])
         ]
-        traced = tf.function(self._compute, input_signature=specs, autograph=False)
-        self.model = model.open(traced)
+        self.traced = tf.function(self._compute, input_signature=specs, autograph=False)
+        self.model = model.open(self.traced)
         self.report = quantize(
             self.model, **{"is_training": False, "overrides": {}, **choices}
         )
@@ -166,7 +173,7 @@ class Together:
             named = {n: t for n, t in self.model.inputs.items() if self.is_of(n, name)}
             self.data |= samples(named, **(ends[0] if ends else {}))
         calibrate(self.model, self.data, method)
-        self.blob = to_tflite(self.model)
+        self.blob = to_tflite(self.model, scheme=choices.get("scheme"))
 
     def _compute(self, *given):
         given, made = list(given), {}
@@ -191,8 +198,7 @@ class Together:
         ops = list(zip(ops_of(self.blob), places, strict=True))
         return ops, {name: detail["index"] for name, detail in details.items()}
 
-    def ops(self, name):
-        """Return the ops of the file that make the results of a function, in order."""
+    def _part_of_file(self, name):
         ops, outputs = self._file
         wanted = {index for n, index in outputs.items() if self.is_of(n, name)}
         found = []
@@ -200,7 +206,31 @@ class Together:
             if wanted & {int(i) for i in place["outputs"]}:
                 wanted |= {int(i) for i in place["inputs"]}
                 found.append(op)
-        return found[::-1]
+        return found[::-1], wanted
+
+    def ops(self, name):
+        """Return the ops of the file that make the results of a function, in order."""
+        return self._part_of_file(name)[0]
+
+    def tensors(self, name):
+        """Return the tensors of the (unpacked) file that these ops read or make."""
+        (graph,) = unpacked(self.blob).subgraphs
+        return [graph.tensors[i] for i in self._part_of_file(name)[1] if i >= 0]
+
+    def results(self):
+        """Return by function what model and file make, as values, of the same data."""
+        runner = Runner(self.blob, list(self.model.inputs), list(self.model.outputs))
+        stored = runner.stored(self.data)
+        expected = self.model.run(**runner.values(stored))
+        found = {}
+        for name, value in runner.run(stored).items():
+            step, zero = runner.quantization(name)
+            values = value.astype(np.float64)
+            found[name] = (values - zero) * step if step else values
+        return {
+            case: [(expected[n], found[n]) for n in found if self.is_of(n, case)]
+            for case in self.cases
+        }
 
     def parts(self):
         """Return what is made of each function, by name."""

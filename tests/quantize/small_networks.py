@@ -62,3 +62,20 @@ def branch_weights():
 
 def branch_inputs(count=3, batch=4):
     return [normal(batch, 8, 8, 3, seed=10 + i) * (1 + i) for i in range(count)]
+
+
+def separable(images, width=8):
+    """Convolutions, depthwise ones, a residual sum: like a MobileNetV2, but small."""
+    layers = tf.keras.layers
+    x = image = layers.Input(images.shape[1:], name="image")
+    x = layers.Conv2D(width, 3, 2, "same", use_bias=False, name="stem")(x)
+    x = layers.ReLU(6.0)(layers.BatchNormalization(name="stem_norm")(x))
+    for n in (1, 2):
+        y = layers.Conv2D(24, 1, use_bias=False, name=f"expand_{n}")(x)
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+        y = layers.DepthwiseConv2D(3, 1, "same", use_bias=False, name=f"deep_{n}")(y)
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+        y = layers.Conv2D(width, 1, use_bias=False, name=f"project_{n}")(y)
+        x = layers.Add(name=f"sum_{n}")([x, layers.BatchNormalization()(y)])
+    x = layers.GlobalAveragePooling2D()(x)
+    return tf.keras.Model(image, layers.Dense(10, name="logits")(x), name="net")

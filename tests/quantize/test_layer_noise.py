@@ -26,7 +26,7 @@ from geutil.quantize.int8.layer_noise import (
     layer_lines,
     noisiest,
 )
-from tests.quantize.small_networks import normal, opened, spec
+from tests.quantize.small_networks import normal, opened, separable, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -257,23 +257,6 @@ def test_other_bits(scheme):
         assert not layer.unmatched
         assert layer.file_ratio == pytest.approx(layer.accumulated, abs=1.0)
     assert layers[0].own > (80 if scheme == "int16x8" else 40)
-
-
-def separable(images):
-    """Convolutions, depthwise ones, a residual sum: like a MobileNetV2, but small."""
-    layers = tf.keras.layers
-    x = image = layers.Input(images.shape[1:], name="image")
-    x = layers.Conv2D(8, 3, 2, "same", use_bias=False, name="stem")(x)
-    x = layers.ReLU(6.0)(layers.BatchNormalization(name="stem_norm")(x))
-    for n in (1, 2):
-        y = layers.Conv2D(24, 1, use_bias=False, name=f"expand_{n}")(x)
-        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
-        y = layers.DepthwiseConv2D(3, 1, "same", use_bias=False, name=f"deep_{n}")(y)
-        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
-        y = layers.Conv2D(8, 1, use_bias=False, name=f"project_{n}")(y)
-        x = layers.Add(name=f"sum_{n}")([x, layers.BatchNormalization()(y)])
-    x = layers.GlobalAveragePooling2D()(x)
-    return tf.keras.Model(image, layers.Dense(10, name="logits")(x), name="net")
 
 
 def branching(images):
