@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil import model
 from tests.model.training.helpers import by_name, is_deterministic, types_of
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 SPEC = tf.TensorSpec([None, 4, 4, 2], name="x")
@@ -55,19 +58,13 @@ def assign_difference(variable, value):
 UPDATES = [assign, assign_add, assign_sub, assign_sub_if, assign_difference]
 
 
-def fused(s, update, version="FusedBatchNormV3"):
+def fused(s, update, version="FusedBatchNormV3", **options):
     @tf.function(input_signature=[SPEC], autograph=False)
     def f(x):
         none = tf.zeros([0])
+        given = {"mean": none, "variance": none, "epsilon": EPSILON, **options}
         y, mean, variance, *_ = getattr(tf.raw_ops, version)(
-            x=x,
-            scale=s.scale,
-            offset=s.offset,
-            mean=none,
-            variance=none,
-            epsilon=EPSILON,
-            is_training=True,
-            name="norm",
+            x=x, scale=s.scale, offset=s.offset, is_training=True, name="norm", **given
         )
         update(s.mean, mean)
         update(s.variance, variance)
@@ -76,42 +73,43 @@ def fused(s, update, version="FusedBatchNormV3"):
     return f
 
 
-def by_moments(s, update, keepdims=False, bessel=False):
+def averaging(s, _):
+    """Return a fused norm that moves the averages itself."""
+    options = {"mean": s.mean, "variance": s.variance, "exponential_avg_factor": 0.1}
+    return fused(s, lambda variable, value: variable.assign(value), **options)
+
+
+def moments(x, keepdims):
+    return tf.nn.moments(x, [0, 1, 2], keepdims=keepdims)
+
+
+def squares(x, keepdims):
+    mean = tf.reduce_mean(x, [0, 1, 2])
+    return mean, tf.reduce_mean(tf.square(x), [0, 1, 2]) - tf.square(mean)
+
+
+def deviations(x, keepdims):
+    mean = tf.reduce_mean(x, [0, 1, 2])
+    return mean, tf.reduce_mean(tf.square(x - mean), [0, 1, 2])
+
+
+def composed(s, update, form=moments, keepdims=False, bessel=False):
+    """Return a batch norm of simple ops, with the statistics of a form."""
+
     @tf.function(input_signature=[SPEC], autograph=False)
     def f(x):
-        mean, variance = tf.nn.moments(x, [0, 1, 2], keepdims=keepdims)
+        mean, variance = form(x, keepdims)
         flat_mean, flat_variance = tf.reshape(mean, [2]), tf.reshape(variance, [2])
         if bessel:
             n = tf.cast(tf.size(x) // 2, tf.float32)
             flat_variance = flat_variance * (n / (n - 1.0))
         update(s.mean, flat_mean)
         update(s.variance, flat_variance)
-        y = tf.nn.batch_normalization(x, mean, variance, s.offset, s.scale, EPSILON)
+        if form is moments:
+            y = tf.nn.batch_normalization(x, mean, variance, s.offset, s.scale, EPSILON)
+        else:
+            y = (x - mean) / tf.sqrt(variance + EPSILON) * s.scale + s.offset
         return {"y": y}
-
-    return f
-
-
-def by_squares(s, update):
-    @tf.function(input_signature=[SPEC], autograph=False)
-    def f(x):
-        mean = tf.reduce_mean(x, [0, 1, 2])
-        variance = tf.reduce_mean(tf.square(x), [0, 1, 2]) - tf.square(mean)
-        update(s.mean, mean)
-        update(s.variance, variance)
-        return {"y": (x - mean) / tf.sqrt(variance + EPSILON) * s.scale + s.offset}
-
-    return f
-
-
-def by_deviations(s, update):
-    @tf.function(input_signature=[SPEC], autograph=False)
-    def f(x):
-        mean = tf.reduce_mean(x, [0, 1, 2])
-        variance = tf.reduce_mean(tf.square(x - mean), [0, 1, 2])
-        update(s.mean, mean)
-        update(s.variance, variance)
-        return {"y": (x - mean) / tf.sqrt(variance + EPSILON) * s.scale + s.offset}
 
     return f
 
@@ -130,45 +128,33 @@ def check(s, function):
     return stripped
 
 
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("build", [fused, by_moments, by_squares, by_deviations])
+BUILDS = {
+    "fused": fused,
+    "moments": composed,
+    "squares": partial(composed, form=squares),
+    "deviations": partial(composed, form=deviations),
+}
+
+
+@pytest.mark.parametrize(("build", "update"), crossed(BUILDS, UPDATES, together=1))
 def test_forms(build, update):
     s = Statistics()
-    check(s, build(s, update))
+    check(s, BUILDS[build](s, update))
 
 
-@pytest.mark.parametrize("version", ["FusedBatchNorm", "FusedBatchNormV2"])
-def test_fused_versions(version):
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(fused, version="FusedBatchNorm"),
+        partial(fused, version="FusedBatchNormV2"),
+        averaging,
+        partial(composed, bessel=True),
+        partial(composed, bessel=True, keepdims=True),
+    ],
+)
+def test_versions_and_shapes(build):
     s = Statistics()
-    check(s, fused(s, assign, version))
-
-
-@pytest.mark.parametrize("keepdims", [False, True])
-def test_moments_in_another_shape(keepdims):
-    s = Statistics()
-    check(s, by_moments(s, assign, keepdims, bessel=True))
-
-
-def test_a_fused_norm_that_averages_itself():
-    s = Statistics()
-
-    @tf.function(input_signature=[SPEC], autograph=False)
-    def f(x):
-        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=s.scale,
-            offset=s.offset,
-            mean=s.mean,
-            variance=s.variance,
-            epsilon=EPSILON,
-            exponential_avg_factor=0.1,
-            is_training=True,
-        )
-        s.mean.assign(mean)
-        s.variance.assign(variance)
-        return {"y": y}
-
-    check(s, f)
+    check(s, build(s, assign))
 
 
 def version_1_graph(use_resource, run_updates):
@@ -244,23 +230,24 @@ def test_a_refusal_lists_all_norms():
     assert "keep=" in str(caught.value) and "statistics=" in str(caught.value)
 
 
-def test_a_missing_moving_variance_is_refused():
-    s = Statistics()
-    f = by_moments(s, lambda v, value: assign(v, value) if v is s.mean else None)
-    with pytest.raises(model.ModelError, match="towards its variance"):
-        model.open(f).strip_training()
-
-
-def test_two_moving_averages_of_one_mean_are_refused():
+def test_moving_averages_that_are_missing_or_two_are_refused():
     s, other = Statistics(), Statistics()
 
-    def update(v, value):
+    def update_mean(v, value):
+        if v is s.mean:
+            assign(v, value)
+
+    def update_another(v, value):
         assign(v, value)
         if v is s.mean:
             assign(other.mean, value)
 
-    with pytest.raises(model.ModelError, match="all moving averages of its mean"):
-        model.open(by_moments(s, update)).strip_training()
+    for update, message in (
+        (update_mean, "towards its variance"),
+        (update_another, "all moving averages of its mean"),
+    ):
+        with pytest.raises(model.ModelError, match=message):
+            model.open(composed(s, update)).strip_training()
 
 
 def test_a_moving_average_of_something_else_is_refused():
@@ -283,38 +270,32 @@ def test_a_moving_average_of_something_else_is_refused():
 
 
 def test_kept_norms_keep_their_updates():
-    s = Statistics()
-    m = model.open(by_moments(s, assign))
+    m = model.open(composed(Statistics(), assign))
     stripped = m.strip_training(keep=["moments"])
-    assert [e.kind for e in stripped.strip_report.kept] == [
-        "batch norm",
-        "side effect",
-        "side effect",
-    ]
+    found = [entry.kind for entry in stripped.strip_report.kept]
+    assert found == ["batch norm", "side effect", "side effect"]
     types = [op.type for op in stripped.graph.get_operations()]
     assert types.count("AssignVariableOp") == 2
 
 
-@pytest.mark.parametrize("axes", [[3], [1, 2], [1, 2, 3]])
-def test_norms_of_single_examples_stay(axes):
-    @tf.function(input_signature=[SPEC], autograph=False)
-    def f(x):
-        mean, variance = tf.nn.moments(x, axes, keepdims=True)
-        return {"y": (x - mean) / tf.sqrt(variance + EPSILON)}
-
-    stripped = model.open(f).strip_training()
-    assert not stripped.strip_report.entries
-    np.testing.assert_array_equal(stripped.run(x=X)["y"], f(X)["y"])
-
-
-def test_statistics_of_weights_stay():
+def test_norms_of_single_examples_and_of_weights_stay():
     w = tf.Variable(
         np.random.default_rng(0).normal(size=[1, 1, 2, 3]), dtype=tf.float32
     )
 
     @tf.function(input_signature=[SPEC], autograph=False)
     def f(x):
+        results = {}
+        for axes in ([3], [1, 2], [1, 2, 3]):
+            mean, variance = tf.nn.moments(x, axes, keepdims=True)
+            y = (x - mean) / tf.sqrt(variance + EPSILON)
+            results["".join(map(str, axes))] = y
         mean, variance = tf.nn.moments(w, [0, 1, 2])
-        return {"y": tf.nn.conv2d(x, (w - mean) / tf.sqrt(variance), 1, "SAME")}
+        y = tf.nn.conv2d(x, (w - mean) / tf.sqrt(variance), 1, "SAME")
+        return {**results, "weights": y}
 
-    assert not model.open(f).strip_training().strip_report.entries
+    stripped = model.open(f).strip_training()
+    assert not stripped.strip_report.entries
+    results = stripped.run(x=X)
+    for name, value in f(X).items():
+        np.testing.assert_array_equal(results[name], value, err_msg=name)

@@ -1,26 +1,19 @@
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.model.training.helpers import by_name, is_deterministic, types_of
+from tests.model.training.helpers import (
+    by_name,
+    control_flow,
+    is_deterministic,
+    types_of,
+)
 
 v1 = tf.compat.v1
 X = np.array([[1.0, -2.0, 3.0]], np.float32)
-
-
-@contextmanager
-def control_flow(version):
-    if version == 1:
-        v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        v1.enable_control_flow_v2()
 
 
 def graph_of(version, choose, name="is_training", default=None):
@@ -63,38 +56,35 @@ def by_expression(training, x):
 CHOICES = [by_cond, by_nested_cond, by_where, by_case, by_expression]
 
 
-@pytest.mark.parametrize("choose", CHOICES)
+def in_every_way(training, x):
+    return tf.stack([choose(training, x) for choose in CHOICES])
+
+
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_branch_of_inference_is_left(choose, version):
-    m = model.open(graph_of(version, choose))
+def test_the_branch_of_inference_is_left(version):
+    m = model.open(graph_of(version, in_every_way))
     assert list(m.inputs) == ["x", "is_training"]
     stripped = m.strip_training()
     assert list(stripped.inputs) == ["x"]
-    np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
+    found = stripped.run(x=X)["y"]
+    np.testing.assert_array_equal(found, [X * 2] * len(CHOICES))
+    np.testing.assert_array_equal(found, m.run(x=X, is_training=False)["y"])
     assert is_deterministic(stripped)
     assert not {"If", "StatelessIf", "Case", "Merge", "Switch"} & types_of(stripped)
     assert by_name(stripped)["is_training"].action == "removed"
-    np.testing.assert_array_equal(
-        stripped.run(x=X)["y"], m.run(x=X, is_training=False)["y"]
-    )
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_placeholder_with_a_default_is_a_switch(version):
-    m = model.open(graph_of(version, by_cond, "keras_learning_phase", True))
-    assert list(m.inputs) == ["x"]
-    stripped = m.strip_training()
-    np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
-    assert is_deterministic(stripped)
-
-
-def test_a_placeholder_with_a_default_may_be_an_input():
-    graph = graph_of(2, by_cond, default=True)
-    m = model.open(graph, inputs=["x", "is_training"])
-    np.testing.assert_array_equal(m.run(x=X, is_training=False)["y"], X * 2)
-    stripped = m.strip_training()
-    assert list(stripped.inputs) == ["x"]
-    np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
+def test_a_placeholder_with_a_default_is_a_switch():
+    graph = graph_of(1, by_cond, "keras_learning_phase", True)
+    for inputs in (None, ["x", "keras_learning_phase"]):
+        m = model.open(graph, inputs=inputs)
+        assert list(m.inputs) == (inputs or ["x"])
+        stripped = m.strip_training()
+        assert list(stripped.inputs) == ["x"]
+        np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
+        assert is_deterministic(stripped)
+    found = m.run(x=X, keras_learning_phase=False)["y"]
+    np.testing.assert_array_equal(found, X * 2)
 
 
 def test_a_placeholder_that_is_no_input_is_a_switch():
@@ -114,23 +104,16 @@ def test_another_name_is_reported_and_can_be_given():
     np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
 
 
-def test_a_switch_may_be_set_to_true():
+def test_a_switch_is_true_a_number_or_kept():
     def choose(training, x):
         return v1.cond(training, lambda: x * 3.0, lambda: x)
 
     m = model.open(graph_of(2, choose))
     stripped = m.strip_training(switches={"is_training": True})
     np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 3)
-
-
-def test_a_switch_in_keep_stays():
-    m = model.open(graph_of(2, by_cond))
-    stripped = m.strip_training(keep=["is_training"])
-    assert list(stripped.inputs) == ["x", "is_training"]
-    assert by_name(stripped)["is_training"].reason == "it is in keep"
-
-
-def test_a_number_can_be_a_switch():
+    kept = m.strip_training(keep=["is_training"])
+    assert list(kept.inputs) == ["x", "is_training"]
+    assert by_name(kept)["is_training"].reason == "it is in keep"
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 3], name="x")
         factor = v1.placeholder(tf.float32, [], name="factor")
