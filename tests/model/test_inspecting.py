@@ -86,6 +86,15 @@ def test_a_saved_model(models, tmp_path, form):
         ("weight", "float32", (4, 3), True),
         ("bias", "float32", (3,), False),
     }
+    lines = (
+        "tags: serve",
+        "signature project",
+        "  in  x: float32 [n,4]",
+        "  out y: float32 [n,3]",
+        "  bias: float32 [3] (frozen)",
+        "assets: vocabulary.txt",
+    )
+    assert set(lines) <= set(str(found).splitlines())
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert found.bytes_total == sum(p.stat().st_size for p in files)
     assert found.bytes_variables == sum(
@@ -97,11 +106,15 @@ def test_variables_are_not_read(models, tmp_path):
     folder = shutil.copytree(models / "lookup", tmp_path / "lookup")
     next(folder.glob("variables/*data*")).write_bytes(b"")
     assert len(inspect(folder).variables) == 2
+    module = tf.Module()
+    spec = [tf.TensorSpec([2], name="x")]
+    module.f = tf.function(lambda x: {"y": 2 * x}, input_signature=spec)
+    tf.saved_model.save(module, str(tmp_path / "net"))
+    assert inspect(tmp_path / "net").variables == ()
 
 
-@pytest.fixture(scope="module")
-def v1_saved_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("v1") / "model"
+def test_a_version_1_model(tmp_path):
+    folder = tmp_path / "model"
     builder = tf1.saved_model.Builder(str(folder))
     for tags in (["serve"], ["train", "gpu"]):
         with tf.Graph().as_default(), tf1.Session() as session:
@@ -119,11 +132,9 @@ def v1_saved_model(tmp_path_factory):
             else:
                 builder.add_meta_graph(tags)
     builder.save()
-    return folder
-
-
-def test_variables_of_a_version_1_model_come_from_the_index(v1_saved_model):
-    found = inspect(v1_saved_model)
+    # Variables come from the index.
+    found = inspect(folder)
+    assert found.tags == ("serve",)
     (variable,) = found.variables
     assert (variable.name, variable.tensor.shape, variable.trainable) == (
         "w",
@@ -131,21 +142,23 @@ def test_variables_of_a_version_1_model_come_from_the_index(v1_saved_model):
         None,
     )
     assert found.signatures["main"].outputs["y"].shape == (None, 3)
-    index = next(v1_saved_model.glob("variables/*.index"))
-    data = index.read_bytes()
-    index.write_bytes(data[:20])
-    try:
-        with pytest.raises(ModelError, match="truncated"):
-            inspect(v1_saved_model)
-    finally:
-        index.write_bytes(data)
+    # Tags choose the MetaGraph.
+    train = inspect(folder, tags=["gpu", "train"])
+    assert train.tags == ("train", "gpu")
+    assert train.signatures == {}
+    with pytest.raises(ModelError, match="no MetaGraph with the tags"):
+        inspect(folder, tags=["tpu"])
+    index = next(folder.glob("variables/*.index"))
+    index.write_bytes(index.read_bytes()[:20])
+    with pytest.raises(ModelError, match="truncated"):
+        inspect(folder)
 
 
 def test_an_index_is_read_as_tensorflow_does(tmp_path):
     random = np.random.default_rng(0)
     dtypes = [tf.float32, tf.int64, tf.bool, tf.bfloat16, tf.string, tf.complex64]
     with tf.Graph().as_default(), tf1.Session() as session:
-        for i in range(400):
+        for i in range(150):
             shape = random.integers(0, 4, random.integers(0, 4))
             name = f"{'scope/' * random.integers(0, 4)}v{i}"
             zeros = tf.cast(tf.zeros(shape), dtypes[i % 4]) if i % 6 < 4 else None
@@ -167,31 +180,10 @@ def test_an_index_is_read_as_tensorflow_does(tmp_path):
     assert [(e.name, e.dtype, list(e.shape)) for e in found] == [
         (name, dtypes[name].name, shapes[name]) for name in sorted(shapes)
     ]
-    assert len(found) == 401
+    assert len(found) == 151
 
 
-def test_a_signature_that_is_another_is_listed_once(tmp_path):
-    model = tf.keras.Sequential(
-        [tf.keras.layers.Input([3], name="a"), tf.keras.layers.Dense(2, name="b")]
-    )
-    model.export(tmp_path / "net", verbose=False)
-    found = inspect(tmp_path / "net")
-    assert set(found.signatures) == {"serve", "serving_default"}
-    assert dict(found.aliases) == {"serve": "serving_default"}
-    text = str(found)
-    assert text.count("  in  ") == 1
-    assert "signature serving_default, also called serve" in text
-
-
-def test_a_model_without_variables_has_none(tmp_path):
-    module = tf.Module()
-    spec = [tf.TensorSpec([2], name="x")]
-    module.f = tf.function(lambda x: {"y": 2 * x}, input_signature=spec)
-    tf.saved_model.save(module, str(tmp_path / "net"))
-    assert inspect(tmp_path / "net").variables == ()
-
-
-def test_signatures_that_differ_are_no_aliases(tmp_path):
+def test_signatures_that_are_one_are_listed_once(tmp_path):
     module = tf.Module()
     module.v = [tf.Variable(1.0), tf.Variable(2.0)]
     spec = [tf.TensorSpec([2], name="x")]
@@ -206,16 +198,12 @@ def test_signatures_that_differ_are_no_aliases(tmp_path):
         str(tmp_path / "net"),
         {name: f.get_concrete_function() for name, f in signatures.items()},
     )
-    assert dict(inspect(tmp_path / "net").aliases) == {"b": "a"}
-
-
-def test_tags_choose_the_meta_graph(v1_saved_model):
-    assert inspect(v1_saved_model).tags == ("serve",)
-    train = inspect(v1_saved_model, tags=["gpu", "train"])
-    assert train.tags == ("train", "gpu")
-    assert train.signatures == {}
-    with pytest.raises(ModelError, match="no MetaGraph with the tags"):
-        inspect(v1_saved_model, tags=["tpu"])
+    found = inspect(tmp_path / "net")
+    assert set(found.signatures) == set(signatures)
+    assert dict(found.aliases) == {"b": "a"}
+    text = str(found)
+    assert text.count("  in  ") == 3
+    assert "signature a, also called b" in text
 
 
 def test_large_values_count_and_are_left_out(tmp_path):
@@ -250,57 +238,62 @@ def keras_file(tmp_path_factory):
     return file
 
 
-def keras_models():
+def keras_model():
+    """Return a network with ends of several ranks and types, one of them mixed."""
     layers = tf.keras.layers
     a, b = layers.Input([4], name="p"), layers.Input([4], name="q")
     x = layers.Concatenate()([a, b])
-    ends = layers.Dense(3, name="y")(x), layers.Softmax(name="z")(x)
     image = layers.Input([8, 8, 3], 2, dtype="uint8", name="image")
     pooled = layers.GlobalAveragePooling2D(keepdims=True)(
         layers.Conv2D(4, 3, name="c")(layers.Rescaling(1 / 255)(image))
     )
-    return {
-        "list": tf.keras.Model([a, b], ends),
-        "dictionary": tf.keras.Model({"p": a, "q": b}, {"u": ends[0], "v": ends[1]}),
-        "one": tf.keras.Model(image, layers.Flatten(name="f")(pooled)),
-        "sequential": tf.keras.Sequential(
-            [layers.Input([6], name="a"), layers.Dense(4), layers.Reshape([2, 2])]
-        ),
-        "mixed": tf.keras.Sequential(
-            [layers.Input([6], name="a"), layers.Dense(4, dtype="mixed_bfloat16")]
-        ),
+    ends = {
+        "u": layers.Dense(3, name="y")(x),
+        "v": layers.Softmax(name="z")(x),
+        "m": layers.Dense(4, dtype="mixed_bfloat16")(x),
+        "f": layers.Flatten(name="f")(pooled),
+        "r": layers.Reshape([2, 2])(a),
     }
+    return {"p": a, "q": b, "image": image}, ends
 
 
-@pytest.mark.parametrize("suffix", ["keras", "h5"])
-@pytest.mark.parametrize("name", keras_models())
-def test_the_ends_of_a_keras_file(tmp_path, name, suffix):
-    model = keras_models()[name]
-    file = tmp_path / f"model.{suffix}"
-    model.save(file)
-    opened = open_model(file)
-    ends = inspect(file).signatures["serving_default"]
-    unknown = suffix == "h5"
-    for found, expected in (
-        (ends.inputs, opened.inputs),
-        (ends.outputs, opened.outputs),
-    ):
-        assert list(found) == sorted(expected)
-        for key, info in found.items():
-            assert info.dtype == expected[key].dtype
-            if info.shape is not None or not unknown:
-                assert info.shape == tuple(expected[key].shape)
-    assert all(info.shape is not None for info in ends.inputs.values())
+KERAS_MODELS = {
+    "list": lambda ins, outs: tf.keras.Model(list(ins.values()), list(outs.values())),
+    "dictionary": tf.keras.Model,
+    "sequential": lambda ins, outs: tf.keras.Sequential(
+        [tf.keras.layers.Input([6], name="a"), tf.keras.layers.Dense(4)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERAS_MODELS)
+def test_the_ends_of_a_keras_file(tmp_path, name):
+    model = KERAS_MODELS[name](*keras_model())
+    for suffix in ("keras", "h5"):
+        model.save(tmp_path / f"model.{suffix}")
+    opened = open_model(tmp_path / "model.keras")
+    for suffix in ("keras", "h5"):
+        file = tmp_path / f"model.{suffix}"
+        ends = inspect(file).signatures["serving_default"]
+        for found, expected in (
+            (ends.inputs, opened.inputs),
+            (ends.outputs, opened.outputs),
+        ):
+            assert list(found) == sorted(expected)
+            for key, info in found.items():
+                assert info.dtype == expected[key].dtype
+                if info.shape is not None or suffix == "keras":
+                    assert info.shape == tuple(expected[key].shape)
+        assert all(info.shape is not None for info in ends.inputs.values())
 
 
 def test_ends_that_a_configuration_does_not_tell_are_unknown(tmp_path):
     layers = tf.keras.layers
     image = layers.Input([8, 8, 3], name="image")
-    tf.keras.Model(image, layers.Conv2D(4, 3, name="c")(image)).save(
-        tmp_path / "a.keras"
-    )
-    found = inspect(tmp_path / "a.keras")
-    assert "  out c: float32 of unknown rank" in str(found).splitlines()
+    model = tf.keras.Model(image, layers.Conv2D(4, 3, name="c")(image))
+    model.save(tmp_path / "a.keras")
+    text = str(inspect(tmp_path / "a.keras"))
+    assert "  out c: float32 of unknown rank" in text.splitlines()
 
 
 def test_a_keras_file(keras_file):
@@ -311,43 +304,37 @@ def test_a_keras_file(keras_file):
     assert 0 < found.bytes_variables < found.bytes_total
 
 
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({"metadata.json": "{}"}, r"holds no config\.json"),
-        ({"config.json": "{"}, "no whole .keras file"),
-        ({"config.json": "[" * 100_000}, "no whole .keras file"),
-    ],
-)
-def test_damaged_keras_files_are_refused(tmp_path, members, message):
-    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
-        for name, text in members.items():
-            archive.writestr(name, text)
-    with pytest.raises(ModelError, match=message):
-        inspect(tmp_path / "a.keras")
+def test_damaged_keras_files_are_refused(tmp_path):
+    def found(**members):
+        with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
+            for name, text in members.items():
+                archive.writestr(f"{name}.json", text)
+        return inspect(tmp_path / "a.keras")
 
-
-def test_a_keras_file_of_odd_json_is_survived(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
-        archive.writestr("config.json", json.dumps([{"config": 3}, None]))
-        archive.writestr("metadata.json", "7")
-    assert inspect(tmp_path / "a.keras").version == ""
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        found(metadata="{}")
+    for text in ("{", "[" * 100_000):
+        with pytest.raises(ModelError, match=r"no whole \.keras file"):
+            found(config=text)
+    # Odd JSON is survived.
+    odd = json.dumps([{"config": 3}, None])
+    assert found(config=odd, metadata="7").version == ""
 
 
 def test_what_is_no_model_is_refused(tmp_path, keras_file):
-    with pytest.raises(ModelError, match="does not exist"):
-        inspect(tmp_path / "missing")
-    with pytest.raises(ModelError, match=r"holds no saved_model\.pb"):
-        inspect(tmp_path)
-    (tmp_path / "a.keras").write_bytes(keras_file.read_bytes()[:200])
-    with pytest.raises(ModelError, match=r"no whole \.keras file"):
-        inspect(tmp_path / "a.keras")
-    (tmp_path / "a.pb").write_bytes(b"")
-    with pytest.raises(ModelError, match="is empty"):
-        inspect(tmp_path / "a.pb")
-    (tmp_path / "a.pb").write_bytes(keras_file.read_bytes())
-    with pytest.raises(ModelError, match="zip archive"):
-        inspect(tmp_path / "a.pb")
+    data = keras_file.read_bytes()
+    (tmp_path / "a.keras").write_bytes(data[:200])
+    (tmp_path / "empty.pb").write_bytes(b"")
+    (tmp_path / "zip.pb").write_bytes(data)
+    for name, message in {
+        "missing": "does not exist",
+        "": r"holds no saved_model\.pb",
+        "a.keras": r"no whole \.keras file",
+        "empty.pb": "is empty",
+        "zip.pb": "zip archive",
+    }.items():
+        with pytest.raises(ModelError, match=message):
+            inspect(tmp_path / name)
 
 
 @pytest.mark.parametrize("target", ["pb", "pb fields", "saved_model", "index"])
@@ -362,19 +349,6 @@ def test_damage_is_refused_or_survived(models, tmp_path, target):
             assert str(path) in str(error)
 
 
-def test_it_can_be_read(models):
-    text = str(inspect(models / "lookup"))
-    for line in (
-        "tags: serve",
-        "signature project",
-        "  in  x: float32 [n,4]",
-        "  out y: float32 [n,3]",
-        "  bias: float32 [3] (frozen)",
-        "assets: vocabulary.txt",
-    ):
-        assert line in text.splitlines()
-
-
 def test_a_large_model_takes_little_memory(tmp_path):
     saved_model = SavedModel(saved_model_schema_version=1)
     meta_graph = saved_model.meta_graphs.add()
@@ -387,9 +361,8 @@ def test_a_large_model_takes_little_memory(tmp_path):
     data = saved_model.SerializeToString()
     (tmp_path / "saved_model.pb").write_bytes(data)
     with forked():
-        seconds, peak = in_a_child(tmp_path)
+        _, peak = in_a_child(tmp_path)
     assert peak < 1.5 * len(data)
-    assert seconds < 5
 
 
 PROTOS = {
@@ -436,26 +409,24 @@ def test_the_names_of_types_are_those_of_tensorflow():
     assert [schema.type_name(n) for n in (0, -1, 99, 100, 200, 201)] == [None] * 6
 
 
-@pytest.mark.parametrize("suffix", ["", ".pb", ".keras", ".h5", ".tflite"])
-def test_no_tensorflow_is_imported(models, keras_file, tmp_path, suffix):
-    paths = {
-        "": models / "lookup",
-        ".pb": models / "frozen.pb",
-        ".keras": keras_file,
-        ".h5": tmp_path / "a.h5",
-        ".tflite": tmp_path / "a.tflite",
-    }
+def test_no_tensorflow_is_imported(models, keras_file, tmp_path):
     tf.keras.models.load_model(keras_file).save(tmp_path / "a.h5")
     (tmp_path / "a.tflite").write_bytes(b"no such thing")
+    paths = [models / "lookup", models / "frozen.pb", keras_file]
+    paths += [tmp_path / "a.h5", tmp_path / "a.tflite"]
     code = (
         "import sys\n"
         "from geutil.cli.main import main\n"
-        f"sys.argv = ['geutil', 'inspect', {str(paths[suffix])!r}]\n"
-        "try:\n    main()\nexcept SystemExit: pass\n"
-        "print('tensorflow' in sys.modules, 'keras' in sys.modules)\n"
+        f"for path in {list(map(str, paths))!r}:\n"
+        "    sys.argv = ['geutil', 'inspect', path]\n"
+        "    try:\n        main()\n    except SystemExit: pass\n"
+        "    print('tensorflow' in sys.modules, 'keras' in sys.modules)\n"
     )
     # The server of tests.processes has imported TensorFlow.
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "False False"
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line[:4] in ("True", "Fals")] == (
+        ["False False"] * len(paths)
+    )
