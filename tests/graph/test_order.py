@@ -11,7 +11,6 @@ import networkx as nx
 import pytest
 import tensorflow as tf
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import geutil as ge
@@ -21,8 +20,9 @@ from geutil.graph.state import state_of
 from tests import settings
 from tests.graph import building
 from tests.random_graphs import DrawnGraph, drawn_graphs
+from tests.thorough import examples
 
-PROPERTY = hypothesis_settings(max_examples=40, deadline=None, derandomize=True)
+PROPERTY = examples(80, derandomize=True)
 
 
 @dataclass
@@ -232,14 +232,6 @@ def test_edits_are_refused_exactly_when_they_close_a_cycle(drawn, data):
 
 
 @PROPERTY
-@given(drawn_graphs(max_ops=16), st.data())
-def test_many_edits_of_one_graph_with_inputs_only(drawn, data):
-    model = Model.of(drawn)
-    for _ in range(25):
-        model = data.draw(st.sampled_from([reroute, swap]))(data, model)
-
-
-@PROPERTY
 @given(drawn_graphs(), st.data())
 def test_a_new_order_is_topological_whatever_was_rewired_before(drawn, data):
     model = Model.of(drawn)
@@ -327,15 +319,9 @@ def test_sort_takes_a_loop(loops):
         (a, b) for a, b in building.op_edges(loops.graph) if "NextIteration" not in a
     )
     assert is_topological({n: i for i, n in enumerate(result)}, digraph)
-
-
-def test_order_of_a_loop(loops):
     order = TopologicalOrder()
     order.refresh(loops.graph)
-    digraph = nx.DiGraph(
-        (a, b) for a, b in building.op_edges(loops.graph) if "NextIteration" not in a
-    )
-    ids = {op.name: order._position[op._id] for op in loops.graph.get_operations()}
+    ids = {op.name: order._position[op._id] for op in ops}
     assert is_topological(ids, digraph)
 
 
@@ -361,13 +347,6 @@ def test_the_order_after_a_refusal_is_as_it_was():
     assert order._position == before
     assert order.rewire(Rewiring(moving, {})) is None
     assert order._position != before
-
-
-def test_a_self_edge_is_a_cycle():
-    tensors = straight_line()
-    with pytest.raises(ge.CycleError, match=r"op2 -> op2") as caught:
-        ge.add_control_inputs(tensors[2].op, tensors[2].op)
-    assert caught.value.cycle == ("op2", "op2")
 
 
 def test_edges_that_tensorflow_made_around_new_ops_are_seen():
@@ -428,13 +407,8 @@ def test_a_cycle_around_a_long_chain_is_refused(chain, chain_ops):
     with pytest.raises(ge.CycleError) as caught:
         ge.reroute_ts(chain_ops[-1].outputs[0], chain_ops[0].outputs[0])
     assert len(caught.value.cycle) == len(chain_ops)
-    assert chain_ops[1].inputs[0] is chain_ops[0].outputs[0]
-
-
-def test_the_message_about_a_long_cycle_can_be_read(chain, chain_ops):
-    with pytest.raises(ge.CycleError) as caught:
-        ge.reroute_ts(chain_ops[-1].outputs[0], chain_ops[0].outputs[0])
     assert len(str(caught.value)) < 2000
+    assert chain_ops[1].inputs[0] is chain_ops[0].outputs[0]
 
 
 def test_an_edit_across_a_long_chain_needs_no_recursion(chain, chain_ops):

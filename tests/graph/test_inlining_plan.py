@@ -1,6 +1,5 @@
 """Names of inlined nodes."""
 
-import pytest
 import tensorflow as tf
 
 from geutil.graph.inlining import inline_calls
@@ -11,59 +10,42 @@ from tests.graph.test_inlining import concrete, placeholder, raw_call
 VECTOR = tf.TensorSpec([2], tf.float32)
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        ("__inference_dense_layer_call_fn_1234", "dense_layer_call_fn"),
-        ("__inference___call___240", "call"),
-        ("__inference__wrapped_model_45", "wrapped_model"),
-        ("__forward_block_2_99", "block_2"),
-        ("__inference___backward_f_12_34", "f"),
-        ("__inference_<lambda>_7", "lambda"),
-        ("__inference_forward_12", "forward"),
-        ("__inference_forward_pass_12", "forward_pass"),
-        ("Layer_1", "Layer_1"),
-        ("___", "call"),
-    ],
-)
-def test_readable_names_of_functions(function, name):
-    assert readable(function) == name
+READABLE = {
+    "__inference_dense_layer_call_fn_1234": "dense_layer_call_fn",
+    "__inference___call___240": "call",
+    "__inference__wrapped_model_45": "wrapped_model",
+    "__forward_block_2_99": "block_2",
+    "__inference___backward_f_12_34": "f",
+    "__inference_<lambda>_7": "lambda",
+    "__inference_forward_12": "forward",
+    "__inference_forward_pass_12": "forward_pass",
+    "Layer_1": "Layer_1",
+    "___": "call",
+}
+AUTOMATIC = {
+    ("NoOp", "NoOp"): True,
+    ("Identity_12", "Identity"): True,
+    ("add_1", "AddV2"): True,
+    ("strided_slice", "StridedSlice"): True,
+    ("dense/NoOp", "NoOp"): False,
+    ("conv1", "Conv2D"): False,
+    ("Conv2D_1", "Conv2D"): True,
+}
+SCOPES = {
+    ("PartitionedCall", "PartitionedCall"): "",
+    ("StatefulPartitionedCall_3", "StatefulPartitionedCall"): "",
+    ("m/d/StatefulPartitionedCall", "StatefulPartitionedCall"): "m/d/",
+    ("model/dense", "StatefulPartitionedCall"): "model/dense/",
+    ("Foo_1", "Foo"): "",
+    ("scope/f", "__inference_f_12"): "scope/",
+    ("dense_1", "PartitionedCall"): "dense_1/",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "op", "automatic"),
-    [
-        ("NoOp", "NoOp", True),
-        ("Identity_12", "Identity", True),
-        ("add_1", "AddV2", True),
-        ("strided_slice", "StridedSlice", True),
-        ("dense/NoOp", "NoOp", False),
-        ("conv1", "Conv2D", False),
-        ("Conv2D_1", "Conv2D", True),
-    ],
-)
-def test_automatic_names(name, op, automatic):
-    assert is_automatic(name, op) is automatic
-
-
-@pytest.mark.parametrize(
-    ("name", "op", "scope"),
-    [
-        ("PartitionedCall", "PartitionedCall", ""),
-        ("StatefulPartitionedCall_3", "StatefulPartitionedCall", ""),
-        (
-            "model/dense/StatefulPartitionedCall",
-            "StatefulPartitionedCall",
-            "model/dense/",
-        ),
-        ("model/dense", "StatefulPartitionedCall", "model/dense/"),
-        ("Foo_1", "Foo", ""),
-        ("scope/f", "__inference_f_12", "scope/"),
-        ("dense_1", "PartitionedCall", "dense_1/"),
-    ],
-)
-def test_scopes_of_calls(name, op, scope):
-    assert call_scope(name, op) == scope
+def test_names_of_functions_and_scopes_of_calls():
+    assert {name: readable(name) for name in READABLE} == READABLE
+    assert {case: is_automatic(*case) for case in AUTOMATIC} == AUTOMATIC
+    assert {case: call_scope(*case) for case in SCOPES} == SCOPES
 
 
 def build_names(calls, before=()):

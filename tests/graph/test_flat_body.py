@@ -1,5 +1,7 @@
 """Function bodies as plain nodes, against TensorFlow's own conversion."""
 
+import re
+
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
@@ -227,10 +229,17 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), DAMAGED.values(), ids=DAMAGED)
-def test_damaged_definitions_are_refused(changes, message):
-    with pytest.raises(TransformError, match=message):
-        flat_body(polymorphic(changes), {}, FLOAT)
+def test_damaged_definitions_are_refused():
+    wrong = {}
+    for name, (changes, message) in DAMAGED.items():
+        try:
+            flat_body(polymorphic(changes), {}, FLOAT)
+        except TransformError as error:
+            if not re.search(message, str(error)):
+                wrong[name] = str(error)
+        else:
+            wrong[name] = "not refused"
+    assert wrong == {}
 
 
 def test_an_attribute_without_a_value_is_refused():

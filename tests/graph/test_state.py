@@ -1,4 +1,6 @@
-"""An order that was computed anew serves edits as the old one did."""
+"""What is noted of a graph and of variables."""
+
+from __future__ import annotations
 
 import pytest
 import tensorflow as tf
@@ -6,7 +8,14 @@ import tensorflow as tf
 import geutil as ge
 from geutil.errors import CycleError
 from geutil.graph.edits import InputEdit, apply_edits
-from geutil.graph.state import renew_order, state_of
+from geutil.graph.state import (
+    flags_as_noted,
+    is_trainable,
+    renew_order,
+    set_trainable,
+    state_of,
+)
+from tests.settings import V1
 
 
 def chain(count):
@@ -49,3 +58,19 @@ def test_cycles_are_refused_as_before():
     first, last = map(graph.get_operation_by_name, ("op_0", "op_4"))
     with pytest.raises(CycleError):
         apply_edits(graph, [InputEdit(first, 0, last.outputs[0])])
+
+
+pytestmark = pytest.mark.skipif(V1, reason="about eager variables")
+
+
+def test_a_note_changes_the_variable_in_the_block_only():
+    one, two, three = (tf.Variable(1.0, trainable=i < 2) for i in range(3))
+    set_trainable(one, False)
+    set_trainable(three, True)
+    assert [is_trainable(v) for v in (one, two, three)] == [False, True, False]
+    with pytest.raises(KeyError), flags_as_noted([one, two, three]):
+        assert [v.trainable for v in (one, two, three)] == [False, True, False]
+        raise KeyError
+    assert [v.trainable for v in (one, two, three)] == [True, True, False]
+    set_trainable(one, True)
+    assert is_trainable(one)

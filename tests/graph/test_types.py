@@ -1,0 +1,396 @@
+"""Scopes, names, shapes, trees, and maps and sets by identity."""
+
+import collections
+import itertools
+from typing import NamedTuple
+
+import pytest
+import tensorflow as tf
+
+from geutil.graph.types import (
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    absolute_unique_name,
+    absolute_unique_names,
+    collections_of_elements,
+    dereference,
+    flatten,
+    index_by_identity,
+    is_in_scope,
+    is_leaf,
+    known_collection_names,
+    map_leaves,
+    refine_shapes,
+    same_static_shape,
+    scope_basename,
+    scope_dirname,
+    scope_finalize,
+    unique,
+)
+from tests import settings
+
+FINALIZED = {"": "", "a": "a/", "a/": "a/", "a/b": "a/b/", "a/b/": "a/b/"}
+IN_SCOPE = {
+    **dict.fromkeys([("a", None), ("a", ""), ("a", "a"), ("a", "a/")], True),
+    **dict.fromkeys([("a/b", "a"), ("a/b/c", "a/b/")], True),
+    **dict.fromkeys([("ab", "a"), ("a", "a/b"), ("b/a", "a")], False),
+}
+PARTED = {
+    "": ("", ""),
+    "x": ("", "x"),
+    "a/x": ("a/", "x"),
+    "a/b/x": ("a/b/", "x"),
+    "a/b/": ("a/b/", ""),
+    "a/x:0": ("a/", "x:0"),
+}
+
+
+def test_scopes():
+    assert {scope: scope_finalize(scope) for scope in FINALIZED} == FINALIZED
+    assert {case: is_in_scope(*case) for case in IN_SCOPE} == IN_SCOPE
+    parted = {name: (scope_dirname(name), scope_basename(name)) for name in PARTED}
+    assert parted == PARTED
+
+
+def test_unique_name_is_reserved():
+    graph = tf.Graph()
+    names = [absolute_unique_name(graph, "a/x") for _ in range(3)]
+    assert names == ["a/x", "a/x_1", "a/x_2"]
+    with graph.as_default():
+        assert tf.constant(1.0, name="a/x").op.name == "a/x_3"
+
+
+def test_many_unique_names():
+    with tf.Graph().as_default() as graph, tf.name_scope("outer"):
+        names = absolute_unique_names(graph, ["x", "a/y", "x", "x"])
+        assert names == ["x", "a/y", "x_1", "x_2"]
+        assert tf.constant(1.0, name="x").op.name == "outer/x"
+
+
+def test_unique_name_steps_aside_for_ops_that_exist():
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0, name="x")
+    assert absolute_unique_name(graph, "x") == "x_1"
+
+
+def test_unique_name_leaves_the_current_scope_alone():
+    with tf.Graph().as_default() as graph, tf.name_scope("outer"):
+        assert absolute_unique_name(graph, "x") == "x"
+        assert tf.constant(1.0, name="x").op.name == "outer/x"
+
+
+def test_the_scope_is_put_back_after_a_refusal():
+    with tf.Graph().as_default() as graph, tf.name_scope("outer"):
+        with pytest.raises(AttributeError):
+            absolute_unique_name(graph, None)
+        assert tf.constant(1.0, name="x").op.name == "outer/x"
+
+
+SHAPES = {
+    "unknown": None,
+    "scalar": [],
+    "vector": [3],
+    "partly": [None, 3],
+    "empty": [0, 2],
+}
+
+
+def placeholders(*shapes):
+    with tf.Graph().as_default():
+        return [tf.compat.v1.placeholder(tf.float32, shape) for shape in shapes]
+
+
+def test_same_static_shape():
+    for first, second in itertools.product(SHAPES, repeat=2):
+        a, b = placeholders(SHAPES[first], SHAPES[second])
+        assert same_static_shape(a, b) is (first == second), (first, second)
+
+
+def test_refine_shapes():
+    for target, source, dims in (
+        (None, [2, 3], [2, 3]),
+        ([None, 3], [2, None], [2, 3]),
+        ([2, 3], None, [2, 3]),
+        ([2], [2], [2]),
+    ):
+        a, b = placeholders(target, source)
+        assert a.shape.rank == (None if target is None else len(target))
+        refine_shapes([(b.op, a.op)])
+        assert a.shape.as_list() == dims
+
+
+def test_set_shape_is_seen():
+    a, b = placeholders(None, [4, None])
+    assert not same_static_shape(a, b)
+    a.set_shape([4, None])
+    assert same_static_shape(a, b)
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def ten_times(leaf):
+    return 10 * leaf
+
+
+MAPPED = [
+    (1, 10),
+    ([1, 2], [10, 20]),
+    ((1, (2,)), (10, (20,))),
+    ({"b": 1, "a": [2]}, {"b": 10, "a": [20]}),
+    (Pair(1, Pair(2, 3)), Pair(10, Pair(20, 30))),
+    (collections.OrderedDict(b=1, a=2), collections.OrderedDict(b=10, a=20)),
+    (collections.defaultdict(list, a=1), collections.defaultdict(list, a=10)),
+    ([], []),
+    ((), ()),
+    ({}, {}),
+    ({1: 2}.values(), (20,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"), MAPPED, ids=[type(t).__name__ + str(t) for t, _ in MAPPED]
+)
+def test_map_keeps_the_structure(tree, expected):
+    result = map_leaves(tree, ten_times)
+    assert result == expected
+    assert type(result) is type(expected)
+    if isinstance(expected, dict):
+        assert list(result) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("tree", "leaves"),
+    [
+        (1, [1]),
+        ("text", ["text"]),
+        (b"bytes", [b"bytes"]),
+        (None, [None]),
+        ([], []),
+        ({"b": 1, "a": [2, (3, {"c": 4})], "d": []}, [1, 2, 3, 4]),
+        (Pair([1], 2), [1, 2]),
+        (iter(range(3)), [0, 1, 2]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_flatten(tree, leaves):
+    assert flatten(tree) == leaves
+
+
+def test_flatten_does_not_recurse():
+    tree = []
+    for _ in range(100_000):
+        tree = [tree]
+    assert flatten([tree, 1]) == [1]
+
+
+def test_tensors_and_ops_are_leaves(setting):
+    def body():
+        graph = settings.default_graph()
+        t = tf.constant([1.0, 2.0], name="t")
+        count = len(graph.get_operations())
+        leaves = flatten({"t": t, "op": [t.op]})
+        assert leaves[0] is t
+        assert leaves[1] is t.op
+        seen = []
+        map_leaves([t, (t.op,)], seen.append)
+        assert [leaf.name for leaf in seen] == [t.name, t.op.name]
+        assert len(graph.get_operations()) == count
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize("value", [1.0, [1.0, 2.0]], ids=["scalar", "vector"])
+def test_an_eager_tensor_is_a_leaf(value):
+    with tf.init_scope():
+        t = tf.constant(value)
+    assert is_leaf(t)
+    leaves = flatten([t])
+    assert len(leaves) == 1
+    assert leaves[0] is t
+
+
+class Alike:
+    """Objects that are all equal and all hash alike: only identity tells them apart."""
+
+    def __eq__(self, other):
+        return isinstance(other, Alike)
+
+    def __hash__(self):
+        return 1
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise AssertionError("compared by ==")
+
+
+def test_dereference():
+    with tf.Graph().as_default():
+        x = tf.constant(1.0)
+    assert dereference(x.ref()) is x
+    assert dereference(x) is x
+    assert dereference("key") == "key"
+
+
+def test_map_tells_equal_keys_apart():
+    a, b = Alike(), Alike()
+    numbers = IdentityMap([(a, 1), (b, 2)])
+    assert (numbers[a], numbers[b], len(numbers)) == (1, 2, 2)
+    assert Alike() not in numbers
+
+
+def test_map_never_compares_or_hashes_its_keys():
+    a, b = Unhashable(), Unhashable()
+    numbers = MutableIdentityMap([(a, 1)])
+    numbers[b] = 2
+    assert a in numbers
+    assert Unhashable() not in numbers
+    assert numbers.get(b) == 2
+    assert [key is k for key, k in zip(numbers, (a, b), strict=True)] == [True] * 2
+
+
+def test_map_keeps_the_order_of_insertion_and_overwrites_in_place():
+    a, b = Alike(), Alike()
+    numbers = MutableIdentityMap([(a, 1), (b, 2)])
+    numbers[a] = 3
+    assert list(numbers.values()) == [3, 2]
+    assert next(iter(numbers)) is a
+
+
+def test_map_takes_many_at_once():
+    a, b, c = Alike(), Alike(), Alike()
+    numbers = MutableIdentityMap([(a, 1), (b, 2)])
+    numbers.update(pair for pair in [(b, 3), (c, 4)])
+    assert list(numbers.values()) == [1, 3, 4]
+    assert (numbers[b], numbers[c]) == (3, 4)
+
+
+def test_map_keeps_its_keys_alive():
+    numbers = IdentityMap((Alike(), i) for i in range(100))
+    assert len(numbers) == 100
+
+
+def test_missing_key_is_named():
+    with tf.Graph().as_default():
+        x = tf.constant(1.0, name="x")
+    with pytest.raises(KeyError, match="x:0"):
+        IdentityMap()[x]
+
+
+def test_map_of_tensors_adds_no_ops(setting):
+    def body():
+        graph = settings.default_graph()
+        x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
+        count = len(graph.get_operations())
+        found = MutableIdentityMap([(x, "x")])
+        found[y.ref()] = "y"
+        assert (found[x], found[x.ref()], found[y]) == ("x", "x", "y")
+        assert x in found
+        assert repr(found) == f"MutableIdentityMap({{{x.name}: x, {y.name}: y}})"
+        assert len(graph.get_operations()) == count
+
+    setting.run(body)
+
+
+def test_maps_of_tensors_compare_without_adding_ops(setting):
+    def body():
+        graph = settings.default_graph()
+        x, y = tf.constant(1.0), tf.constant(2.0)
+        count = len(graph.get_operations())
+        assert IdentityMap([(x, 1)]) == IdentityMap([(x, 1)])
+        assert IdentityMap([(x, 1)]) != IdentityMap([(y, 1)])
+        assert len(graph.get_operations()) == count
+
+    setting.run(body)
+
+
+def test_set_tells_equal_elements_apart():
+    a, b = Alike(), Alike()
+    found = IdentitySet([a, b, a])
+    found.add(b)
+    assert len(found) == 2
+    assert [e is o for e, o in zip(found, (a, b), strict=True)] == [True, True]
+    assert Alike() not in found
+
+
+def test_set_takes_references(setting):
+    def body():
+        x, y = tf.constant(1.0), tf.constant(2.0)
+        found = IdentitySet([x.ref()])
+        found.add(y.ref())
+        assert x in found
+        assert y in found
+        assert y.ref() in found
+        assert [e.name for e in found] == [x.name, y.name]
+
+    setting.run(body)
+
+
+def test_unique_keeps_the_first_of_each():
+    a, b, c = Alike(), Alike(), Alike()
+    found = unique([c, a, c, b, a])
+    assert [id(e) for e in found] == [id(c), id(a), id(b)]
+
+
+def test_unique_takes_elements_made_on_the_fly():
+    assert len(unique(Alike() for _ in range(100))) == 100
+
+
+def test_index_is_that_of_the_first():
+    a, b = Alike(), Alike()
+    assert index_by_identity([b, a, b]) == {id(b): 0, id(a): 1}
+
+
+def test_collections_of_ops_and_tensors():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0, name="x")
+        y = tf.constant(2.0, name="y")
+        graph.add_to_collection("first", x)
+        graph.add_to_collection("second", x.op)
+        graph.add_to_collections(["first", "third"], y)
+    found = collections_of_elements(graph)
+    assert {e.name: sorted(names) for e, names in found.items()} == {
+        "x:0": ["first"],
+        "x": ["second"],
+        "y:0": ["first", "third"],
+    }
+
+
+def test_other_objects_are_left_out():
+    with tf.Graph().as_default() as graph:
+        variable = tf.compat.v1.Variable(1.0)
+        graph.add_to_collection("things", "text")
+        graph.add_to_collection("things", 1)
+    assert variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    assert not collections_of_elements(graph)
+
+
+def test_a_graph_without_collections():
+    assert len(collections_of_elements(tf.Graph())) == 0
+
+
+def test_tensors_of_a_func_graph_add_no_ops():
+    @tf.function(autograph=False)
+    def traced(x):
+        y = x + 1.0
+        y.graph.add_to_collection("things", y)
+        count = len(y.graph.get_operations())
+        assert collections_of_elements(y.graph)[y] == ["things"]
+        assert len(y.graph.get_operations()) == count
+        return y
+
+    traced.get_concrete_function(tf.TensorSpec([], tf.float32))
+
+
+def test_known_collection_names():
+    known = known_collection_names()
+    keys = tf.compat.v1.GraphKeys
+    assert {keys.GLOBAL_VARIABLES, keys.UPDATE_OPS, keys.LOSSES} <= known
+    assert "mine" not in known
+    assert all(isinstance(name, str) for name in known)
