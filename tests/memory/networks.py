@@ -81,12 +81,6 @@ def unet(net, x):
     return x
 
 
-def pooled(net, x):
-    for width in (8, 8, 16):
-        x = tf.nn.max_pool2d(tf.nn.relu(net.conv(x, width)), 2, 2, "SAME")
-    return x
-
-
 def attention(net, x):
     for _ in range(2):
         width, heads = x.shape[-1], 4
@@ -107,9 +101,8 @@ def attention(net, x):
 
 NETWORKS = {
     chain: (2048, 256),
-    residual: (4, 48, 48, 3),
+    residual: (4, 32, 32, 3),
     unet: (4, 64, 64, 3),
-    pooled: (8, 64, 64, 3),
     attention: (4, 128, 128),
 }
 

@@ -11,7 +11,9 @@ from geutil.gradients import gradients, last_report, order_updates
 from geutil.graph.function_calls import body_for_call
 from geutil.memory import bytes_of, measure, predict, worst_case
 from geutil.memory.graph_to_program import calls_in
-from tests.memory.tracing import peak_of, trace
+from tests.memory.tracing import peak_of, trace, traced_peaks
+from tests.processes import forked
+from tests.thorough import chosen
 
 WIDTH = 128
 TIMES = 20
@@ -37,11 +39,14 @@ def feeds(graph):
     return {graph.get_tensor_by_name("x:0"): [[0.5] * WIDTH] * WIDTH}
 
 
+def fetches_of(graph, loss, *weights):
+    with graph.as_default():
+        return [loss, *tf.gradients(loss, weights)]
+
+
 def test_the_lists_of_a_gradient_are_counted():
     graph = tf.Graph()
-    loss, weights = recurrent(graph)
-    with graph.as_default():
-        fetches = [loss, *tf.gradients(loss, weights)]
+    fetches = fetches_of(graph, *recurrent(graph))
     traced = peak_of(trace(graph, fetches, feeds(graph)))
     # The state each time, once though it is result and argument, and no weights.
     assert traced >= TIMES * STATE
@@ -51,12 +56,10 @@ def test_the_lists_of_a_gradient_are_counted():
 
 def test_weights_of_many_iterations_are_in_the_worst_case():
     graph = tf.Graph()
-    loss, weights = recurrent(graph, at_once=32)
-    with graph.as_default():
-        fetches = [loss, *tf.gradients(loss, weights)]
-    peaks = [peak_of(trace(graph, fetches, feeds(graph))) for _ in range(3)]
-    assert max(peaks) <= worst_case(fetches).peak
-    assert predict(fetches).peak < 2 / 3 * worst_case(fetches).peak
+    fetches = fetches_of(graph, *recurrent(graph, at_once=32))
+    worst = worst_case(fetches).peak
+    assert max(traced_peaks(graph, fetches, feeds(graph))) <= worst
+    assert predict(fetches).peak < 2 / 3 * worst
 
 
 def test_ordered_loops_run_few_iterations_at_once():
@@ -69,7 +72,7 @@ def test_ordered_loops_run_few_iterations_at_once():
         order_updates(update)
     loops = [op for op in graph.get_operations() if "While" in op.type]
     assert {op.get_attr("parallel_iterations") for op in loops} == {2}
-    peaks = [peak_of(trace(graph, [loss, update], feeds(graph))) for _ in range(3)]
+    peaks = traced_peaks(graph, [loss, update], feeds(graph))
     assert max(peaks) <= 1.05 * last_report().peak
 
 
@@ -82,28 +85,16 @@ def test_lists_of_a_result_are_counted():
     assert predict(y).peak == pytest.approx(traced, rel=0.1)
 
 
-def states(graph, times):
-    """Return what is piled up by a loop that runs so often."""
-    with graph.as_default():
-        loss, weights = recurrent(graph, times=times)
-        tf.gradients(loss, weights)
+def states(graph):
+    """Return how many states are piled up by the loop of a graph."""
     calls = calls_in(graph, lambda t: bytes_of(t) or 0)
     (piled,) = (c.results for op, c in calls.items() if "grad" not in op.name)
-    return sum(piled.sizes.values()) // STATE
+    return sum(piled.sizes.values()) / STATE
 
 
-@pytest.mark.parametrize(("times", "expected"), [(1, 1), (7, 7), (0, 0)])
-def test_how_often_a_loop_runs(times, expected):
-    assert states(tf.Graph(), times) == expected
-
-
-@pytest.mark.parametrize(
-    ("start", "bound", "step", "expected"),
-    [(0, 10, 3, 4), (2, 10, 4, 2), (9, 10, 1, 1), (10, 10, 1, 0)],
-)
-def test_counters_that_count_otherwise(start, bound, step, expected):
-    graph = tf.Graph()
-    with graph.as_default():
+def counting(start, bound, step):
+    """Return a graph with a loop that counts, and its gradient."""
+    with tf.Graph().as_default() as graph:
         x = tf.ones([WIDTH, WIDTH])
         _, y = tf.while_loop(
             lambda i, _: i <= bound - 1,
@@ -111,16 +102,29 @@ def test_counters_that_count_otherwise(start, bound, step, expected):
             [start, x],
         )
         tf.gradients(y, x)
-    calls = calls_in(graph, lambda t: bytes_of(t) or 0)
-    (piled,) = (c.results for op, c in calls.items() if "grad" not in op.name)
-    assert sum(piled.sizes.values()) == expected * STATE
+    return graph
 
 
-def test_a_bound_that_data_decides_is_not_guessed():
+def test_how_often_a_loop_runs():
+    expected = {(0, 10, 3): 4, (2, 10, 4): 2, (9, 10, 1): 1, (10, 10, 1): 0}
+    assert {given: states(counting(*given)) for given in expected} == expected
+    for times in (0, 1, 7):
+        graph = tf.Graph()
+        fetches_of(graph, *recurrent(graph, times=times))
+        assert states(graph) == times
+
+
+def test_a_bound_that_data_decides_is_not_guessed_but_told(caplog):
     graph = tf.Graph()
     with graph.as_default():
         times = tf.compat.v1.placeholder(tf.int32, [], name="times")
-    assert states(graph, times) == 0
+    loss, weights = recurrent(graph, times=times)
+    predict(loss)
+    assert "how often" not in caplog.text
+    fetches = fetches_of(graph, loss, weights)
+    assert states(graph) == 0
+    predict(fetches)
+    assert "how often 'while' runs does not follow" in caplog.text
 
 
 @pytest.mark.parametrize("by_shape", [False, True])
@@ -143,7 +147,7 @@ def test_lists_that_a_function_returns_are_counted(by_shape):
         weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
         x = tf.compat.v1.placeholder(tf.float32, [TIMES, 1, WIDTH], name="x")
         loss = tf.reduce_sum(layer(x, weights))
-        fetches = [loss, *tf.gradients(loss, weights)]
+    fetches = fetches_of(graph, loss, weights)
     traced = peak_of(trace(graph, fetches, {x: [[[0.5] * WIDTH]] * TIMES}))
     assert traced >= TIMES * STATE
     assert predict(fetches).peak == pytest.approx(traced, rel=0.1)
@@ -266,10 +270,7 @@ def arrays(graph):
 def test_open_sizes_follow_through_lists_and_out_of_loops(with_gradients):
     graph = tf.Graph()
     loss, weights = arrays(graph)
-    fetches = [loss]
-    if with_gradients:
-        with graph.as_default():
-            fetches += tf.gradients(loss, weights)
+    fetches = fetches_of(graph, loss, weights) if with_gradients else [loss]
     shape = [TIMES, WIDTH, WIDTH]
     traced = peak_of(trace(graph, fetches, {"x:0": np.full(shape, 0.5)}))
     assert traced >= TIMES * STATE
@@ -279,9 +280,8 @@ def test_open_sizes_follow_through_lists_and_out_of_loops(with_gradients):
     assert worst_case(fetches, shapes={"x": shape}).peak >= traced
 
 
-def test_sizes_that_a_loop_changes_are_not_guessed():
-    graph = tf.Graph()
-    with graph.as_default():
+def test_sizes_that_a_loop_or_a_list_changes_are_not_guessed():
+    with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [None, WIDTH], name="x")
         _, y = tf.while_loop(
             lambda i, _: i < 3,
@@ -289,23 +289,14 @@ def test_sizes_that_a_loop_changes_are_not_guessed():
             [tf.constant(0), x],
             [tf.TensorShape([]), tf.TensorShape([None, WIDTH])],
         )
-        y = tf.exp(y)
-    with pytest.raises(PredictionError, match="depend on dimensions that are not"):
-        predict(y, shapes={"x": [WIDTH, WIDTH]})
-
-
-def test_a_list_of_elements_of_several_shapes_has_no_shape_of_an_element():
-    graph = tf.Graph()
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None, WIDTH], name="x")
         rows = tf.TensorArray(tf.float32, 2, element_shape=[None, WIDTH])
         rows = rows.write(0, x).write(1, tf.concat([x, x], 0))
-        read = tf.exp(rows.read(1))
-    with pytest.raises(PredictionError, match="depend on dimensions that are not"):
-        predict(read, shapes={"x": [WIDTH, WIDTH]})
+        for made in (tf.exp(y), tf.exp(rows.read(1))):
+            with pytest.raises(PredictionError, match="depend on dimensions that are"):
+                predict(made, shapes={"x": [WIDTH, WIDTH]})
 
 
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+@pytest.mark.parametrize("layer", chosen(["LSTM", "GRU"], "LSTM"))
 def test_layers_of_keras_at_an_open_batch(layer):
     layers = tf.keras.layers
     tf.keras.utils.set_random_seed(1)
@@ -321,21 +312,10 @@ def test_layers_of_keras_at_an_open_batch(layer):
     graph = step.get_concrete_function().graph
     fed = graph.inputs[0]
     feed = [(fed, np.full([32, TIMES, 16], 0.5, np.float32))]
-    measured = measure((graph, graph.outputs, feed), steps=1).peak
+    with forked():
+        measured = measure((graph, graph.outputs, feed), steps=1).peak
     predicted = predict(graph.outputs).peak
     # Iterations overlap as it comes: 0.8 to 1.03 of the prediction, by process.
     assert 0.7 * predicted < measured < 1.1 * predicted
     assert measured <= worst_case(graph.outputs).peak
     assert last_report(graph).plain_peak == pytest.approx(predicted, rel=0.2)
-
-
-def test_a_loop_that_data_ends_is_warned_of(caplog):
-    with tf.Graph().as_default() as graph:
-        times = tf.compat.v1.placeholder(tf.int32, [], name="times")
-    loss, weights = recurrent(graph, times=times)
-    predict(loss)
-    assert "how often" not in caplog.text
-    with graph.as_default():
-        slopes = tf.gradients(loss, weights)
-    predict([loss, *slopes])
-    assert "how often 'while' runs does not follow" in caplog.text

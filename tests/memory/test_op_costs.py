@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,63 +25,72 @@ def profiled(graph):
     return found.total_float_ops // 2
 
 
+def product(one, other, **options):
+    return tf.matmul(zeros(*one), zeros(*other), **options)
+
+
+def sums(equation, one, other):
+    return tf.einsum(equation, zeros(*one), zeros(*other))
+
+
+def convolution(x, kernel, stride=1, padding="SAME", **options):
+    return tf.nn.conv2d(zeros(*x), zeros(*kernel), stride, padding, **options)
+
+
+def depthwise(x, kernel):
+    return tf.nn.depthwise_conv2d(zeros(*x), zeros(*kernel), [1] * 4, "SAME")
+
+
+BOTH = {"transpose_a": True, "transpose_b": True}
 PROFILED = {
-    "matmul": lambda: tf.matmul(zeros(8, 16), zeros(16, 4)),
-    "matmul, transposed": lambda: tf.matmul(
-        zeros(16, 8), zeros(4, 16), transpose_a=True, transpose_b=True
+    "matmul": lambda: product((8, 16), (16, 4)),
+    "matmul, transposed": lambda: product((16, 8), (4, 16), **BOTH),
+    "convolution": lambda: convolution((2, 9, 8, 3), (3, 2, 3, 5), 2),
+    "convolution, valid": lambda: convolution(
+        (2, 9, 8, 3), (3, 3, 3, 5), padding="VALID"
     ),
-    "convolution": lambda: tf.nn.conv2d(
-        zeros(2, 9, 8, 3), zeros(3, 2, 3, 5), 2, "SAME"
-    ),
-    "convolution, valid": lambda: tf.nn.conv2d(
-        zeros(2, 9, 8, 3), zeros(3, 3, 3, 5), 1, "VALID"
-    ),
-    "depthwise": lambda: tf.nn.depthwise_conv2d(
-        zeros(2, 8, 8, 3), zeros(3, 3, 3, 2), [1] * 4, "SAME"
-    ),
+    "depthwise": lambda: depthwise((2, 8, 8, 3), (3, 3, 3, 2)),
 }
 
 
-@pytest.mark.parametrize("name", PROFILED)
-def test_as_the_profiler_counts(name):
-    with tf.Graph().as_default() as graph:
-        op = PROFILED[name]().op
-        while op.type in ("Reshape", "Squeeze"):
-            op = op.inputs[0].op
-        assert multiply_adds(op) == profiled(graph) > 0
+def counted(build):
+    """Return the op behind the views of what is built."""
+    op = build().op
+    while op.type in ("Reshape", "Squeeze", "BatchToSpaceND"):
+        op = op.inputs[0].op
+    return op
+
+
+def test_as_the_profiler_counts():
+    wrong = {}
+    for name, build in PROFILED.items():
+        with tf.Graph().as_default() as graph:
+            found, expected = multiply_adds(counted(build)), profiled(graph)
+        if not found == expected > 0:
+            wrong[name] = found, expected
+    assert wrong == {}
 
 
 BY_HAND = {
-    "batched": (lambda: tf.matmul(zeros(5, 8, 16), zeros(5, 16, 4)), 5 * 8 * 16 * 4),
-    "two batches": (
-        lambda: tf.matmul(zeros(2, 5, 8, 16), zeros(2, 5, 16, 4)),
-        10 * 8 * 16 * 4,
-    ),
-    "a broadcast batch": (
-        lambda: tf.matmul(zeros(5, 8, 16), zeros(1, 16, 4)),
-        5 * 8 * 16 * 4,
-    ),
-    "einsum": (
-        lambda: tf.einsum("bti,io->bto", zeros(2, 7, 8), zeros(8, 3)),
-        2 * 7 * 8 * 3,
-    ),
+    "batched": (lambda: product((5, 8, 16), (5, 16, 4)), 5 * 8 * 16 * 4),
+    "two batches": (lambda: product((2, 5, 8, 16), (2, 5, 16, 4)), 10 * 8 * 16 * 4),
+    "a broadcast batch": (lambda: product((5, 8, 16), (1, 16, 4)), 5 * 8 * 16 * 4),
+    "einsum": (lambda: sums("bti,io->bto", (2, 7, 8), (8, 3)), 2 * 7 * 8 * 3),
     "attention": (
-        lambda: tf.einsum("bthc,bshc->bhts", zeros(2, 7, 4, 8), zeros(2, 6, 4, 8)),
+        lambda: sums("bthc,bshc->bhts", (2, 7, 4, 8), (2, 6, 4, 8)),
         2 * 4 * 7 * 6 * 8,
     ),
     "einsum of a projection": (
-        lambda: tf.einsum("abc,cde->abde", zeros(2, 7, 8), zeros(8, 3, 5)),
+        lambda: sums("abc,cde->abde", (2, 7, 8), (8, 3, 5)),
         2 * 7 * 8 * 3 * 5,
     ),
     # Groups of 3 channels: each output channel sees 3 of the 6.
     "grouped": (
-        lambda: tf.nn.conv2d(zeros(2, 8, 8, 6), zeros(3, 3, 3, 4), 1, "SAME"),
+        lambda: convolution((2, 8, 8, 6), (3, 3, 3, 4)),
         2 * 8 * 8 * 4 * 9 * 3,
     ),
     "dilated": (
-        lambda: tf.nn.conv2d(
-            zeros(1, 8, 8, 2), zeros(3, 3, 2, 4), 1, "SAME", dilations=2
-        ),
+        lambda: convolution((1, 8, 8, 2), (3, 3, 2, 4), dilations=2),
         8 * 8 * 4 * 9 * 2,
     ),
     # Each element of the small tensor meets each weight once.
@@ -105,45 +113,37 @@ BY_HAND = {
         32 * 16 * 4,
     ),
     "an unknown rank": (lambda: tf.sin(v1.placeholder(tf.float32)), 0),
-    "nothing at all": (lambda: tf.matmul(zeros(0, 16), zeros(16, 4)), 0),
+    "nothing at all": (lambda: product((0, 16), (16, 4)), 0),
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_by_hand(name):
-    build, expected = BY_HAND[name]
+def test_by_hand():
     with tf.Graph().as_default():
-        op = build().op
-        while op.type in ("Reshape", "Squeeze", "BatchToSpaceND"):
-            op = op.inputs[0].op
-        assert multiply_adds(op) == expected
+        found = {n: multiply_adds(counted(build)) for n, (build, _) in BY_HAND.items()}
+    assert found == {name: expected for name, (_, expected) in BY_HAND.items()}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "elements", "size"),
-    [
-        (tf.float32, [2, 3], 6, 24),
-        (tf.float16, [], 1, 2),
-        (tf.float64, [5, 0], 0, 0),
-        (tf.bool, [7], 7, 7),
-        (tf.complex64, [3], 3, 24),
-        (tf.bfloat16, [3], 3, 6),
-        (tf.int64, [None, 2], 64, 512),
-        (tf.float32, None, 0, 0),
-        (tf.string, [3], 3, 0),
-        (tf.variant, [3], 3, 0),
-        (tf.resource, [], 1, 0),
-    ],
-)
-def test_sizes(dtype, shape, elements, size):
+SIZES = [
+    (tf.float32, [2, 3], 6, 24),
+    (tf.float16, [], 1, 2),
+    (tf.float64, [5, 0], 0, 0),
+    (tf.bool, [7], 7, 7),
+    (tf.complex64, [3], 3, 24),
+    (tf.bfloat16, [3], 3, 6),
+    (tf.int64, [None, 2], 64, 512),
+    (tf.float32, None, 0, 0),
+    (tf.string, [3], 3, 0),
+    (tf.variant, [3], 3, 0),
+    (tf.resource, [], 1, 0),
+]
+
+
+def test_sizes():
     with tf.Graph().as_default():
-        tensor = v1.placeholder(dtype, shape)
-        assert tensor_elements(tensor) == elements
-        assert tensor_bytes(tensor) == size
-
-
-def test_what_an_unknown_dimension_counts_as():
-    with tf.Graph().as_default():
+        for dtype, shape, elements, size in SIZES:
+            tensor = v1.placeholder(dtype, shape)
+            found = tensor_elements(tensor), tensor_bytes(tensor)
+            assert found == (elements, size), (dtype, shape)
         tensor = v1.placeholder(tf.float32, [None, 2, None])
         assert tensor_bytes(tensor, unknown=3) == 4 * 3 * 2 * 3
 
@@ -169,50 +169,41 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_what_shows_a_buffer_takes_no_time(name):
-    with tf.Graph().as_default():
-        op = VIEWS[name](tf.tanh(zeros(64, 16))).op
-    assert op_time(op) == 0
-
-
-def test_what_is_copied_takes_time():
+def test_what_shows_a_buffer_takes_no_time_and_what_is_copied_does():
     with tf.Graph().as_default():
         x = tf.tanh(zeros(64, 16))
+        views = {name: op_time(view(x).op) for name, view in VIEWS.items()}
+        # Variables are there already.
+        v = v1.get_variable("v", [64, 64], use_resource=True)
+        read = v.read_value().op
+        while read.type == "Identity":
+            read = read.inputs[0].op
         # Columns, not rows.
         ops = [x.op, x[:, :8].op, tf.transpose(x).op, tf.concat([x, x], 0).op]
+    assert views == dict.fromkeys(VIEWS, 0)
+    assert (read.type, op_time(read)) == ("ReadVariableOp", 0)
     assert all(op_time(op) >= 16 * 2 * 64 * 8 for op in ops)
 
 
-def test_variables_are_there_already():
-    with tf.Graph().as_default():
-        v = v1.get_variable("v", [64, 64], use_resource=True)
-        read = v.read_value().op
-    while read.type == "Identity":
-        read = read.inputs[0].op
-    assert (read.type, op_time(read)) == ("ReadVariableOp", 0)
+SLOWER = [
+    # Of the same elements: a reduction, a transcendental function, next to a sum.
+    (tf.tanh, tf.nn.relu),
+    (lambda x: tf.reduce_sum(x, 0), lambda x: tf.slice(x, [0, 0], [64, 1])),
+    (lambda x: x @ tf.transpose(x), lambda x: x + x),
+]
 
 
-@pytest.mark.parametrize(
-    ("slow", "fast"),
-    [
-        # Of the same elements: a reduction, a transcendental function, next to a sum.
-        (tf.tanh, tf.nn.relu),
-        (lambda x: tf.reduce_sum(x, 0), lambda x: tf.slice(x, [0, 0], [64, 1])),
-        (lambda x: x @ tf.transpose(x), lambda x: x + x),
-    ],
-)
-def test_what_computes_takes_longer_than_what_moves(slow, fast):
+def test_what_computes_takes_longer_than_what_moves():
     with tf.Graph().as_default():
         x = zeros(64, 64)
-        assert op_time(slow(x).op) > op_time(fast(x).op) > 0
+        for slow, fast in SLOWER:
+            assert op_time(slow(x).op) > op_time(fast(x).op) > 0
 
 
 def test_a_depthwise_convolution_takes_more_than_its_multiply_adds():
     """Next to a full one of as many; kernels reach a small part of the machine's."""
     with tf.Graph().as_default():
-        x = zeros(2, 32, 32, 64)
-        depthwise = tf.nn.depthwise_conv2d(x, zeros(3, 3, 64, 1), [1] * 4, "SAME").op
-        full = tf.nn.conv2d(x, zeros(1, 1, 64, 9), 1, "SAME").op
-    assert multiply_adds(depthwise) == multiply_adds(full)
-    assert op_time(depthwise) > 2 * op_time(full)
+        narrow = depthwise((2, 32, 32, 64), (3, 3, 64, 1)).op
+        full = convolution((2, 32, 32, 64), (1, 1, 64, 9)).op
+    assert multiply_adds(narrow) == multiply_adds(full)
+    assert op_time(narrow) > 2 * op_time(full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,10 +17,11 @@ from geutil.memory.step_times import op_times_of
 v1 = tf.compat.v1
 
 
+@functools.cache
 def graph_of_many():
     """Return the ops of a graph: layers, gradients, sums, randomness, strings."""
     with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [8, 64, 64, 16])
+        x = v1.placeholder(tf.float32, [8, 32, 32, 16])
         w = v1.get_variable("w", [3, 3, 16, 32])
         d = v1.get_variable("d", [3, 3, 32, 1])
         y = tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME"))
@@ -52,18 +55,13 @@ def test_large_ops_have_times_and_others_none():
     assert times[layer.name] > times[relu.name]
 
 
-def test_the_graph_stays_as_it_is():
+def test_what_cannot_be_measured_is_estimated():
     ops = graph_of_many()
     before = len(ops[0].graph.get_operations())
     with ops[0].graph.as_default():
-        assert op_times(ops, known_dims)
+        times = op_times(ops, known_dims)
     assert len(ops[0].graph.get_operations()) == before
-
-
-def test_what_cannot_be_measured_is_estimated():
-    ops = graph_of_many()
     estimated, measured = (op_times_of(ops, {}, measured=m) for m in (False, True))
-    times = op_times(ops, known_dims)
     other = next(op for op in ops if op.name not in times and op_time(op) > 1000)
     assert estimated(other) == op_time(other)
     # In seconds, next to the estimates of those that can.
@@ -98,7 +96,7 @@ def test_a_budget_with_measured_times():
     @tf.function(autograph=False)
     def trace(x):
         y = x
-        for _ in range(12):
+        for _ in range(8):
             y = tf.tanh(y @ tf.ones([64, 64]))
         loss = tf.reduce_mean(y * y)
         report = explain(loss, x, checkpoints=Budget(0.5, measured=True))
@@ -106,4 +104,4 @@ def test_a_budget_with_measured_times():
         assert 0 < report.extra_time < 1
         return loss
 
-    trace.get_concrete_function(tf.TensorSpec([2048, 64]))
+    trace.get_concrete_function(tf.TensorSpec([512, 64]))

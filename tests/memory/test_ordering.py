@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.memory import Node, Program, simulate
@@ -12,7 +10,7 @@ from geutil.memory.lifetimes import buffers_of
 from geutil.memory.onednn import fused_groups, with_groups_fused
 from geutil.memory.ordering import order_dependencies, plan_order, with_controls
 from tests.memory.test_simulation import programs
-from tests.thorough import length
+from tests.thorough import examples, length
 
 
 def queued(program):
@@ -34,30 +32,22 @@ def any_order(program, rng):
     return order
 
 
-@given(programs(), st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
-def test_any_order_holds_what_the_plan_holds(program, rng):
-    """With nothing small, in any order, up to what a node takes over by chance."""
-    program = queued(program)
-    plan = plan_order(program)
-    found = order_dependencies(program, plan.simulation.order, bound=0)
-    ordered = with_controls(program, found.waits)
-    assert not found.unordered
-    # The edges agree with the plan, and what does nothing with memory may run anywhere.
-    simulate(ordered, plan.simulation.order)
-    assert simulate(ordered, any_order(ordered, rng)).peak <= plan.peak
-
-
 @given(programs(), st.integers(0, 30), st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@examples(300)
 def test_any_order_stays_within_a_limit(program, tenths, rng):
+    """With nothing small, in any order, up to what a node takes over by chance."""
     program = queued(program)
     run = plan_order(program).simulation
     limit = run.peak + run.peak * tenths // 10
-    found = order_dependencies(program, run.order, bound=0, limit=limit)
-    ordered = with_controls(program, found.waits)
-    simulate(ordered, run.order)
-    assert simulate(ordered, any_order(ordered, rng)).peak <= limit
+    for options in ({}, {"limit": limit}):
+        found = order_dependencies(program, run.order, bound=0, **options)
+        assert not found.unordered
+        ordered = with_controls(program, found.waits)
+        # The edges agree with the plan, and what does nothing with memory may run
+        # anywhere.
+        simulate(ordered, run.order)
+        most = options.get("limit", run.peak)
+        assert simulate(ordered, any_order(ordered, rng)).peak <= most
 
 
 def fan(width, size=100):
@@ -71,27 +61,20 @@ def fan(width, size=100):
     return queued(Program(nodes, sizes, range(2, len(sizes), 2)))
 
 
-def test_each_large_node_waits_for_the_end_of_the_last_one():
-    program = fan(3)
-    order = [0, 1, 2, 3, 4, 5, 6]
-    assert order_dependencies(program, order, 10).waits == [(3, [2]), (5, [4])]
-
-
-def test_room_lets_nodes_run_beside_each_other():
-    program = fan(4)
-    order = range(9)
-    tight, wide = (order_dependencies(program, order, 10, limit=n) for n in (208, 310))
-    assert tight.waits == [(3, [2]), (5, [4]), (7, [6])]
-    assert wide.waits == [(5, [2]), (7, [2, 4])]
-    assert not order_dependencies(program, order, 10, limit=1000).waits
-
-
-def test_what_is_small_is_left_alone_until_it_adds_up():
-    program = fan(9, size=10)
+def waits(program, bound, **options):
     order = range(len(program.nodes))
-    assert not order_dependencies(program, order, 1000).waits
-    waits = order_dependencies(program, order, 9).waits
-    assert waits == [(i, [i - 1]) for i in range(3, 19, 2)]
+    return order_dependencies(program, order, bound, **options).waits
+
+
+def test_each_large_node_waits_for_the_end_of_the_last_one():
+    assert waits(fan(3), 10) == [(3, [2]), (5, [4])]
+    # Room lets nodes run beside each other.
+    assert waits(fan(4), 10, limit=208) == [(3, [2]), (5, [4]), (7, [6])]
+    assert waits(fan(4), 10, limit=310) == [(5, [2]), (7, [2, 4])]
+    assert not waits(fan(4), 10, limit=1000)
+    # Small ones are left alone until they add up.
+    assert not waits(fan(9, size=10), 1000)
+    assert waits(fan(9, size=10), 9) == [(i, [i - 1]) for i in range(3, 19, 2)]
 
 
 def test_loose_nodes_are_awaited_in_portions():
@@ -100,15 +83,17 @@ def test_loose_nodes_are_awaited_in_portions():
     nodes += [Node("use", "Op", [i + 1 for i in range(4)], [5])]
     nodes += [Node("large", "Op", [0], [6])]
     program = queued(Program(nodes, [100, 4, 4, 4, 4, 0, 100], [6]))
-    assert order_dependencies(program, range(7), 50).waits == []
+    assert waits(program, 50) == []
     # All that is small is behind the node that reads it.
-    assert order_dependencies(program, range(7), 10).waits == [(6, [5])]
+    assert waits(program, 10) == [(6, [5])]
 
 
-def test_who_cannot_wait_is_told_of_and_awaited_itself():
+def test_who_cannot_wait_or_be_awaited_is_told_of():
     found = order_dependencies(fan(3), range(7), 10, can_wait=lambda i: i != 3)
     assert found.unordered == [(3, [2])]
     assert found.waits == [(5, [2, 4])]
+    found = order_dependencies(fan(2), range(5), 10, may_await=lambda i, j: j > 2)
+    assert (found.waits, found.unordered) == ([], [(3, [2])])
 
 
 def test_what_it_reads_waits_for_who_cannot():
@@ -127,7 +112,7 @@ def test_what_it_reads_waits_for_who_cannot():
 
 
 @given(programs(), st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_where_some_cannot_wait_the_rest_holds_or_it_is_told(program, rng):
     program = queued(program)
     plan = plan_order(program)
@@ -142,29 +127,19 @@ def test_where_some_cannot_wait_the_rest_holds_or_it_is_told(program, rng):
     assert simulate(told, any_order(told, rng)).peak <= plan.peak
 
 
-def test_who_may_not_be_awaited_is_not():
-    found = order_dependencies(fan(2), range(5), 10, may_await=lambda i, j: j > 2)
-    assert found.waits == []
-    assert found.unordered == [(3, [2])]
-
-
 def test_queues_do_not_wait_for_each_other():
     program = fan(4)
     queues = ["", *("a" if i // 2 % 2 else "b" for i in range(8))]
     queues[-1] = None
-    waits = order_dependencies(program.with_queues(queues), range(9), 10).waits
-    for i, awaited in waits:
+    for i, awaited in waits(program.with_queues(queues), 10):
         assert {queues[i]} == {queues[j] for j in awaited}
 
 
 def test_long_programs_are_linear():
     count = length(30_000)
-    program = fan(count)
-    rng = random.Random(0)
-    order = list(range(len(program.nodes)))
-    waits = order_dependencies(program, order, 10).waits
-    assert len(waits) == count - 1
-    assert rng.choice(waits)[1]
+    found = waits(fan(count), 10)
+    assert len(found) == count - 1
+    assert all(awaited for _, awaited in found)
 
 
 def test_ops_that_run_as_one():
@@ -208,7 +183,7 @@ def updates(count, size=10):
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_little_is_made_ahead_of_the_plan(rng):
     program = updates(50)
     order = range(len(program.nodes))
@@ -219,12 +194,7 @@ def test_little_is_made_ahead_of_the_plan(rng):
     simulate(ordered, order)
     # Two parts of fifty ahead, and as much room as the limit gives.
     assert simulate(ordered, any_order(ordered, rng)).peak <= 1.08 * peak
-
-
-def test_without_a_limit_what_is_small_runs_ahead():
+    # Without a limit, what is small runs ahead.
     program = updates(100)
-    order = range(len(program.nodes))
-    assert not any(
-        program.nodes[i].name.startswith(("left", "right"))
-        for i, _ in order_dependencies(program, order, 20).waits
-    )
+    names = [program.nodes[i].name for i, _ in waits(program, 20)]
+    assert not any(name.startswith(("left", "right")) for name in names)

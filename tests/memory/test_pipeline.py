@@ -1,5 +1,7 @@
 """Simulated pipelines, against closed forms and a naive clock."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,13 +11,11 @@ from geutil.memory import Pipeline, Program, Stage, simulate
 from geutil.memory.program import Node
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("stages", [1, 2, 5])
-@pytest.mark.parametrize("batches", [1, 3, 8])
-def test_equal_stages_have_the_bubble_of_the_formula(schedule, stages, batches):
-    run = simulate(Pipeline([Stage(1.0, 2.0)] * stages, batches, schedule))
-    assert run.seconds == pytest.approx(3.0 * (batches + stages - 1))
-    assert run.bubble == pytest.approx((stages - 1) / (batches + stages - 1))
+def test_equal_stages_have_the_bubble_of_the_formula():
+    for schedule, stages, batches in product(("gpipe", "1f1b"), (1, 2, 5), (1, 3, 8)):
+        run = simulate(Pipeline([Stage(1.0, 2.0)] * stages, batches, schedule))
+        assert run.seconds == pytest.approx(3.0 * (batches + stages - 1))
+        assert run.bubble == pytest.approx((stages - 1) / (batches + stages - 1))
 
 
 def test_1f1b_holds_fewer_micro_batches():
@@ -27,9 +27,7 @@ def test_1f1b_holds_fewer_micro_batches():
     assert gpipe.peaks == (183, 183, 183, 183)
     assert alternating.peaks == (143, 133, 123, 113)
     assert gpipe.peak == 183
-
-
-def test_fewer_micro_batches_than_stages_are_all_in_flight():
+    # Fewer micro-batches than stages are all in flight.
     run = simulate(Pipeline([Stage(1.0, 1.0)] * 4, 2))
     assert run.in_flight == (2, 2, 2, 1)
 
@@ -40,9 +38,6 @@ def test_messages_take_time_and_are_counted():
     # Forwards 1, over 2.5, forwards 1, backwards 1, over 2.5, backwards 1.
     assert run.seconds == pytest.approx(9.0)
     assert run.traffic == (20,)
-
-
-def test_a_slow_link_is_what_a_step_waits_for():
     stages = [Stage(0.0, 0.0, sent=10), Stage(0.0, 0.0)]
     run = simulate(Pipeline(stages, 6, "gpipe", bandwidth=10.0))
     # Six messages one after another, and then six back.
@@ -57,9 +52,7 @@ def test_replicas_sum_their_gradients_in_a_ring():
     assert pipeline.devices == 4
     assert run.exchanged == (120,)
     assert run.seconds == pytest.approx(2 + 12 + 6 * 0.1)
-
-
-def test_faster_devices_take_less_time():
+    # Faster devices take less time.
     stages = [Stage(1.0, 2.0)] * 3
     assert simulate(Pipeline(stages, 4, speed=2.0)).seconds == pytest.approx(9.0)
 
@@ -99,21 +92,18 @@ def test_a_naive_clock_agrees(stages, batches, schedule):
     assert simulate(pipeline).seconds == pytest.approx(max(free))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_what_cannot_run_is_refused():
+    for wrong, said in (
         ({"schedule": "2f2b"}, "pass one of gpipe, 1f1b"),
         ({"micro_batches": 0}, "micro_batches is 1 or more"),
         ({"replicas": 0}, "replicas is 1 or more"),
         ({"bandwidth": 0.0}, "bandwidth is above 0"),
         ({"speed": -1.0}, "speed is above 0"),
         ({"stages": []}, "there is no stage"),
-    ],
-)
-def test_what_cannot_run_is_refused(wrong, said):
-    arguments = {"stages": [Stage(1.0, 1.0)], "micro_batches": 1} | wrong
-    with pytest.raises(PlanError, match=said):
-        Pipeline(**arguments)
+    ):
+        arguments = {"stages": [Stage(1.0, 1.0)], "micro_batches": 1} | wrong
+        with pytest.raises(PlanError, match=said):
+            Pipeline(**arguments)
 
 
 def test_orders_and_seeds_are_those_of_programs():

@@ -38,9 +38,6 @@ def test_the_peak_is_the_first_of_the_highest():
     timeline = timeline_of(1, 5, 2, 5)
     assert (timeline.peak, timeline.peak_index) == (5 * MB, 1)
     assert (EMPTY.peak, EMPTY.peak_index) == (0, None)
-
-
-def test_the_scope_of_a_tensor():
     assert LiveTensor("block/conv/Relu:0", "Relu", 1).scope == "block/conv"
 
 
@@ -55,31 +52,23 @@ def test_a_timeline_as_text():
         "     400 MB  block/conv:0  Conv2D",
         "     100 MB  x:0           Conv2D",
     ]
-
-
-def test_small_tensors_are_one_line():
+    # Small tensors are one line.
     held = [(f"t{i}:0", 20 - i) for i in range(13)]
     lines = str(timeline_of(200, held=held)).splitlines()
     assert len(lines) == 12
     assert lines[-1].split() == ["27.0", "MB", "in", "3", "smaller", "ones"]
-
-
-def test_an_empty_timeline_as_text():
     assert str(EMPTY).startswith("peak 0 MB (predicted;")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "ratio", "saved"),
-    [
+def test_a_comparison():
+    for before, after, ratio, saved in (
         (timeline_of(8), timeline_of(2), 0.25, 6 * MB),
         (timeline_of(2), timeline_of(8), 4.0, -6 * MB),
         (EMPTY, EMPTY, 1.0, 0),
         (EMPTY, timeline_of(1), math.inf, -MB),
-    ],
-)
-def test_a_comparison(before, after, ratio, saved):
-    comparison = compare(before, after)
-    assert (comparison.ratio, comparison.saved) == (ratio, saved)
+    ):
+        comparison = compare(before, after)
+        assert (comparison.ratio, comparison.saved) == (ratio, saved)
 
 
 def test_a_comparison_as_text():
@@ -95,14 +84,8 @@ def test_measurements_are_compared_by_their_timelines():
     comparison = compare(measurement_of(before), after)
     assert comparison.before is before
     assert comparison.after is after
-
-
-def test_a_measurement_without_a_timeline_is_refused():
     with pytest.raises(MeasurementError, match=r"'after' has no timeline.*the peaks"):
         compare(timeline_of(8), measurement_of(None))
-
-
-def test_something_else_is_refused():
     with pytest.raises(ArgumentTypeError, match="before: expected a Timeline"):
         compare(8, timeline_of(8))
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def trace(graph, fetches, feeds, *, grappler=True):
+def trace(graph, fetches, feeds, *, grappler=True, threads=1):
     """Return the statistics of one traced step, node by node.
 
-    The Session has one inter-op thread. What was there before the step (variables,
-    constants, feeds) is not in the records.
+    What was there before the step (variables, constants, feeds) is not in the records.
     """
     # Otherwise the first session of the process says how many threads there are.
     config = tf.compat.v1.ConfigProto(
-        inter_op_parallelism_threads=1, use_per_session_threads=True
+        inter_op_parallelism_threads=threads, use_per_session_threads=True
     )
     if not grappler:
         config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -67,6 +66,6 @@ def order_of(stats, program):
     return list(order)
 
 
-def traced_peaks(graph, fetches, feeds, *, sessions=3):
-    """Return the peaks of several Sessions; addresses decide part of their order."""
-    return [peak_of(trace(graph, fetches, feeds)) for _ in range(sessions)]
+def traced_peaks(graph, fetches, feeds, **options):
+    """Return the peaks of three Sessions; addresses decide part of their order."""
+    return [peak_of(trace(graph, fetches, feeds, **options)) for _ in range(3)]

@@ -107,28 +107,21 @@ def looped(sent, times):
     return metadata
 
 
-@pytest.mark.parametrize(
-    ("rounds", "back", "expected"),
-    [
+def test_transfers_without_a_record_are_found():
+    """One record for each execution of a reader; a send has none, so one at least."""
+    for rounds, back, expected in (
         (3, 1, []),
         # The last one carries that the loop is over.
         (4, 1, []),
         (2, 1, ["edge_round"]),
         (3, 0, ["edge_other_S1"]),
         (0, 0, ["edge_other_S1", "edge_round"]),
-    ],
-)
-def test_transfers_without_a_record_are_found(rounds, back, expected):
-    """One record for each execution of a reader; a send has none, so one at least."""
-    metadata = looped({"round": rounds, "other_S1": back}, 3)
-    assert unrecorded_transfers(metadata) == expected
-
-
-def test_a_loop_of_no_rounds_sends_nothing():
+    ):
+        metadata = looped({"round": rounds, "other_S1": back}, 3)
+        assert unrecorded_transfers(metadata) == expected, (rounds, back)
+    # A loop of no rounds sends nothing.
     assert unrecorded_transfers(looped({"other_S1": 1}, 0)) == []
-
-
-def test_devices_of_one_process_share_what_is_sent():
+    # Devices of one process share what is sent.
     metadata = looped({}, 3)
     for made in metadata.partition_graphs[1].node:
         if "send_device" in made.attr:
@@ -140,9 +133,6 @@ def test_steps_are_traced_until_one_is_complete():
     traces = [looped({"round": i, "other_S1": 1}, 3) for i in range(5)]
     left = iter(traces)
     assert complete_trace(lambda: next(left)) is traces[3]
-
-
-def test_a_machine_too_busy_for_a_complete_trace_is_told():
     with pytest.raises(MeasurementError, match=r"\(of the last one edge_round\)"):
         complete_trace(lambda: looped({"other_S1": 1}, 3))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,35 +58,29 @@ def test_levels_and_the_tensors_at_the_peak():
     assert timeline.variable_bytes == 7
 
 
-def test_what_is_no_output_is_temporary():
+def test_single_records():
+    # Whatever is no output is temporary.
     timeline = trace(metadata_of(("a", 1, [(2, 5), (2, 9), (3, -9)], [(1, 5)])))
     assert held(timeline) == [("a (temporary)", 9), ("a:1", 5)]
-
-
-def test_ops_are_in_the_order_of_execution():
+    # Ops are in the order of execution.
     timeline = trace(
         metadata_of(("late", 20, [(21, 1)], []), ("early", 10, [(11, 1)], []))
     )
     assert [moment.op for moment in timeline.moments] == ["early", "late"]
-
-
-def test_a_release_goes_before_an_allocation_in_the_same_microsecond():
+    # A release goes before an allocation in the same microsecond.
     timeline = trace(
         metadata_of(("a", 10, [(11, 50), (20, -50)], []), ("b", 20, [(20, 50)], []))
     )
     assert timeline.peak == 50
     assert [moment.bytes for moment in timeline.moments] == [50, 50]
-
-
-def test_a_buffer_that_lives_for_less_than_a_microsecond_counts():
-    timeline = trace(metadata_of(("a", 10, [(11, 50), (11, -50)], [])))
-    assert timeline.peak == 50
-
-
-def test_ops_that_do_no_work_are_left_out():
+    # A buffer that lives for less than a microsecond counts.
+    assert trace(metadata_of(("a", 10, [(11, 50), (11, -50)], []))).peak == 50
+    # Ops that do no work are left out.
     metadata = metadata_of(("c", 1, [], []), ("_SOURCE", 0, [], []), ("r", 2, [], []))
     timeline = trace(metadata, {"c": "Const", "r": "Relu"})
     assert [moment.op for moment in timeline.moments] == ["r"]
+    timeline = trace(tf.compat.v1.RunMetadata())
+    assert (timeline.moments, timeline.at_peak, timeline.peak) == ((), (), 0)
 
 
 def test_the_memory_of_a_gpu_and_that_of_its_host_stay_apart():
@@ -100,11 +93,6 @@ def test_the_memory_of_a_gpu_and_that_of_its_host_stay_apart():
     )
     assert trace(metadata, device="GPU:0").peak == 30
     assert trace(metadata, device="CPU:0").peak == 50
-
-
-def test_nothing_recorded():
-    timeline = trace(tf.compat.v1.RunMetadata())
-    assert (timeline.moments, timeline.at_peak, timeline.peak) == ((), (), 0)
 
 
 @given(
@@ -157,20 +145,17 @@ def in_place(x):
     return tf.exp(tf.tanh(tf.reverse(x, [0])))
 
 
-# Op by op: a reverse needs its input and its output; the input of the first is fed; a
-# unary op writes into its input's buffer; a concat of three holds them and as much.
-KNOWN = [(chain, 2), (fan, 6), (in_place, 1)]
+def test_known_allocations():
+    """Computed by hand; test_measure asks the allocator, in a process of its own.
 
-
-@pytest.mark.parametrize(
-    ("build", "mebibytes"), KNOWN, ids=["chain", "fan", "in place"]
-)
-def test_known_allocations(build, mebibytes):
-    """Computed by hand; test_measure asks the allocator, in a process of its own."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
-        y = build(x)
-    assert run_and_trace(graph, y.op, x).peak == mebibytes * MIB
+    A reverse needs its input and its output; the input of the first is fed; a unary op
+    writes into its input's buffer; a concat of three holds them and as much.
+    """
+    for build, mebibytes in ((chain, 2), (fan, 6), (in_place, 1)):
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
+            y = build(x)
+        assert run_and_trace(graph, y.op, x).peak == mebibytes * MIB, build
 
 
 def run_and_trace(graph, fetch, x):
@@ -194,62 +179,53 @@ def run_and_trace(graph, fetch, x):
     return timeline_of(metadata, {}, "CPU:0", variable_bytes=0)
 
 
-def updates_of(count, *, first):
-    """Return the updates of variables one after the other, and what reads each.
+def updated(count, update):
+    """Return what updates of variables one after the other hold: traced, predicted.
 
-    Each variable is reversed; the update comes before (`first`) or after that.
+    Args:
+        count: how many there are.
+        update: makes the last op of an update, of a variable and its value before.
     """
-    x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
-    waits = []
-    for i in range(count):
-        v = tf.compat.v1.get_variable(f"v{i}", [SIDE, SIDE], use_resource=True)
-        with tf.control_dependencies(waits):
-            value = v.read_value()
-        with tf.control_dependencies([value]):
-            if first:
-                update = v.assign_sub(x, read_value=False)
-                with tf.control_dependencies([update]):
-                    waits = [tf.reverse(value, [0]).op]
-            else:
-                with tf.control_dependencies([tf.reverse(value, [0])]):
-                    waits = [v.assign_sub(x, read_value=False)]
-    return x, waits[0]
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
+        waits = []
+        for i in range(count):
+            v = tf.compat.v1.get_variable(f"v{i}", [SIDE, SIDE], use_resource=True)
+            with tf.control_dependencies(waits):
+                value = v.read_value()
+                waits = [update(x, v, value)]
+    predicted = predict(waits[0], grappler=False).peak
+    return run_and_trace(graph, waits[0], x).peak / MIB, predicted / MIB
 
 
-@pytest.mark.parametrize(("first", "mebibytes"), [(True, 2), (False, 1)])
-def test_the_old_buffers_of_variables_are_let_go(first, mebibytes):
+def test_the_old_buffers_of_variables_are_let_go():
     """By hand: the new buffer beside what is made of the old one, which then is free.
 
     The second reverse and buffer come when the first are gone; in the records the
     first buffer never is.
     """
-    with tf.Graph().as_default() as graph:
-        x, last = updates_of(4, first=first)
-    assert run_and_trace(graph, last, x).peak == mebibytes * MIB
-    assert predict(last, grappler=False).peak == mebibytes * MIB
+
+    def change_first(x, v, value):
+        with tf.control_dependencies([value]):
+            change = v.assign_sub(x, read_value=False)
+        with tf.control_dependencies([change]):
+            return tf.reverse(value, [0]).op
+
+    def read_first(x, v, value):
+        with tf.control_dependencies([tf.reverse(value, [0])]):
+            return v.assign_sub(x, read_value=False)
+
+    assert updated(4, change_first) == (2, 2)
+    assert updated(4, read_first) == (1, 1)
 
 
 def test_what_is_assigned_takes_the_place_of_what_was():
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
-        waits = []
-        for i in range(3):
-            v = tf.compat.v1.get_variable(f"v{i}", [SIDE, SIDE], use_resource=True)
-            with tf.control_dependencies(waits):
-                waits = [v.assign(tf.reverse(x, [0]), read_value=False)]
-    assert run_and_trace(graph, waits[0], x).peak == MIB
-    assert predict(waits[0], grappler=False).peak == MIB
+    def assign(x, v, value):
+        return v.assign(tf.reverse(x, [0]), read_value=False)
 
+    def assign_in_place(x, v, value):
+        """The product and the difference are written over the reversed `x`."""
+        return v.assign(value - 0.1 * tf.reverse(x, [0]), read_value=False)
 
-def test_what_is_assigned_may_be_computed_in_place():
-    """The product and the difference are written over the reversed `x`, by hand."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
-        waits = []
-        for i in range(3):
-            v = tf.compat.v1.get_variable(f"v{i}", [SIDE, SIDE], use_resource=True)
-            with tf.control_dependencies(waits):
-                change = 0.1 * tf.reverse(x, [0])
-                waits = [v.assign(v.read_value() - change, read_value=False)]
-    assert run_and_trace(graph, waits[0], x).peak == MIB
-    assert predict(waits[0], grappler=False).peak == MIB
+    assert updated(3, assign) == (1, 1)
+    assert updated(3, assign_in_place) == (1, 1)
