@@ -12,6 +12,18 @@ X = np.array([0.3, -0.7], np.float32)
 X_SPEC = tf.TensorSpec([2], name="x")
 
 
+def close(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def gradients(function, x, variables):
+    with tf.GradientTape() as tape:
+        x = tf.convert_to_tensor(x)
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, [x, *variables])
+
+
 def key_of(opened, part):
     """Return the one function of a model whose name holds `part`."""
     (key,) = (key for key in opened.functions if part in key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,23 +19,12 @@ from tests.model.body_samples import (
     branch_model,
     call_model,
     case_model,
+    close,
+    gradients,
     key_of,
-    loop_model,
     op_of,
     swap_op,
 )
-
-
-def close(got, expected):
-    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
-
-
-def gradients(function, x, variables):
-    with tf.GradientTape() as tape:
-        x = tf.constant(x)
-        tape.watch(x)
-        y = function(x)
-    return tape.gradient(y, [x, *variables])
 
 
 @pytest.fixture
@@ -41,42 +32,36 @@ def nested():
     return Nested()
 
 
-def test_functions_are_listed_callers_first(nested):
+def test_functions_are_listed_callers_first_and_are_models(nested):
+    before = nested.model.graph.as_graph_def()
+    assert all(body.graph is not None for body in nested.model.functions.values())
+    assert nested.model.graph.as_graph_def() == before
     keys = list(nested.model.functions)
-    assert len(keys) == len(set(keys)) == 6
-    assert len(nested.model.functions) == 6
+    assert len(keys) == len(set(keys)) == len(nested.model.functions) == 6
     inner, outer = key_of(nested.model, "inner"), key_of(nested.model, "outer")
     assert keys.index(outer) < keys.index(inner)
     assert list(nested.model.functions) == keys
-    held = {
-        f.signature.name
-        for f in nested.function.get_concrete_function()
-        .graph.as_graph_def()
-        .library.function
-    }
-    assert set(keys) == held
-
-
-def test_bodies_are_models_and_are_shared(nested):
+    graph_def = nested.function.get_concrete_function().graph.as_graph_def()
+    assert set(keys) == {f.signature.name for f in graph_def.library.function}
     body = body_of(nested.model, "outer")
     assert isinstance(body, model.Model)
+    # What several call is shared.
     (key,) = body.functions
     assert body.functions[key] is nested.model.functions[key]
+    assert len({op.name for op in body_of(nested.model, "inner").callers}) == 3
+    assert {op.type for op in body_of(nested.model, "while_body").callers} == {"While"}
     with pytest.raises(KeyError):
         nested.model.functions["no such function"]
 
 
-def test_callers(nested):
-    names = [op.name for op in body_of(nested.model, "inner").callers]
-    assert len(names) == 3
-    assert {op.type for op in body_of(nested.model, "while_body").callers} == {"While"}
-
-
-def test_a_body_runs_alone(nested):
+def test_a_body_runs_and_is_saved_alone(nested, tmp_path):
     body = body_of(nested.model, "inner")
     close(body.run(x=X)["identity"], np.sin(X) * 2)
     grads = gradients(lambda x: body.to_function()(x)["identity"], X, [])
     close(grads[0], 2 * np.cos(X))
+    path = body.save(tmp_path / "inner")
+    loaded = tf.saved_model.load(str(path)).signatures[body.signature]
+    close(loaded(x=tf.constant(X))["identity"], np.sin(X) * 2)
 
 
 def test_a_body_that_reads_a_resource_does_not_run_alone(nested):
@@ -87,39 +72,30 @@ def test_a_body_that_reads_a_resource_does_not_run_alone(nested):
         body.to_function()
 
 
-def test_a_body_is_saved_alone(nested, tmp_path):
-    body = body_of(nested.model, "inner")
-    path = body.save(tmp_path / "inner")
-    loaded = tf.saved_model.load(str(path)).signatures[body.signature]
-    close(loaded(x=tf.constant(X))["identity"], np.sin(X) * 2)
+def test_an_edit_reaches_all_callers_and_gradients(nested):
+    m, keys = nested.model, sorted(nested.model.functions)
+    for new, reference in [
+        (None, lambda x: tf.sin(x) * 2.0),
+        (("Sin", tf.cos), lambda x: tf.cos(x) * 2.0),
+        (("Cos", tf.tanh), lambda x: tf.tanh(x) * 2.0),
+    ]:
+        if new is not None:
+            swap_op(body_of(m, "inner"), *new)
+        expected = partial(nested.reference, inner=reference)
+        for x in (X, -X):
+            close(m.run(x=x)["y"], expected(x))
+        assert sorted(m.functions) == keys
+        function = m.to_function()
+        got = gradients(lambda x: function(x)["y"], X, [nested.v])  # noqa: B023
+        for g, e in zip(got, gradients(expected, X, [nested.v]), strict=True):
+            close(g, e)
 
 
-def test_nothing_edited_changes_nothing(nested):
-    m = nested.model
-    before = m.graph.as_graph_def()
-    for body in m.functions.values():
-        assert body.graph is not None
-    assert m.graph.as_graph_def() == before
-    close(m.run(x=X)["y"], nested.reference(X))
-
-
-@pytest.mark.parametrize("x", [X, -X])
-def test_an_edit_reaches_all_callers(nested, x):
-    m = nested.model
-    keys = list(m.functions)
-    close(m.run(x=x)["y"], nested.reference(x))
-    swap_op(body_of(m, "inner"), "Sin", tf.cos)
-    close(m.run(x=x)["y"], nested.reference(x, lambda x: tf.cos(x) * 2.0))
-    assert sorted(m.functions) == sorted(keys)
-    swap_op(body_of(m, "inner"), "Cos", tf.tanh)
-    close(m.run(x=x)["y"], nested.reference(x, lambda x: tf.tanh(x) * 2.0))
-    assert sorted(m.functions) == sorted(keys)
-
-
-def test_unchanged_functions_keep_their_names(nested):
+def test_an_edit_of_a_caller_and_its_callee(nested):
     m = nested.model
     before = {f.signature.name for f in m.graph.as_graph_def().library.function}
     swap_op(body_of(m, "outer"), "AddV2", tf.subtract)
+    # Functions that did not change keep their names.
     called = {
         op.get_attr("f").name
         for op in m.graph.get_operations()
@@ -128,65 +104,30 @@ def test_unchanged_functions_keep_their_names(nested):
     assert called.isdisjoint(before)
     (loop,) = (op for op in m.graph.get_operations() if op.type == "While")
     assert loop.get_attr("body").name in before
+    swap_op(body_of(m, "inner"), "Sin", tf.cos)
+    inner = lambda x: tf.cos(x) * 2.0  # noqa: E731
+    y = inner(X) - nested.v
+    for _ in range(3):
+        y = inner(y) + nested.v
+    close(m.run(x=X)["y"], inner(y) if tf.reduce_sum(y) > 0 else y)
 
 
-def test_gradients_follow_an_edit(nested):
-    m, v = nested.model, nested.v
-    function = m.to_function()
-    for new, reference in [
-        (None, lambda x: tf.sin(x) * 2.0),
-        (("Sin", tf.cos), lambda x: tf.cos(x) * 2.0),
-        (("Cos", tf.tanh), lambda x: tf.tanh(x) * 2.0),
-    ]:
-        if new is not None:
-            swap_op(body_of(m, "inner"), *new)
-        function = m.to_function()
-        got = gradients(lambda x: function(x)["y"], X, [v])  # noqa: B023
-        expected = gradients(lambda x: nested.reference(x, reference), X, [v])  # noqa: B023
-        for g, e in zip(got, expected, strict=True):
-            close(g, e)
-
-
-def test_second_gradients(nested):
-    swap_op(body_of(nested.model, "inner"), "Sin", tf.tanh)
-    function = nested.model.to_function()
-
-    def second(f):
-        x = tf.constant(X)
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                y = tf.reduce_sum(f(x))
-            slope = inner.gradient(y, x)
-        return outer.gradient(slope, x)
-
-    got = second(tf.function(lambda x: function(x)["y"], autograph=False))
-    close(got, second(lambda x: nested.reference(x, lambda x: tf.tanh(x) * 2.0)))
-
-
-def test_gradients_in_a_graph_with_several_calls():
+def test_second_gradients_in_a_graph_with_several_calls():
     m = call_model()
     swap_op(body_of(m, "f"), "Exp", tf.sin)
     function = tf.function(m.to_function())
-    got = gradients(lambda x: function(x)["y"], X, [])
-    expected = gradients(lambda x: 3.0 * tf.sin(x) - 4.0 * tf.sin(2.0 * x), X, [])
-    close(got[0], expected[0])
 
+    def slope(f, x):
+        return gradients(f, x, [])[0]
 
-def test_an_edit_of_a_caller_and_its_callee(nested):
-    m = nested.model
-    swap_op(body_of(m, "outer"), "AddV2", tf.subtract)
-    swap_op(body_of(m, "inner"), "Sin", tf.cos)
+    def edited(x):
+        return function(x)["y"]
 
     def reference(x):
-        inner = lambda x: tf.cos(x) * 2.0  # noqa: E731
-        y = inner(x) - nested.v
-        for _ in range(3):
-            y = inner(y) + nested.v
-        return inner(y) if tf.reduce_sum(y) > 0 else y
+        return 3.0 * tf.sin(x) - 4.0 * tf.sin(2.0 * x)
 
-    close(m.run(x=X)["y"], reference(X))
+    close(slope(edited, X), slope(reference, X))
+    close(slope(lambda x: slope(edited, x), X), slope(lambda x: slope(reference, x), X))
 
 
 def test_the_graph_is_never_behind_its_bodies(nested):
@@ -224,6 +165,8 @@ def test_an_edit_may_take_several_steps(nested):
 
 def test_program_save_and_load(nested, tmp_path):
     m = nested.model
+    again = model.open(m.save(tmp_path / "unedited"), inline=False)
+    np.testing.assert_array_equal(again.run(x=X)["y"], m.run(x=X)["y"])
     swap_op(body_of(m, "inner"), "Sin", tf.cos)
     expected = nested.reference(X, lambda x: tf.cos(x) * 2.0)
     path = m.save(tmp_path / "saved")
@@ -236,14 +179,6 @@ def test_program_save_and_load(nested, tmp_path):
     got = gradients(lambda x: again.to_function()(x)["y"], X, [])
     close(got[0], gradients(nested.reference, X, [])[0])
     assert len(m.derived(m.program()).functions) == len(m.functions)
-
-
-def test_a_round_trip_without_edits(nested, tmp_path):
-    expected = nested.reference(X)
-    path = nested.model.save(tmp_path / "saved")
-    again = model.open(path, inline=False)
-    np.testing.assert_array_equal(again.run(x=X)["y"], nested.model.run(x=X)["y"])
-    close(again.run(x=X)["y"], expected)
 
 
 def test_inlined_calls_leave_loops_and_branches(nested):
@@ -259,50 +194,19 @@ def test_inlined_calls_leave_loops_and_branches(nested):
     close(m.run(x=X)["y"], y)
 
 
-def test_a_loop_body():
-    m = loop_model()
-    swap_op(body_of(m, "body"), "Cos", lambda y: tf.sin(y) + 1.0)
-    y = X
-    for _ in range(3):
-        y = np.sin(y) + 1
-    close(m.run(x=X)["y"], y)
-    function = m.to_function()
-
-    def reference(x):
-        for _ in range(3):
-            x = tf.sin(x) + 1.0
-        return x
-
-    got = gradients(lambda x: function(x)["y"], X, [])
-    close(got[0], gradients(reference, X, [])[0])
-
-
-@pytest.mark.parametrize("x", [X, -X])
-def test_branches(x):
+def test_branches():
     m = branch_model()
     swap_op(body_of(m, "true"), "Sin", tf.cos)
     swap_op(body_of(m, "false"), "Neg", tf.square)
-    close(m.run(x=x)["y"], np.cos(x) if x.sum() > 0 else x**2)
     function = m.to_function()
-    got = gradients(lambda x: function(x)["y"], x, [])
-    close(got[0], -np.sin(x) if x.sum() > 0 else 2 * x)
-
-
-def test_branches_of_a_case():
+    for x, value, slope in ((X, X**2, 2 * X), (-X, np.cos(X), np.sin(X))):
+        close(m.run(x=x)["y"], value)
+        close(gradients(lambda x: function(x)["y"], x, [])[0], slope)
     m = case_model()
     body = m.functions[next(k for k in m.functions if "branch1" in k)]
     swap_op(body, "Cos", tf.square)
     for i, f in enumerate([np.sin, np.square, np.tan]):
         close(m.run(i=i, x=X)["y"], f(X))
-
-
-def test_an_output_can_be_set():
-    m = call_model()
-    body = body_of(m, "f")
-    with body.graph.as_default():
-        new = body.inputs["x"] * 10.0
-    body.outputs["identity"] = new
-    close(m.run(x=X)["y"], 10 * X - 20 * X)
 
 
 def test_a_variable_that_a_body_reads_becomes_an_argument(nested):
@@ -333,15 +237,6 @@ def test_a_body_may_call_a_new_function(nested):
     close(m.run(x=X)["y"], nested.reference(X, lambda x: tf.tanh(x) * 2.0))
     swap_op(body_of(m, "helper"), "Tanh", tf.cos)
     close(m.run(x=X)["y"], nested.reference(X, lambda x: tf.cos(x) * 2.0))
-
-
-def test_models_of_one_function_are_apart(nested):
-    other = model.open(nested.function, inline=False)
-    swap_op(body_of(nested.model, "inner"), "Sin", tf.cos)
-    close(other.run(x=X)["y"], nested.reference(X))
-    swap_op(body_of(other, "inner"), "Sin", tf.tanh)
-    close(nested.model.run(x=X)["y"], nested.reference(X, lambda x: tf.cos(x) * 2))
-    close(other.run(x=X)["y"], nested.reference(X, lambda x: tf.tanh(x) * 2))
 
 
 def graph_def_calling_f(function):
@@ -414,10 +309,11 @@ def test_a_placeholder_without_a_value_is_refused(nested):
     close(m.run(x=X)["y"], nested.reference(X))
 
 
-def test_outputs_of_a_body_keep_their_number_and_dtype():
+def test_an_output_can_be_set_to_one_of_its_dtype():
     m = call_model()
     body = body_of(m, "f")
     with body.graph.as_default():
+        new = body.inputs["x"] * 10.0
         other = tf.cast(body.inputs["x"], tf.int32)
     with pytest.raises(ModelError, match="add_output"):
         body.outputs["new"] = body.inputs["x"]
@@ -427,16 +323,17 @@ def test_outputs_of_a_body_keep_their_number_and_dtype():
         del body.outputs["identity"]
     with pytest.raises(KeyError):
         del body.outputs["no such output"]
+    body.outputs["identity"] = new
+    close(m.run(x=X)["y"], 10 * X - 20 * X)
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_lstm(inline, tmp_path):
+def test_lstm(tmp_path):
     keras = tf.keras
     keras.utils.set_random_seed(1)
     layers = [keras.Input([4, 3], name="x"), keras.layers.LSTM(5)]
     network = keras.Sequential(layers)
     x = np.random.default_rng(0).normal(size=[2, 4, 3]).astype(np.float32)
-    m = model.open(network, inline=inline)
+    m = model.open(network, inline=False)
     (output,) = m.outputs
     close(m.run(x=x)[output], network(x))
     body = body_of(m, "while_body")
@@ -450,42 +347,8 @@ def test_lstm(inline, tmp_path):
     softsign = keras.Sequential([layers[0], keras.layers.LSTM(**cell)])
     softsign.set_weights(network.get_weights())
     close(m.run(x=x)[output], softsign(x))
-    again = model.open(m.save(tmp_path / "saved"), inline=inline)
+    again = model.open(m.save(tmp_path / "saved"))
     close(again.run(x=x)[output], softsign(x))
-    function = m.to_function()
-    with tf.GradientTape() as tape:
-        y = tf.reduce_sum(function(x)[output])
-    weights = [v.value for v in network.trainable_variables]
-    got = tape.gradient(y, weights)
-    with tf.GradientTape() as tape:
-        y = tf.reduce_sum(softsign(x))
-    expected = tape.gradient(y, [v.value for v in softsign.trainable_variables])
-    for g, e in zip(got, expected, strict=True):
-        np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-5)
-
-
-def test_grouped_convolution():
-    keras = tf.keras
-    keras.utils.set_random_seed(1)
-    network = keras.Sequential(
-        [
-            keras.Input([6, 6, 4], name="x"),
-            keras.layers.Conv2D(4, 3, groups=2, use_bias=False),
-        ]
-    )
-    x = np.random.default_rng(0).normal(size=[2, 6, 6, 4]).astype(np.float32)
-    m = model.open(network, inline=False)
-    (output,) = m.outputs
-    close(m.run(x=x)[output], network(x))
-    convs = [
-        b
-        for b in m.functions.values()
-        if any(op.type == "Conv2D" for op in b.needed_ops())
-    ]
-    assert convs
-    for body in convs:
-        swap_op(body, "Conv2D", lambda x, k: tf.nn.relu(tf.nn.conv2d(x, k, 1, "VALID")))
-    close(m.run(x=x)[output], tf.nn.relu(network(x)))
 
 
 def test_an_op_whose_type_is_a_function():

@@ -59,6 +59,16 @@ def nested(x):
     return function(x)
 
 
+BODIES = {
+    "while": lambda x, f: tf.while_loop(
+        lambda i, _: i < 3, lambda i, y: (i + 1, f(y)), [0, x]
+    )[1],
+    "cond": lambda x, f: tf.cond(tf.reduce_sum(x) > -1e3, lambda: f(x), lambda: x),
+    "map_fn_in_cond": lambda x, f: tf.cond(
+        tf.reduce_sum(x) > -1e3, lambda: tf.map_fn(f, x), lambda: x
+    ),
+    "compiled": lambda x, f: tf.function(f, jit_compile=True)(x),
+}
 FUNCTIONS = [
     swish,
     reading_its_result,
@@ -68,66 +78,97 @@ FUNCTIONS = [
 ]
 
 
-def opened(function):
+def in_bodies(*kinds):
+    """Return functions that call two of the above in the bodies of functions."""
+    return {
+        f"{f.__name__}_in_{kind}": lambda x, kind=kind, f=f: BODIES[kind](tf.sin(x), f)
+        for kind in kinds
+        for f in (swish, reading_its_result)
+    }
+
+
+def traced(parts):
+    """Return a function with an input and an output of the same name for each."""
+
+    def body(*inputs):
+        pairs = zip(parts.items(), inputs, strict=True)
+        return {name: function(x) for (name, function), x in pairs}
+
+    specs = [tf.TensorSpec([None, 6, 6, 3], name=name) for name in parts]
+    return tf.function(body, specs, autograph=False).get_concrete_function()
+
+
+def behind_layer(function):
     layer = _layer()
-    traced = tf.function(
-        lambda x: {"y": function(layer(x))},
-        input_signature=[tf.TensorSpec([None, 6, 6, 3], name="x")],
-        autograph=False,
-    )
-    return traced, model.open(traced)
+    return lambda x: function(layer(x))
 
 
-def derivative(function, images=IMAGES):
-    x = tf.constant(images)
+def behind_layers(functions):
+    return {name: behind_layer(function) for name, function in functions.items()}
+
+
+def slopes(function, names, value=IMAGES):
+    """Return the gradient of the squares of the outputs at each input."""
+    inputs = {name: tf.constant(value) for name in names}
     with tf.GradientTape() as tape:
-        tape.watch(x)
-        (y,) = function(x=x).values()
-        loss = tf.reduce_sum(y**2)
-    return tape.gradient(loss, x).numpy()
+        tape.watch(inputs)
+        loss = tf.add_n([tf.reduce_sum(y**2) for y in function(**inputs).values()])
+    return {n: t.numpy() for n, t in tape.gradient(loss, inputs).items()}
 
 
 def saved_and_loaded(m, path):
     m.save(path)
     loaded = tf.saved_model.load(str(path))
 
-    def function(x):  # It keeps the variables alive.
-        return loaded.signatures["serving_default"](x=x)
+    def function(**inputs):  # It keeps the variables alive.
+        return loaded.signatures["serving_default"](**inputs)
 
     return function
 
 
 def assert_near(found, expected):
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    errors = {
+        name: np.abs(found[name] - value).max() / np.abs(value).max()
+        for name, value in expected.items()
+    }
+    assert {name: error for name, error in errors.items() if not error <= 1e-5} == {}
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_folded_model_differentiates_also_once_loaded(function, tmp_path):
-    traced, m = opened(function)
-    assert len(fold_batch_norms(m).folded) == 1
-    expected = derivative(traced)
-    assert_near(derivative(m.to_function()), expected)
-    loaded = saved_and_loaded(m, tmp_path / "folded")
-    assert_near(derivative(loaded), expected)
-    again = model.open(tmp_path / "folded")
-    assert_near(derivative(again.to_function()), expected)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_an_unedited_model_differentiates_also_once_loaded(function, tmp_path):
-    traced, m = opened(function)
-    expected = derivative(traced)
-    assert_near(derivative(m.to_function()), expected)
-    assert_near(derivative(saved_and_loaded(m, tmp_path / "m")), expected)
-
-
-def test_a_quantized_model_saves_and_differentiates(tmp_path):
-    traced, m = opened(swish)
-    fold_batch_norms(m)
-    quantize(m, is_training=False)
-    m.run(x=IMAGES)
-    found = derivative(saved_and_loaded(m, tmp_path / "m"))
-    np.testing.assert_array_equal(found, derivative(m.to_function()))
+@pytest.mark.parametrize(
+    ("functions", "tensorflow_can"),
+    [
+        ({f.__name__: f for f in FUNCTIONS}, "differentiate"),
+        (in_bodies("compiled"), "differentiate"),
+        # TensorFlow itself cannot differentiate a loop once it was loaded, nor a
+        # conditional of a swish.
+        (in_bodies("while", "map_fn_in_cond"), "run"),
+        (in_bodies("cond"), "load"),
+    ],
+    ids=["plain", "compiled", "loops", "cond"],
+)
+def test_models_differentiate_also_once_folded_and_once_loaded(
+    functions, tensorflow_can, tmp_path
+):
+    parts = behind_layers(functions)
+    inputs = dict.fromkeys(parts, tf.constant(IMAGES))
+    m = model.open(traced(parts))
+    values = traced(parts)(**inputs)
+    known = {name: f for name, f in parts.items() if name != "swish_in_cond"}
+    expected = slopes(traced(known), known)
+    for state in ("unedited", "folded"):
+        if state == "folded":
+            assert len(fold_batch_norms(m).folded) == len(parts)
+            values = m.run(**inputs)
+        loaded = saved_and_loaded(m, tmp_path / state)
+        again = model.open(tmp_path / state)
+        functions = [m.to_function(), again.to_function()]
+        functions += [loaded] * (tensorflow_can == "differentiate")
+        for function in functions:
+            assert_near(slopes(function, parts), expected)
+        functions += [loaded] * (tensorflow_can == "run")
+        for function in functions:
+            for name, value in function(**inputs).items():
+                np.testing.assert_array_equal(value, values[name], err_msg=name)
 
 
 def test_the_gradient_of_a_rerouted_model_is_at_the_new_tensor(tmp_path):
@@ -143,19 +184,24 @@ def test_the_gradient_of_a_rerouted_model_is_at_the_new_tensor(tmp_path):
     # y = exp(3 x / 4), differentiated as 3 y for each of the 3 x.
     expected = 9 * np.exp(1.5) * 2 * np.exp(1.5)
     for f in (m.to_function(), saved_and_loaded(m, tmp_path / "m")):
-        assert_near(derivative(f, np.float32(2.0)), expected)
+        assert_near(slopes(f, ["x"], np.float32(2.0)), {"x": expected})
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_models_made_of_a_folded_model(frozen, tmp_path):
-    traced, m = opened(swish)
+def test_models_made_of_a_folded_model(tmp_path):
+    parts = behind_layers({"swish": swish})
+    m = model.open(traced(parts))
     fold_batch_norms(m)
     m = m.replace_op("Sigmoid", lambda x: 1 / (1 + tf.exp(-x)))
     m = m.set_batch_size(len(IMAGES))
-    m = m.freeze() if frozen else m
-    expected = derivative(traced)
-    assert_near(derivative(m.to_function()), expected)
-    assert_near(derivative(saved_and_loaded(m, tmp_path / "m")), expected)
+    expected = slopes(traced(parts), parts)
+    for name, made in (("variables", m), ("frozen", m.freeze())):
+        for f in (made.to_function(), saved_and_loaded(made, tmp_path / name)):
+            assert_near(slopes(f, parts), expected)
+    quantize(m, is_training=False)
+    m.run(swish=IMAGES)
+    found = slopes(saved_and_loaded(m, tmp_path / "quantized"), parts)
+    expected = slopes(m.to_function(), parts)
+    np.testing.assert_array_equal(found["swish"], expected["swish"])
 
 
 def test_what_only_a_gradient_reads_needs_no_input_that_was_cut_off():
@@ -167,92 +213,14 @@ def test_what_only_a_gradient_reads_needs_no_input_that_was_cut_off():
         def odd(y):
             return y * 2, lambda dy: dy * hidden
 
-        return {"y": odd(tf.negative(x, name="negative"))}
+        negative = tf.negative(x, name="negative")
+        return {"y": odd(negative), "z": reading_its_result(negative)}
 
     part = model.open(function).cut(inputs={"n": "negative"})
     assert part.run(n=3.0)["y"] == 6.0
     with pytest.raises(ge.TransformError, match="'Exp:0', which was not copied"):
-        derivative(lambda x: part.to_function()(n=x), np.float32(1.0))
-
-
-def rows_of(x, f):
-    return tf.map_fn(f, x)
-
-
-def while_positive(x, f):
-    return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, f(y)), [0, x])[1]
-
-
-BODIES = {
-    "map_fn": rows_of,
-    "while": while_positive,
-    "cond": lambda x, f: tf.cond(tf.reduce_sum(x) > -1e3, lambda: f(x), lambda: x),
-    "map_fn in cond": lambda x, f: tf.cond(
-        tf.reduce_sum(x) > -1e3, lambda: rows_of(x, f), lambda: x
-    ),
-    "compiled": lambda x, f: tf.function(f, jit_compile=True)(x),
-}
-ROWS = _random.normal(size=(3, 5, 2)).astype(np.float32)
-
-
-def _slope(call):
-    x = tf.constant(ROWS)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = tf.reduce_sum(call(x) ** 2)
-    return tape.gradient(loss, x).numpy()
-
-
-def _in_body(kind, f):
-    call = tf.function(
-        lambda x: {"y": BODIES[kind](tf.sin(x), f)},
-        [tf.TensorSpec([None, 5, 2], name="x")],
-        autograph=False,
-    )
-    return call, model.open(call)
-
-
-@pytest.mark.parametrize("f", [swish, reading_its_result], ids=["swish", "result"])
-@pytest.mark.parametrize("kind", BODIES)
-def test_gradients_in_the_bodies_of_functions(kind, f, tmp_path):
-    call, m = _in_body(kind, f)
-    run = m.to_function()
-    found = _slope(lambda x: run(x=x)["y"])
-    # TensorFlow itself cannot differentiate a conditional of a swish, nor a loop once
-    # it was loaded.
-    if (kind, f) != ("cond", swish):
-        np.testing.assert_allclose(found, _slope(lambda x: call(x)["y"]), rtol=1e-5)
-    expected = call(tf.constant(ROWS))["y"]
-    m.save(tmp_path / "m")
-    again = model.open(tmp_path / "m")
-    if kind != "cond":
-        again.save(tmp_path / "again")
-        loaded = tf.saved_model.load(str(tmp_path / "again"))
-        signature = loaded.signatures["serving_default"]
-        np.testing.assert_array_equal(signature(x=tf.constant(ROWS))["y"], expected)
-        if kind == "compiled":
-            slope = _slope(lambda x: signature(x=x)["y"])
-            np.testing.assert_allclose(slope, found, rtol=1e-6)
-    np.testing.assert_array_equal(again.run(x=ROWS)["y"], expected)
-
-
-def test_a_recurrent_layer_with_a_swish_is_folded_saved_and_differentiated(tmp_path):
-    layers = tf.keras.layers
-    network = tf.keras.Sequential(
-        [
-            layers.Input([5, 2]),
-            layers.Conv1D(3, 2),
-            layers.BatchNormalization(),
-            layers.GRU(4, activation="swish"),
-        ]
-    )
-    call = tf.function(lambda x: network(x, training=False))
-    m = model.open(network)
-    fold_batch_norms(m)
-    (name,) = m.inputs
-    run = m.to_function()
-    found = _slope(lambda x: next(iter(run(**{name: x}).values())))
-    np.testing.assert_allclose(found, _slope(call), rtol=1e-4, atol=1e-6)
-    m.save(tmp_path / "m")
-    again = model.open(tmp_path / "m").run(**{name: ROWS})
-    np.testing.assert_allclose(*again.values(), call(ROWS), rtol=1e-4, atol=1e-6)
+        slopes(part.to_function(), ["n"], np.float32(1.0))
+    # z = exp(n / 4), differentiated as 3 z; of its square.
+    part = part.cut(outputs=["z"])
+    found = slopes(part.to_function(), ["n"], np.float32(1.0))
+    assert_near(found, {"n": 6 * np.exp(0.5)})
