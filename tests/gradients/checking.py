@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import networkx as nx
@@ -15,6 +15,11 @@ from geutil.graph.runtime import is_determinism_enabled
 
 SCOPE = "recomputed/"
 _HELPERS = ("NoOp", "PlaceholderWithDefault")
+
+
+def deep(x: tf.Tensor) -> tf.Tensor:
+    """Return what is worth recomputing, and has to be for a gradient."""
+    return tf.sin(tf.exp(tf.sin(x)))
 
 
 def flat(gradients: Iterable[Any]) -> list[tf.Tensor]:
@@ -111,6 +116,27 @@ def assert_close(
     for a, b in zip(actual, expected, strict=True):
         largest = np.max(np.abs(b), initial=summands)
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest)
+
+
+def unlike(
+    actual: dict[str, Any],
+    expected: dict[str, Any],
+    compare: Callable[[list[Any], list[Any]], None] = assert_close,
+) -> dict[str, str]:
+    """Return what `compare` says of the values in which two dicts differ, by name."""
+    assert list(actual) == list(expected)
+    found = {}
+    for name, value in expected.items():
+        try:
+            compare(tf.nest.flatten(actual[name]), tf.nest.flatten(value))
+        except AssertionError as error:
+            found[name] = str(error)
+    return found
+
+
+def named(functions: Iterable[Any], values: Iterable[Any]) -> dict[str, Any]:
+    """Return values by the names of the functions that they come from."""
+    return {f.__name__: v for f, v in zip(functions, values, strict=True)}
 
 
 def copied(graph: tf.Graph) -> dict[str, tf.Operation]:

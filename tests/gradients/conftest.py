@@ -29,3 +29,10 @@ def determinism(request):
 def forward(step):
     """Each network's forward part, in a new graph that a test may add gradients to."""
     return trace_forward(step)
+
+
+@pytest.fixture
+def graph():
+    """A graph, the default one of the test."""
+    with tf.Graph().as_default() as made:
+        yield made

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import gradients, last_report
-from tests.gradients.checking import assert_close
+from geutil.gradients import Budget, gradients, last_report
+from tests.gradients.checking import assert_close, unlike
+from tests.memory.tracing import peak_of, trace
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
@@ -113,6 +114,89 @@ def test_copies_are_executed(name, setting):
     actual, after = executed(graph, x, ours, SETTINGS[setting]())
     assert_close(actual, expected)
     assert count(after, op_type) == count(before, op_type) + again
+
+
+LAYERS = 6
+
+
+@pytest.mark.parametrize("checkpoints", [None, "memory", Budget(0.85)], ids=str)
+def test_a_step_holds_what_its_report_says(checkpoints):
+    """Also what convolutions work in: without oneDNN that is most of a step."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [16, 64, 64, 16])
+        rng = np.random.default_rng(0)
+        starts = rng.normal(0, 0.1, [LAYERS, 3, 3, 16, 16]).astype("f")
+        y, filters = x, []
+        for i, start in enumerate(starts):
+            filters.append(v1.get_variable(f"filter{i}", initializer=start))
+            y = tf.nn.sigmoid(tf.nn.conv2d(y, filters[-1], 1, "SAME"))
+        loss = tf.reduce_mean(tf.square(y))
+        slopes = gradients(loss, filters, checkpoints=checkpoints, holds_gradients=True)
+        report = last_report(graph)
+    held = peak_of(trace(graph, [loss, *slopes], {x: rng.normal(size=x.shape)}))
+    # Of the scratch memory of oneDNN's kernels nothing is known.
+    assert 0.93 <= held / report.peak <= 1.02
+
+
+def constant(start, *shape):
+    values = np.cos(np.arange(float(np.prod(shape))) + start)
+    return tf.constant(values.reshape(shape) / shape[0] ** 2 / 2, tf.float32)
+
+
+def layers_of_biases(x):
+    """Return the weights, the tensors of all three layers, and the end."""
+    weights, tensors, h = [], {}, x
+    for layer in "012":
+        weights += [constant(0, 1, 1, 8, 8), constant(0, 8)]
+        product = tf.nn.conv2d(h, weights[-2], 1, "SAME")
+        biased = tf.nn.bias_add(product, weights[-1])
+        h = tf.nn.relu(biased)
+        tensors |= {f"conv{layer}": product, f"bias{layer}": biased, f"relu{layer}": h}
+    return weights, tensors, tf.reduce_sum(h * h)
+
+
+def branches(x):
+    """Return the weights, and the end of a network that sums branches.
+
+    OneDNN may merge a bias of one branch with the filter of another.
+    """
+    weights, h = [], x
+    for block in range(4):
+        parts = [h]
+        for branch in range(2):
+            part = h
+            for layer in range(branch + 1):
+                phase = 100.0 * block + 10.0 * branch + layer
+                weights += [constant(phase, 3, 3, 8, 8), constant(0, 8)]
+                part = tf.nn.conv2d(tf.nn.relu(part), weights[-2], 1, "SAME")
+                part = tf.nn.bias_add(part, weights[-1])
+            parts.append(part)
+        h = parts[1] + parts[2] + parts[0]
+    return weights, {}, tf.reduce_sum(h * h)
+
+
+# Each with its convolution in another segment than what its filter's gradient reads:
+# no segment may come between gradients of a filter and a bias, which oneDNN merges.
+# `tests/test_tensorflow_facts.py` shows what happens otherwise.
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("network", [layers_of_biases, branches])
+def test_gradients_of_biases(network, reverse):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [2, 8, 8, 8])
+        weights, tensors, y = network(x)
+        weights = weights[::-1] if reverse else weights
+        ours = {"plain": tf.gradients(y, weights)}
+        for kept in ("conv1", "bias1", "relu1", "conv2", "bias2") if tensors else ():
+            ours[kept] = gradients(
+                y, weights, checkpoints=[tensors[kept]], min_checkpoint_size=0
+            )
+            assert last_report().recomputed, kept
+        for mode in ("memory", "speed", None):
+            ours[str(mode)] = gradients(y, weights, checkpoints=mode)
+    feed = {x: np.sin(np.arange(1024.0)).reshape(x.shape)}
+    with v1.Session(graph=graph) as session:
+        values = {kept: session.run(slopes, feed) for kept, slopes in ours.items()}
+    assert unlike(values, dict.fromkeys(values, values["plain"])) == {}
 
 
 def test_copies_are_compiled_by_xla():

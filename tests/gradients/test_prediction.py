@@ -42,7 +42,7 @@ def assert_as_built(step):
 NETWORKS = ["chain", "EfficientNetB0", "U-Net", "encoder"]
 
 
-@pytest.mark.parametrize("name", chosen(NETWORKS, "chain", "U-Net"))
+@pytest.mark.parametrize("name", chosen(NETWORKS, "chain"))
 def test_networks(name):
     forward = trace_forward(small_step(name))
     with forward.graph.as_default():
@@ -66,16 +66,11 @@ def test_a_chain_by_hand():
 
 def test_variables_constants_and_feeds_do_not_count():
     with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
-        w = tf.compat.v1.get_variable("w", [64, 64])
+        x = v1.placeholder(tf.float32, [64, 64])
+        w = v1.get_variable("w", [64, 64])
         step = build_step(tf.reduce_sum(x * w + tf.ones([64, 64])), [w])
-        program = StepProgram(step).program()
-    assert not {node.type for node in program.nodes} & {
-        "Placeholder",
-        "VarHandleOp",
-        "VariableV2",
-        "ReadVariableOp",
-    }
+        types = {node.type for node in StepProgram(step).program().nodes}
+    assert not types & {"Placeholder", "VarHandleOp", "VariableV2", "ReadVariableOp"}
 
 
 READS = {
@@ -86,20 +81,15 @@ READS = {
 }
 
 
-def reading_step(kind):
-    """Return the step of a chain that reads its weights in some way."""
+@pytest.mark.parametrize("kind", READS)
+def test_what_hands_a_variable_on_takes_nothing(kind):
     with tf.Graph().as_default():
         x = h = v1.placeholder(tf.float32, [64, 64])
         for i in range(16):
             use_resource = kind != "a reference variable"
             w = v1.get_variable(f"w{i}", [64, 64], use_resource=use_resource)
             h = tf.tanh(h @ READS[kind](w))
-        return build_step(tf.reduce_mean(h), [x])
-
-
-@pytest.mark.parametrize("kind", list(READS))
-def test_what_hands_a_variable_on_takes_nothing(kind):
-    step = reading_step(kind)
+        step = build_step(tf.reduce_mean(h), [x])
     peak = StepProgram(step).peak()
     # 16 results of tanh, and the gradients of two of them.
     assert 16 * 64 * 64 * 4 <= peak <= 18.5 * 64 * 64 * 4
@@ -119,30 +109,13 @@ def test_gradients_alone():
     assert max(alone) <= 3 * weight + 3 * 256 * 64 * 4
 
 
-@pytest.mark.parametrize("by_xla", [False, True])
-def test_what_xla_holds_is_not_predicted_and_said_so(by_xla):
-    @tf.function(jit_compile=by_xla, autograph=False)
-    def layer(x):
-        return tf.sin(x * 2.0)
-
-    with tf.Graph().as_default():
-        x = y = tf.compat.v1.placeholder(tf.float32, [64, 64])
-        for _ in range(3):
-            y = layer(y)
-        gradients(tf.reduce_sum(y), x, checkpoints="memory")
-    # The calls, and those of their gradients.
-    said = [w for w in last_report().warnings if "XLA compiles" in w]
-    assert len(said) == by_xla
-    assert all("calls of that kind: 6" in w for w in said)
-
-
 def test_what_a_compiled_call_passes_on_is_held_once():
     @tf.function(jit_compile=True, autograph=False)
     def both(x):
         return tf.sin(x), tf.identity(x)
 
     with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [256, 256])
+        x = v1.placeholder(tf.float32, [256, 256])
         y = x
         for _ in range(3):
             sine, same = both(y)
@@ -152,3 +125,8 @@ def test_what_a_compiled_call_passes_on_is_held_once():
         unit = 4 * 256 * 256
         assert last_report().peak == pytest.approx(5 * unit, rel=0.01)
         assert predict(slope).peak == pytest.approx(5 * unit, rel=0.01)
+        # Within a call nothing is predicted: of three, and those of their gradients.
+        (said,) = [w for w in last_report().warnings if "XLA compiles" in w]
+        assert "calls of that kind: 6" in said
+        gradients(tf.reduce_sum(tf.sin(tf.sin(x))), x, checkpoints=None)
+        assert not [w for w in last_report().warnings if "XLA compiles" in w]

@@ -23,10 +23,7 @@ PROCESSES = {
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
     "XLA": (["apart/test_peaks_under_xla.py"], {VARIABLE: "xla"}),
-    "oneDNN off": (
-        ["test_optimizers.py", "test_workspaces.py"],
-        {"TF_ENABLE_ONEDNN_OPTS": "0"},
-    ),
+    "oneDNN off": (["test_optimizers.py"], {"TF_ENABLE_ONEDNN_OPTS": "0"}),
     "version 1": (
         [
             "test_forms.py",

@@ -1,6 +1,5 @@
 """Which tensors modes and policies keep."""
 
-import pytest
 import tensorflow as tf
 
 from geutil.gradients import (
@@ -13,23 +12,13 @@ from geutil.gradients import (
     last_report,
 )
 from geutil.reroute import reroute_ts
-from tests.gradients.checking import assert_close, barriers, check, copied, run
+from tests.gradients.checking import assert_close, barriers, check, copied, deep, run
 
 v1 = tf.compat.v1
 
 
-def deep(x):
-    return tf.sin(tf.exp(tf.sin(x)))
-
-
 def chosen():
     return [t.name for t in last_report().kept if t.reason.startswith("chosen")]
-
-
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
 
 
 def test_casts_are_no_checkpoints(graph):
@@ -40,33 +29,31 @@ def test_casts_are_no_checkpoints(graph):
     gradients(deep(last), x, checkpoints=by_type("Cast"), min_checkpoint_size=0)
     assert chosen() == ["Sin_1:0"]
     assert "two" in copied(graph)
+    # Unless they are listed.
+    gradients(deep(last), x, checkpoints=[source, last])
+    assert chosen()[0] == source.name
+    assert "half" not in {op.name for op in last_report().recomputed}
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_the_order_of_creation_does_not_matter(graph, order):
-    x = tf.ones([64])
-    layers = {}
-    for i in order:
-        before = v1.placeholder(tf.float32, [64])
-        layers[i] = before, deep(before)
-    kept = [layers[i][1] for i in range(3)]
-    for i, after in enumerate([x, *kept[:2]]):
-        reroute_ts([after], [layers[i][0]])
-    y = kept[-1]
-    ours = gradients(y, x, checkpoints=kept[:2], min_checkpoint_size=0)
-    # The sine and the exponential of all but the last layer.
-    again = {op.inputs[0].op.name for t in kept[:2] for op in (t.op, t.op.inputs[0].op)}
-    assert {op.name for op in last_report().recomputed} == again
-    assert_close(*run(graph, (ours, tf.gradients(y, x))))
-
-
-def test_a_listed_cast_is_kept(graph):
-    x = tf.ones([64])
-    cast = tf.cast(deep(x), tf.float16, name="cast")
-    last = deep(cast)
-    gradients(deep(last), x, checkpoints=[cast, last])
-    assert chosen()[0] == "cast:0"
-    assert "cast" not in copied(graph)
+def test_the_order_of_creation_does_not_matter():
+    for order in [(0, 1, 2), (2, 1, 0), (1, 2, 0)]:
+        with tf.Graph().as_default() as graph:
+            x = tf.ones([64])
+            layers = {}
+            for i in order:
+                before = v1.placeholder(tf.float32, [64])
+                layers[i] = before, deep(before)
+            kept = [layers[i][1] for i in range(3)]
+            for i, after in enumerate([x, *kept[:2]]):
+                reroute_ts([after], [layers[i][0]])
+            y = kept.pop()
+            ours = gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
+            # The sine and the exponential of all but the last layer.
+            again = {
+                op.inputs[0].op.name for t in kept for op in (t.op, t.op.inputs[0].op)
+            }
+            assert {op.name for op in last_report().recomputed} == again, order
+            assert_close(*run(graph, (ours, tf.gradients(y, x))))
 
 
 def weights(*shape):
@@ -95,28 +82,24 @@ def test_small_tensors_are_not_chosen(graph):
     gradients(y, x, checkpoints=by_type("Sin"), min_checkpoint_size=64)
     # Nothing reads the last one.
     assert len(chosen()) == 4
+    # Those that are listed may be small.
+    gradients(deep(y), x, checkpoints=[y], min_checkpoint_size=10**9)
+    assert chosen() == [y.name]
 
 
-def test_listed_tensors_may_be_small(graph):
-    x = tf.ones([4])
-    a, b = deep(x), deep(deep(x))
-    gradients(deep(b), x, checkpoints=[a, b], min_checkpoint_size=10**9)
-    assert len(chosen()) == 1
-
-
-@pytest.mark.parametrize("shape", [[None, 64], [None, None], None])
-def test_shapes_that_are_not_known(graph, shape):
-    x = v1.placeholder(tf.float32, shape)
-    a = deep(x)
-    b = deep(a)
-    y = deep(b)
-    before = len(graph.get_operations())
-    ours = gradients(y, x, checkpoints=[a, b])
-    check(ours, last_report(), before)
-    assert last_report().recomputed
-    plain = tf.gradients(y, x)
-    feed = {x: [[0.5] * 64] * 3}
-    assert_close(*run(graph, (ours, plain), feed))
+def test_shapes_that_are_not_known():
+    for shape in ([None, 64], [None, None], None):
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, shape)
+            a = deep(x)
+            b = deep(a)
+            y = deep(b)
+            before = len(graph.get_operations())
+            ours = gradients(y, x, checkpoints=[a, b])
+            check(ours, last_report(), before)
+            assert last_report().recomputed, shape
+            feed = {x: [[0.5] * 64] * 3}
+            assert_close(*run(graph, (ours, tf.gradients(y, x)), feed))
 
 
 def test_an_unknown_batch_counts_as_some_size(graph):
@@ -153,19 +136,6 @@ def test_reads_of_version_1_variables_are_variables(graph):
     assert not [t.name for t in report.kept if "read" in t.name]
     assert not [name for name in report.offloaded if "read" in name]
     assert not [op.name for op in barriers(graph) if "read" in op.name]
-
-
-def test_one_output_of_several(graph):
-    x = tf.ones([8, 64])
-    left, right = tf.split(deep(x), 2)
-    joined = deep(left) * tf.exp(right)
-    after = deep(joined)
-    plain = tf.gradients(deep(after), x)
-    ours = gradients(
-        deep(after), x, checkpoints=[left, after], min_checkpoint_size=0, name="ours"
-    )
-    assert "split" in copied(graph)
-    assert_close(*run(graph, (ours, plain)))
 
 
 def test_memory_of_a_tiny_network(graph):
@@ -229,13 +199,18 @@ def test_policies_see_forward_tensors_that_could_be_recomputed(graph):
 
 
 def test_two_gradients_in_one_graph(graph):
-    x = tf.ones([64])
-    a = deep(x)
-    b = deep(a)
-    y, z = deep(b), tf.tanh(deep(b))
-    plain = tf.gradients(y, x) + tf.gradients(z, x)
-    ours = gradients(y, x, checkpoints=[a, b]) + gradients(z, x, checkpoints=[a, b])
-    assert_close(*run(graph, (ours, plain)))
-    assert_close(*run(graph, (ours, plain), optimize=True))
+    x = tf.ones([8, 64])
+    # One output of several is kept.
+    left, right = tf.split(deep(x), 2)
+    b = deep(deep(left) * tf.exp(right))
+    ys = deep(b), tf.tanh(deep(b))
+    plain = [tf.gradients(y, x) for y in ys]
+    ours = [
+        gradients(y, x, checkpoints=[left, b], min_checkpoint_size=0, name="ours")
+        for y in ys
+    ]
+    assert "split" in {op.name for op in last_report().recomputed}
+    for optimize in (False, True):
+        assert_close(*run(graph, (ours, plain), optimize=optimize))
     names = [op.name for op in graph.get_operations()]
     assert len(set(names)) == len(names)

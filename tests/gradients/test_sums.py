@@ -8,7 +8,8 @@ from tensorflow.python.eager import context
 from geutil.gradients import gradients
 from geutil.gradients.tape.building import additions
 from geutil.select import get_backward_walk_ops
-from tests.gradients.checking import assert_close, assert_same, flat, run
+from tests.gradients.checking import assert_close, assert_same, flat, run, unlike
+from tests.gradients.test_control_flow import version_1_control_flow
 from tests.settings import slow
 from tests.thorough import some
 
@@ -23,6 +24,10 @@ def fan_out(x, ways):
     return tf.reduce_sum(tf.exp(tf.sin(y))), y
 
 
+def matrix():
+    return tf.constant(np.linspace(-1, 1, 4096).reshape(64, 64), tf.float32)
+
+
 def sums(gradients):
     """Return how many tensors each sum behind some gradients adds."""
     behind = get_backward_walk_ops(flat(gradients), control_inputs=True)
@@ -33,47 +38,53 @@ def sums(gradients):
     ]
 
 
-@pytest.mark.parametrize("optimize", [False, True])
-@pytest.mark.parametrize("ways", [2, 3, 4, 9, 10, 25])
-def test_values(ways, optimize):
-    start = np.random.default_rng(ways).normal(size=[64, 64]).astype("float32")
+def values(ways, take, optimize):
+    """Return what a function yields of several sums, by the number of summands."""
+    rng = np.random.default_rng(0)
+    start = {count: rng.normal(size=[64, 64]).astype("f") for count in ways}
     with tf.Graph().as_default() as graph:
-        x = tf.constant(start)
-        z, y = fan_out(tf.identity(x), ways)
-        plain = tf.gradients(z, x)
-        ours = gradients(z, x, checkpoints=[y])
-        assert set(sums(ours)) == {2}
-        assert_close(*run(graph, [ours, plain], optimize=optimize))
+        xs = {count: v1.placeholder(tf.float32, [64, 64]) for count in ways}
+        found = {str(c): take(*fan_out(x, c), x) for c, x in xs.items()}
+        return run(graph, found, {xs[c]: start[c] for c in ways}, optimize=optimize)
+
+
+def ours(z, y, x):
+    slopes = gradients(z, x, checkpoints=[y])
+    assert set(sums(slopes)) == {2}
+    return slopes
+
+
+def plain(z, _, x):
+    return tf.gradients(z, x)
+
+
+def test_values():
+    ways = [2, 3, 4, 9, 10, 25]
+    assert unlike(values(ways, ours, False), values(ways, plain, False)) == {}
 
 
 # With 20, buffers are free in such an order that the kernel begins with another tensor.
 @pytest.mark.parametrize("ways", some([*range(2, 20), 25], 6))
 def test_same_bits_as_with_grappler(ways):
-    start = np.random.default_rng(ways).normal(size=[64, 64]).astype("float32")
-
-    def values(take):
-        with tf.Graph().as_default() as graph:
-            x = v1.placeholder(tf.float32, [64, 64])
-            z, y = fan_out(x, ways)
-            return run(graph, take(z, x, y), {x: start}, optimize=True)
-
-    expected = values(lambda z, x, y: tf.gradients(z, x))
-    assert_same(values(lambda z, x, y: gradients(z, x, checkpoints=[y])), expected)
+    expected = values([ways], plain, True)
+    assert unlike(values([ways], ours, True), expected, assert_same) == {}
 
 
-@pytest.mark.parametrize("count", range(2, 30))
-def test_every_tensor_is_added_once_and_in_the_order_of_the_kernel(count):
-    random = np.random.default_rng(count)
-    tensors = list(random.normal(size=[count, 1000]).astype("float32"))
-    expected = tf.add_n(tensors).numpy()
-    for first, second in additions(count):
-        tensors.append(tensors[first] + tensors[second])
-    np.testing.assert_array_equal(tensors[-1], expected)
+def test_every_tensor_is_added_once_and_in_the_order_of_the_kernel():
+    found, expected = {}, {}
+    for count in range(2, 30):
+        random = np.random.default_rng(count)
+        tensors = list(random.normal(size=[count, 1000]).astype("float32"))
+        expected[str(count)] = tf.add_n(tensors)
+        for first, second in additions(count):
+            tensors.append(tensors[first] + tensors[second])
+        found[str(count)] = tensors[-1]
+    assert unlike(found, expected, assert_same) == {}
 
 
 def test_products_with_a_common_factor_stay_together():
     with tf.Graph().as_default() as graph:
-        x = tf.constant(np.linspace(-1, 1, 4096).reshape(64, 64).astype("float32"))
+        x = matrix()
         a = tf.sin(x)
         b = tf.tanh(a)
         z = tf.reduce_sum(tf.exp(tf.sin(b))) + tf.reduce_sum(a * b * b)
@@ -83,7 +94,7 @@ def test_products_with_a_common_factor_stay_together():
 
 def test_a_gradient_that_is_a_sum_itself():
     with tf.Graph().as_default() as graph:
-        w = tf.constant(np.linspace(-1, 1, 4096).reshape(64, 64).astype("float32"))
+        w = matrix()
         h = tf.ones([32, 64])
         kept = []
         for _ in range(5):
@@ -93,6 +104,8 @@ def test_a_gradient_that_is_a_sum_itself():
         plain = tf.gradients(tf.reduce_sum(tf.sin(h)), w)
         assert set(sums(ours)) == {2}
         assert_close(*run(graph, [ours, plain]))
+        # Without recomputation sums stay as they are.
+        assert 5 in sums(gradients(tf.reduce_sum(tf.sin(h)), w, checkpoints=[w]))
 
 
 def test_what_waits_for_a_sum_waits_for_the_new_one():
@@ -115,7 +128,7 @@ def test_what_waits_for_a_sum_waits_for_the_new_one():
 
 def test_sums_of_slices_stay_slices():
     with tf.Graph().as_default() as graph:
-        table = tf.constant(np.linspace(-1, 1, 4096).reshape(64, 64).astype("float32"))
+        table = matrix()
         rows = [tf.gather(table, [i, i + 1, 2 * i]) for i in range(4)]
         h = tf.concat([tf.tanh(tf.sin(r)) for r in rows], 0)
         z = tf.reduce_sum(tf.tanh(tf.sin(h)))
@@ -136,7 +149,7 @@ def test_slices_whose_values_are_a_sum():
         return tf.identity(table), grad
 
     with tf.Graph().as_default() as graph:
-        table = tf.constant(np.linspace(-1, 1, 4096).reshape(64, 64).astype("float32"))
+        table = matrix()
         a = rows(table)
         y = tf.add_n([tf.sin(tf.sin(a)), tf.tanh(tf.sin(a)), tf.exp(tf.sin(a))])
         y += tf.cos(a) * tf.sigmoid(a)
@@ -149,30 +162,18 @@ def test_slices_whose_values_are_a_sum():
         assert_close(*run(graph, [[ours.values], [plain.values]]))
 
 
-def test_without_recomputation_sums_stay_as_they_are():
-    with tf.Graph().as_default():
-        x = tf.ones([64, 64])
-        z, _ = fan_out(x, 4)
-        assert 4 in sums(gradients(z, x, checkpoints=[x]))
-
-
 def test_loops_of_version_1_keep_their_sums():
-    v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            x = tf.constant(np.linspace(0.1, 1, 2048).astype("float32"))
-            h = tf.tanh(tf.sin(x))
-            h = tf.while_loop(
-                lambda i, h: i < 3,
-                lambda i, h: (i + 1, tf.sin(h) * x + tf.cos(h) * x + tf.tanh(h) * x),
-                (0, h),
-            )[1]
-            z = tf.reduce_sum(tf.exp(tf.sin(h)))
-            ours = gradients(z, x, checkpoints=[h])
-            plain = tf.gradients(z, x)
-            assert_close(*run(graph, [ours, plain]))
-    finally:
-        v1.enable_control_flow_v2()
+    with version_1_control_flow(), tf.Graph().as_default() as graph:
+        x = tf.constant(np.linspace(0.1, 1, 2048).astype("float32"))
+        h = tf.tanh(tf.sin(x))
+        h = tf.while_loop(
+            lambda i, h: i < 3,
+            lambda i, h: (i + 1, tf.sin(h) * x + tf.cos(h) * x + tf.tanh(h) * x),
+            (0, h),
+        )[1]
+        z = tf.reduce_sum(tf.exp(tf.sin(h)))
+        ours = gradients(z, x, checkpoints=[h])
+        assert_close(*run(graph, [ours, tf.gradients(z, x)]))
 
 
 def test_grappler_turns_no_sum_into_a_variable():

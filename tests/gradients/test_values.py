@@ -1,5 +1,7 @@
 """Gradients of random graphs are those of `tf.gradients`, whatever is kept."""
 
+from functools import partial
+
 import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given
@@ -53,10 +55,21 @@ def values(graph, gradients):
     return run(graph, flat(gradients))
 
 
-def plain_values(network, take):
+def check_network(network, take, **options):
+    """Check gradients of a network against plain ones.
+
+    `take` calls a function for the gradients, with the network's sources and tensors.
+    """
     with tf.Graph().as_default() as graph:
-        expected = take(tf.gradients, *network.build())
-        return forms(expected), values(graph, expected)
+        plain = take(tf.gradients, *network.build())
+        expected = values(graph, plain)
+    with tf.Graph().as_default() as graph:
+        sources, tensors = network.build()
+        before = len(graph.get_operations())
+        actual = take(partial(gradients, **options), sources, tensors)
+        check(actual, last_report(), before)
+        assert forms(actual) == forms(plain)
+        assert_as_near(values(graph, actual), expected)
 
 
 def test_a_simple_chain():
@@ -79,41 +92,23 @@ def test_kept_tensors(network, data):
     ys = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
     kept = data.draw(st.sets(st.integers(0, 40), max_size=6))
 
-    def take(function, sources, tensors, **options):
+    def take(function, sources, tensors):
+        options = {}
+        if function is not tf.gradients:
+            options["checkpoints"] = [tensors[i % len(tensors)] for i in kept]
         targets = [tensors[-1], *(tensors[i % len(tensors)] for i in ys)]
         return function(targets, sources, **options)
 
-    expected_forms, expected = plain_values(network, take)
-    with tf.Graph().as_default() as graph:
-        sources, tensors = network.build()
-        before = len(graph.get_operations())
-        chosen = [tensors[i % len(tensors)] for i in kept]
-        actual = take(gradients, sources, tensors, checkpoints=chosen)
-        check(actual, last_report(), before)
-        assert forms(actual) == expected_forms
-        assert_as_near(values(graph, actual), expected)
+    check_network(network, take)
 
 
 @quick
 @given(networks(), st.sampled_from(sorted(POLICIES)))
 def test_policies(network, policy):
-    def take(function, sources, tensors, **options):
-        return function(tensors[-1], sources, **options)
+    def take(function, sources, tensors):
+        return function(tensors[-1], sources)
 
-    expected_forms, expected = plain_values(network, take)
-    with tf.Graph().as_default() as graph:
-        sources, tensors = network.build()
-        before = len(graph.get_operations())
-        actual = take(
-            gradients,
-            sources,
-            tensors,
-            checkpoints=POLICIES[policy],
-            min_checkpoint_size=0,
-        )
-        check(actual, last_report(), before)
-        assert forms(actual) == expected_forms
-        assert_as_near(values(graph, actual), expected)
+    check_network(network, take, checkpoints=POLICIES[policy], min_checkpoint_size=0)
 
 
 @quick
@@ -125,7 +120,8 @@ def test_options(network, data):
     gated = data.draw(st.booleans())
     way = data.draw(st.sampled_from([0, 2]))
 
-    def take(function, sources, tensors, **options):
+    def take(function, sources, tensors):
+        options = {} if function is tf.gradients else {"checkpoints": tensors[::3]}
         targets = [tensors[-1], tensors[len(tensors) // 2]]
         xs = [*sources, tf.ones([2])] if outside else sources
         with tf.control_dependencies(None):
@@ -141,12 +137,4 @@ def test_options(network, data):
             **options,
         )
 
-    expected_forms, expected = plain_values(network, take)
-    with tf.Graph().as_default() as graph:
-        sources, tensors = network.build()
-        chosen = tensors[::3]
-        before = len(graph.get_operations())
-        actual = take(gradients, sources, tensors, checkpoints=chosen)
-        check(actual, last_report(), before)
-        assert forms(actual) == expected_forms
-        assert_as_near(values(graph, actual), expected)
+    check_network(network, take)

@@ -1,14 +1,21 @@
-"""What Grappler may join, and what segments wait for instead.
+"""What Grappler may join, sums left to chance, and the bits of plain gradients.
 
-That the bits are those of plain gradients is tested in a process with deterministic
-ops (`apart/test_determinism.py`).
+That bits of whole networks are the same is tested in a process with deterministic ops
+(`apart/test_determinism.py`).
 """
 
+import numpy as np
+import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
+from geutil.gradients import gradients, last_report
 from geutil.gradients.bitwise_determinism import keep_apart, readers_of, without_joined
 from geutil.gradients.step import build_step
 from geutil.graph.creation import set_new_input
+from tests.gradients.checking import assert_same, run, unlike
+from tests.settings import slow
+from tests.thorough import crossed
 
 
 def build(depth):
@@ -18,16 +25,6 @@ def build(depth):
         h = tf.sin(h)
     step = build_step(h, [x])
     return step, [op for op in step.backward if op.type == "Mul"]
-
-
-def test_readers_are_those_that_the_step_needs():
-    with tf.Graph().as_default():
-        x = tf.random.stateless_uniform([8], [1, 2])
-        y = tf.sin(x)
-        tf.exp(x, name="not_needed")
-        step = build_step(y, [x])
-        types = [op.type for op, _ in readers_of(step)[x]]
-        assert sorted(types) == ["Cos", "Sin"]
 
 
 def test_what_reads_a_shape_keeps_nothing_apart():
@@ -40,6 +37,7 @@ def test_what_reads_a_shape_keeps_nothing_apart():
         step = build_step(y, [weights])
         # The gradient asks for the shapes of what the convolution reads.
         assert "ShapeN" in [op.type for op in padded.consumers()]
+        tf.exp(padded, name="not_needed")
         before = readers_of(step)
         types = [op.type for op, _ in before[padded]]
         assert sorted(types) == ["Conv2D", "Conv2DBackpropFilter"]
@@ -62,11 +60,7 @@ def test_products_that_may_be_joined_are_not_awaited():
         assert awaited
         assert all(op.type != "Mul" for op in awaited)
         assert all(op in step.backward for op in awaited)
-
-
-def test_ops_that_are_not_joined_are_awaited_as_they_are():
-    with tf.Graph().as_default():
-        step, _ = build(3)
+        # Ops that are not joined are awaited as they are.
         cosines = [op for op in step.backward if op.type == "Cos"]
         assert without_joined(step, cosines) == tuple(cosines)
 
@@ -96,3 +90,81 @@ def test_only_what_had_several_readers_is_parted():
         assert of_original.inputs[0] is read_twice
         # The originals' own edges are left alone.
         assert read_once.op.inputs[0].op.inputs[0] is read_twice
+
+
+SIDE = 32
+PARTS = {
+    # The gradient of a product does not read what it yields, that of a tanh does.
+    "products": tf.matmul,
+    "activations": lambda x, w: tf.tanh(tf.matmul(x, w)),
+    "one buffer, two tensors": lambda x, w: tf.reshape(
+        tf.tanh(tf.matmul(x, w)), [SIDE, SIDE]
+    ),
+}
+ORDERS = [(0, 1, 2), (0, 0, 1), (0, 1, 2, 0)]
+# Places among the terms, their sum and what follows.
+KEPT = [(3,), (4,), (0, 1), (0, 4), (1, 4), (2, 4), (0, 1, 4), (0, 1, 5)]
+
+
+@pytest.fixture
+def deterministic():
+    tf.config.experimental.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
+
+
+def network(parts, order):
+    """Return what is differentiated, by what, and what may be kept."""
+    generator = np.random.default_rng(0)
+    x = tf.constant(generator.normal(size=[SIDE, SIDE]), tf.float32)
+    weights = tf.constant(generator.normal(size=[3, SIDE, SIDE]) / 6.0, tf.float32)
+    x = tf.sin(x)
+    terms = [PARTS[parts](x, w) for w in tf.unstack(weights)]
+    total = tf.add_n([terms[place] for place in order])
+    first = tf.sin(total)
+    second = tf.sin(first)
+    y = tf.sin(tf.sin(second))
+    return y, x, [*terms, total, first, second]
+
+
+@slow
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(("parts", "order"), crossed(PARTS, ORDERS, together=1))
+def test_sums_begin_with_the_term_they_begin_with_otherwise(parts, order):
+    def values(take):
+        with tf.Graph().as_default() as graph:
+            y, x, tensors = network(parts, order)
+            slopes = take(y, x, tensors)
+            return [v for o in (False, True) for v in run(graph, slopes, optimize=o)]
+
+    expected, recomputed, wrong = values(lambda y, x, _: tf.gradients(y, x)), [], {}
+    for kept in KEPT:
+        actual = values(
+            lambda y, x, tensors, kept=kept: gradients(
+                y, x, checkpoints=[tensors[i] for i in kept]
+            )
+        )
+        recomputed += last_report().recomputed
+        wrong |= unlike({str(kept): actual}, {str(kept): expected}, assert_same)
+    assert wrong == {}
+    assert recomputed
+
+
+def recomputed_sums(count):
+    with tf.Graph().as_default():
+        x = tf.random.stateless_uniform([8], [1, 2])
+        start = tf.sin(x)
+        total = tf.add_n([tf.sin(start) for _ in range(count)])
+        end = tf.sin(total)
+        gradients(tf.sin(tf.sin(end)), x, checkpoints=[start, end])
+    return [op.name for op in last_report().recomputed if op.op_type == "AddN"]
+
+
+def test_all_sums_run_again_where_bits_do_not_count_else_those_of_two(request):
+    assert recomputed_sums(2)
+    assert recomputed_sums(3)
+    request.getfixturevalue("deterministic")
+    assert recomputed_sums(2)
+    assert not recomputed_sums(3)
+    (reason,) = (k.reason for k in last_report().kept if k.op_type == "AddN")
+    assert "left to chance" in reason
