@@ -2,12 +2,20 @@
 
 import pytest
 
+from geutil.model.files import hdf5
+from tests.kept import kept
 from tests.model import samples
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory):
+def models():
     """A folder with frozen.pb, frozen.pbtxt and the SavedModel `lookup`."""
-    folder = tmp_path_factory.mktemp("models")
-    samples.write_all(folder)
-    return folder
+    return kept(samples.write_all)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience():
+    """The process that reads an HDF5 file may start slowly where others run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hdf5, "_SECONDS", 600)
+        yield

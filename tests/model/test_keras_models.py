@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import sys
-import types
 import zipfile
 
 import numpy as np
@@ -64,21 +62,17 @@ def test_what_the_model_does_not_train_is_not_trained(keras):
     assert sorted(v.shape.as_list() for v in trained) == [[4], [4]]
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".hdf5", ".keras"])
-def test_files_of_keras(tmp_path, suffix):
+def test_files_of_keras(tmp_path):
     net = small(tf.keras)
-    file = tmp_path / f"net{suffix}"
-    net.save(file)
     x = X[:, 0]
-    np.testing.assert_array_equal(model.open(file).run(x=x)["y"], net(x).numpy())
-    found = inspect(file)
-    assert (found.kind, found.version) == ("Keras", tf.keras.__version__)
-    types_found = [layer.type for layer in found.layers]
-    assert types_found == ["InputLayer", "Dense", "LayerNormalization", "Dropout"]
-
-
-def test_the_weights_of_an_hdf5_file_are_counted(tmp_path):
-    small(tf.keras).save(tmp_path / "net.h5")
+    for suffix in (".h5", ".hdf5", ".keras"):
+        file = tmp_path / f"net{suffix}"
+        net.save(file)
+        np.testing.assert_array_equal(model.open(file).run(x=x)["y"], net(x).numpy())
+        found = inspect(file)
+        assert (found.kind, found.version) == ("Keras", tf.keras.__version__)
+        layers = [layer.type for layer in found.layers]
+        assert layers == ["InputLayer", "Dense", "LayerNormalization", "Dropout"]
     assert inspect(tmp_path / "net.h5").bytes_variables == 4 * (3 * 4 + 4 + 4 + 4)
 
 
@@ -127,43 +121,11 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_other_files_are_called_what_they_are(tmp_path, name):
-    data, words = FOREIGN[name]
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(ModelError, match=words):
-        model.open(tmp_path / name)
-
-
-class LegacyModel(tf.Module):
-    """What a model of tf_keras looks like: its variables are TensorFlow's own."""
-
-    def __init__(self):
-        super().__init__("legacy")
-        self.w = tf.Variable([[1.0], [2.0]], name="dense/kernel")
-        self.frozen = tf.Variable([3.0], name="dense/bias")
-        self.input = tf.TensorSpec([None, 2], name="x")
-        self.inputs, self.output_names = [self.input], ["dense"]
-
-    @property
-    def trainable_variables(self):
-        return [self.w]
-
-    def __call__(self, x, training):
-        assert not training
-        return x @ self.w + self.frozen
-
-
-def test_a_model_whose_variables_are_those_of_tensorflow(monkeypatch):
-    backend = types.SimpleNamespace(backend=lambda: "tensorflow")
-    library = types.SimpleNamespace(
-        Model=LegacyModel, Sequential=type("Sequential", (), {}), backend=backend
-    )
-    monkeypatch.setitem(sys.modules, "tf_keras", library)
-    m = model.open(LegacyModel())
-    assert list(m.variables) == ["dense/bias", "dense/kernel"]
-    assert [v.name for v in m.to_function().trainable_variables] == ["dense/kernel:0"]
-    np.testing.assert_array_equal(m.run(x=[[1.0, 1.0]])["dense"], [[6.0]])
+def test_other_files_are_called_what_they_are(tmp_path):
+    for name, (data, words) in FOREIGN.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ModelError, match=words):
+            model.open(tmp_path / name)
 
 
 def test_another_backend_is_refused(monkeypatch):

@@ -33,15 +33,11 @@ def large():
 
 
 def test_it_is_saved_and_opened(large, tmp_path, request):
-    with large.graph.as_default():
-        large.outputs["doubled"] = large.outputs["y"] * 2.0
     large.save(tmp_path / "m")
     request.addfinalizer(lambda: shutil.rmtree(tmp_path))
     assert (tmp_path / "m" / "saved_model.pb").stat().st_size < 2**20
     again = model.open(tmp_path / "m")
-    result = again.run(row=[ROWS - 1])
-    assert result["y"].tolist() == [[7.0, 0.0]]
-    assert result["doubled"].tolist() == [[14.0, 0.0]]
+    assert again.run(row=[ROWS - 1])["y"].tolist() == [[7.0, 0.0]]
     assert large.cut(outputs=["y"]).run(row=[0])["y"].tolist() == [[0.0, 0.0]]
 
 

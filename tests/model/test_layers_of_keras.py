@@ -15,6 +15,7 @@ from geutil.model.strip.report import Stripped
 from geutil.quantize import quantize
 from geutil.select import names
 from tests.settings import needs_eager
+from tests.thorough import chosen
 
 pytestmark = needs_eager
 
@@ -74,14 +75,11 @@ def mobile():
 NETWORKS = {"nested": nested, "attention": attention, "mobile": mobile}
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def network(request):
-    keras.utils.set_random_seed(0)
-    made = NETWORKS[request.param]()
-    for v in made.variables:
-        if "moving" in v.path:
-            v.assign(RANDOM.uniform(0.5, 1.5, v.shape))
-    return made
+@pytest.fixture(scope="module")
+def in_memory():
+    """A network and the model of it; nobody changes them."""
+    network = nested()
+    return network, model.open(network)
 
 
 def sample(network):
@@ -99,38 +97,35 @@ def called_once(network):
     ]
 
 
-@pytest.fixture(params=["memory", "keras", "saved_model"])
-def opened(request, network, tmp_path):
-    if request.param == "memory":
-        return model.open(network)
-    path = tmp_path / ("net.keras" if request.param == "keras" else "net")
-    if request.param == "keras":
-        network.save(path)
-    else:
-        network.export(path, verbose=False)
-    return model.open(str(path))
-
-
-def test_what_a_layer_gives_is_what_keras_computes(network, opened):
+@pytest.mark.parametrize("name", chosen(NETWORKS, "nested", "attention"))
+def test_what_a_layer_gives_is_what_keras_computes(name, tmp_path):
     """Of every layer, as it was opened in memory, from an archive and a SavedModel."""
-    known = {layer.path for layer in opened.layers}
-    wanted = [layer for layer in called_once(network) if layer.name in known]
-    # A file holds no ops of layers that do nothing at inference.
-    assert len(wanted) >= len(called_once(network)) - 2
-    if len(wanted) > 12:
-        wanted = wanted[::7]
+    keras.utils.set_random_seed(0)
+    network = NETWORKS[name]()
+    for v in network.variables:
+        if "moving" in v.path:
+            v.assign(RANDOM.uniform(0.5, 1.5, v.shape))
     x = sample(network)
-    probe = keras.Model(network.input, [layer.output for layer in wanted])
+    layers = called_once(network)
+    probe = keras.Model(network.input, {layer.name: layer.output for layer in layers})
     expected = probe(x, training=False)
-    for layer, value in zip(wanted, expected, strict=True):
-        cut = opened.cut(outputs={"y": layer.name})
-        found = cut.run(x)["y"]
-        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
+    network.save(tmp_path / "net.keras")
+    network.export(tmp_path / "net", verbose=False)
+    for source in (network, str(tmp_path / "net.keras"), str(tmp_path / "net")):
+        opened = model.open(source)
+        known = {layer.path for layer in opened.layers}
+        wanted = [layer.name for layer in layers if layer.name in known]
+        # A file holds no ops of layers that do nothing at inference.
+        assert len(wanted) >= len(layers) - 2
+        found = opened.cut(outputs={name: name for name in wanted}).run(x)
+        for name in wanted:
+            np.testing.assert_allclose(
+                found[name], expected[name], rtol=1e-4, atol=1e-4, err_msg=name
+            )
 
 
-def test_layers_are_told_by_name_object_tensor_and_record():
-    network = nested()
-    m = model.open(network)
+def test_layers_are_told_by_name_object_tensor_and_record(in_memory):
+    network, m = in_memory
     x = sample(network)
     pool = network.get_layer("pool")
     (record,) = (layer for layer in m.layers if layer.path == "pool")
@@ -141,8 +136,8 @@ def test_layers_are_told_by_name_object_tensor_and_record():
     assert record.class_name == "GlobalAveragePooling2D"
 
 
-def test_paths_of_nested_layers():
-    m = model.open(nested())
+def test_paths_of_nested_layers(in_memory):
+    _, m = in_memory
     by_path = [(layer.path, layer.class_name) for layer in m.layers]
     assert ("encoder/conv", "Conv2D") in by_path
     assert ("encoder", "Sequential") in by_path
@@ -154,12 +149,10 @@ def test_paths_of_nested_layers():
         for cut in (outer, inner)
     ]
     assert counts == [2, 1]
-
-
-def test_a_layer_called_twice_gives_two_tensors():
-    m = model.open(nested())
-    with pytest.raises(ModelError, match="'shared' fits 2 tensors; pass one of"):
-        m.cut(outputs="shared")
+    # Edits leave out layers that are gone.
+    paths = {layer.path for layer in m.cut(outputs="encoder").layers}
+    assert "encoder/conv" in paths
+    assert not paths & {"pool", "conv_1"}
 
 
 def test_names_that_fit_several_layers_are_listed():
@@ -171,8 +164,10 @@ def test_names_that_fit_several_layers_are_listed():
         m.cut(outputs="dense")
 
 
-def test_unknown_names_are_answered_with_the_nearest():
-    m = model.open(nested())
+def test_names_of_no_layer_or_of_two_tensors_are_refused(in_memory):
+    _, m = in_memory
+    with pytest.raises(ModelError, match="'shared' fits 2 tensors; pass one of"):
+        m.cut(outputs="shared")
     with pytest.raises(ModelError, match=r"similar are \['pool'"):
         m.cut(outputs="pooll")
     other = keras.Sequential([layers.Dense(2, name="elsewhere")])
@@ -190,17 +185,11 @@ def test_a_subclassed_model():
     np.testing.assert_allclose(found, network.first(x), rtol=1e-5, atol=1e-5)
 
 
-def test_edits_leave_out_layers_that_are_gone():
-    m = model.open(nested())
-    cut = m.cut(outputs="encoder")
-    paths = {layer.path for layer in cut.layers}
-    assert "encoder/conv" in paths
-    assert not paths & {"pool", "conv_1"}
-
-
 def test_overrides_are_for_layers():
     network = nested()
     m = model.open(network)
+    with pytest.raises(QuantizeError, match="similar are"):
+        quantize(m, is_training=False, overrides={"encodr/conv": "skip"})
     report = quantize(
         m,
         is_training=False,
@@ -210,10 +199,6 @@ def test_overrides_are_for_layers():
     assert any(op.endswith("encoder_1/conv_1/convolution") for op in skipped)
     assert any("MatMul" in op for op in skipped)
     assert sum("convolution" in entry.op for entry in report.quantized) == 1
-    with pytest.raises(QuantizeError, match="similar are"):
-        quantize(
-            model.open(nested()), is_training=False, overrides={"encodr/conv": "skip"}
-        )
 
 
 def test_checkpoints_are_layers():
@@ -257,24 +242,17 @@ def two_norms():
     )
 
 
-def by_name(network):
-    return "block"
-
-
-def by_object(network):
-    return network.get_layer("block")
-
-
-@pytest.mark.parametrize("given", [by_name, by_object])
-def test_a_scope_may_be_a_layer(given):
+def test_a_scope_may_be_a_layer():
     network = two_norms()
     m = model.open(network)
-    report = fold_batch_norms(m, scope=given(network))
+    with pytest.raises(SelectionError, match="was not made from the Keras layer"):
+        fold_batch_norms(m, scope=layers.Dense(3, name="elsewhere"))
+    report = fold_batch_norms(m, scope="block")
     assert [entry.keras_layer for entry in report.folded] == ["block/norm"]
     assert [entry.keras_layer for entry in report.refused] == ["norm_1"]
     assert "is outside of scope" in report.refused[0].reason
     assert "block/norm: " in str(report)
-    report = quantize(m, scope=given(network))
+    report = quantize(m, scope=network.get_layer("block"))
     kept = {e.keras_layer.partition("/")[0] for e in report.quantized}
     # The input of the network is quantized for the layer that reads it.
     assert kept == {"", "block"}
@@ -289,12 +267,6 @@ def test_a_name_is_that_of_a_layer_unless_it_ends_in_a_slash():
     assert names.scopes_meant([graph], "norm_1/") == ("norm_1",)
     assert names.scopes_meant([graph], None) is None
     assert names.scopes_meant([graph], "nothing") == ("nothing",)
-
-
-def test_a_layer_of_another_model_is_no_scope():
-    m = model.open(two_norms())
-    with pytest.raises(SelectionError, match="was not made from the Keras layer"):
-        fold_batch_norms(m, scope=layers.Dense(3, name="elsewhere"))
 
 
 def test_what_a_fold_keeps_may_be_a_layer():

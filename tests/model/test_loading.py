@@ -18,18 +18,14 @@ def copy(models, tmp_path):
 
 
 def test_a_saved_model_computes_what_it_was_saved_with(models):
-    loaded = load_saved_model(models / "lookup")
+    with pytest.raises(ModelError, match=r"\['train'\]; it holds \['serve'\]"):
+        load_saved_model(models / "lookup", ["train"])
+    loaded = load_saved_model(models / "lookup", ["serve"])
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     (y,) = loaded.signatures["project"](tf.constant(x)).values()
     np.testing.assert_array_equal(y, x @ np.eye(4, 3) + [1, 2, 3])
     (rows,) = loaded.signatures["look_up"](tf.constant(["dog", "cat"])).values()
     np.testing.assert_array_equal(rows, np.eye(4, 3)[[1, 0]])
-
-
-def test_tags_choose_the_meta_graph(models):
-    assert load_saved_model(models / "lookup", ["serve"]).signatures
-    with pytest.raises(ModelError, match=r"\['train'\]; it holds \['serve'\]"):
-        load_saved_model(models / "lookup", ["train"])
 
 
 def cut(file, size):
@@ -77,18 +73,13 @@ DAMAGE = {
 def test_damage_to_the_files_is_refused(copy, case):
     damage, message = DAMAGE[case]
     damage(copy)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=message) as caught:
         load_saved_model(copy)
-
-
-def test_what_tensorflow_raises_is_the_cause(copy):
-    cut(copy / DATA, 9)
-    with pytest.raises(ModelError) as caught:
-        load_saved_model(copy)
+    # An error of TensorFlow is the cause.
     cause = caught.value.__cause__
-    assert cause is not None
+    assert cause is not None or "cannot be loaded" not in message
     assert not isinstance(cause, ModelError)
-    assert str(cause) in str(caught.value)
+    assert cause is None or str(cause) in str(caught.value)
 
 
 def test_a_graph_that_cannot_be_imported_is_refused_before_loading(copy):

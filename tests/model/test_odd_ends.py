@@ -25,32 +25,22 @@ def test_no_inputs(tmp_path):
     assert_same(m.to_function()(), {"y": np.float32([2, 4])})
 
 
-def test_an_output_that_is_an_input(tmp_path):
-    f = tf.function(lambda x: {"same": x, "twice": x * 2}, [FLOATS])
-    m = geutil_model.open(f)
-    x = np.float32([1, 2])
-    assert m.outputs["same"] is m.inputs["x"]
-    assert_round_trip(m, tmp_path, {"x": x}, {"same": x, "twice": x * 2})
-    assert_same(m.cut(outputs=["same"]).run(x=x), {"same": x})
-
-
-def test_an_output_that_is_the_only_op(tmp_path):
-    m = geutil_model.open(tf.function(lambda x: {"y": x}, [FLOATS]))
-    assert_round_trip(m, tmp_path, {"x": [1.0]}, {"y": np.float32([1])})
-
-
-def test_an_output_that_is_a_constant(tmp_path):
-    f = tf.function(lambda x: {"y": x, "c": tf.constant([b"a", b"b"])}, [FLOATS])
-    expected = {"y": np.float32([1]), "c": np.array([b"a", b"b"], object)}
-    assert_round_trip(geutil_model.open(f), tmp_path, {"x": [1.0]}, expected)
-
-
-def test_an_output_that_is_a_variable(tmp_path):
+def test_outputs_that_are_inputs_constants_and_variables(tmp_path):
     module = tf.Module()
     module.v = tf.Variable([3.0], name="v")
-    f = tf.function(lambda x: {"y": x + 1, "v": module.v.read_value()}, [FLOATS])
-    expected = {"y": np.float32([2]), "v": np.float32([3])}
-    assert_round_trip(geutil_model.open(f), tmp_path, {"x": [1.0]}, expected)
+
+    def f(x, unread):
+        constant = tf.constant([b"a", b"b"])
+        return {"same": x, "c": constant, "v": module.v.read_value()}
+
+    m = geutil_model.open(
+        tf.function(f, [FLOATS, tf.TensorSpec([None], name="unread")])
+    )
+    assert m.outputs["same"] is m.inputs["x"]
+    x = np.float32([1, 2])
+    expected = {"same": x, "c": np.array([b"a", b"b"], object), "v": np.float32([3])}
+    assert_round_trip(m, tmp_path, {"x": x, "unread": [5.0]}, expected)
+    assert_same(m.cut(outputs=["same"]).run(x=x), {"same": x})
 
 
 def test_one_tensor_as_two_outputs(tmp_path):
@@ -68,50 +58,44 @@ def test_one_tensor_as_two_outputs(tmp_path):
     assert_same(m.run(x=x), {"first": y + 1, "second": y})
 
 
-@pytest.mark.parametrize(
-    "name", ["a/b", "predictions:0", "with space", "Ünïcode", "^x", "-", "_", "x", "0"]
-)
-def test_odd_names_of_outputs(name, tmp_path):
-    f = tf.function(lambda x: {name: x + 1}, [FLOATS])
+def test_odd_names_of_outputs(tmp_path):
+    names = ["a/b", "predictions:0", "with space", "Ünïcode", "^x", "-", "_", "x", "0"]
+    f = tf.function(lambda x: {n: x + i for i, n in enumerate(names)}, [FLOATS])
     m = geutil_model.open(f)
-    assert list(m.outputs) == [name]
-    assert_round_trip(m, tmp_path, {"x": [1.0]}, {name: np.float32([2])})
-    assert_same(m.cut(outputs=[name]).run(x=[1.0]), {name: np.float32([2])})
+    assert list(m.outputs) == names
+    expected = {name: np.float32([1 + i]) for i, name in enumerate(names)}
+    assert_round_trip(m, tmp_path, {"x": [1.0]}, expected)
+    for name in names:
+        assert_same(m.cut(outputs=[name]).run(x=[1.0]), {name: expected[name]})
 
 
-@pytest.mark.parametrize(
-    "name", ["a/b", "x:0", "a space", "Ünïcode", "_x", "1x", "x.y", "x-y", "self", "in"]
-)
-def test_inputs_that_a_signature_cannot_name(name, tmp_path):
+def test_inputs_that_a_signature_cannot_name(tmp_path):
     m = geutil_model.open(tf.function(lambda x: {"y": x + 1}, [FLOATS]))
-    renamed = m.rename(inputs={"x": name})
-    assert list(renamed.inputs) == [name]
-    assert_same(renamed.run(**{name: [1.0]}), {"y": np.float32([2])})
-    # TensorFlow would change the name, or fail on it.
-    with pytest.raises(ModelError, match=r"save model.rename\(inputs="):
-        renamed.save(tmp_path / "saved")
+    names = "a/b", "x:0", "a space", "Ünïcode", "_x", "1x", "x.y", "x-y", "self", "in"
+    for name in names:
+        renamed = m.rename(inputs={"x": name})
+        assert list(renamed.inputs) == [name]
+        assert_same(renamed.run(**{name: [1.0]}), {"y": np.float32([2])})
+        # TensorFlow would change the name, or fail on it.
+        with pytest.raises(ModelError, match=r"save model.rename\(inputs="):
+            renamed.save(tmp_path / "saved")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["y", "x", "X_1", "model", "name", "inputs", "args"])
-def test_inputs_that_are_renamed(name, tmp_path):
-    m = geutil_model.open(tf.function(lambda x: {"y": x + 1}, [FLOATS]))
-    m = m.rename(inputs={"x": name})
-    assert_same(m.run(**{name: [1.0]}), {"y": np.float32([2])})
-    assert_same(m.to_function()(**{name: [1.0]}), {"y": np.float32([2])})
+def test_inputs_that_are_renamed(tmp_path):
+    names = ["y", "x", "X_1", "model", "name", "inputs", "args"]
+    specs = [tf.TensorSpec([None], name=f"in_{i}") for i in range(len(names))]
+    f = tf.function(lambda *x: {f"out_{i}": t + i for i, t in enumerate(x)}, specs)
+    m = geutil_model.open(f)
+    m = m.rename(inputs=dict(zip(m.inputs, names, strict=True)))
+    inputs = {name: np.float32([10 * i]) for i, name in enumerate(names)}
+    expected = {f"out_{i}": np.float32([11 * i]) for i in range(len(names))}
+    assert_same(m.run(**inputs), expected)
+    assert_same(m.to_function()(**inputs), expected)
     m.save(tmp_path / "saved")
     again = geutil_model.open(tmp_path / "saved")
-    assert list(again.inputs) == [name]
-    assert_same(again.run(**{name: [1.0]}), {"y": np.float32([2])})
-
-
-def test_an_input_that_nothing_reads(tmp_path):
-    second = tf.TensorSpec([None], name="unused")
-    f = tf.function(lambda x, unused: {"y": x + 1}, [FLOATS, second])
-    m = geutil_model.open(f)
-    assert list(m.inputs) == ["x", "unused"]
-    inputs = {"x": [1.0], "unused": [5.0]}
-    assert_round_trip(m, tmp_path, inputs, {"y": np.float32([2])})
+    assert sorted(again.inputs) == sorted(names)
+    assert_same(again.run(**inputs), expected)
 
 
 def test_nested_arguments(tmp_path):
@@ -154,14 +138,6 @@ def test_keywords_and_defaults():
     assert_same(m.run(x=[1.0], shift=3.0), {"output_0": np.float32([5])})
 
 
-def test_arguments_without_names():
-    f = tf.function(lambda a, b: a - b)
-    function = f.get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([2]))
-    m = geutil_model.open(function)
-    assert list(m.inputs) == ["a", "b"]
-    assert_same(m.run(a=[3.0, 3.0], b=[1.0, 2.0]), {"output_0": np.float32([2, 1])})
-
-
 def test_two_arguments_of_the_same_name():
     f = tf.function(lambda a, b: {"y": a - b})
     function = f.get_concrete_function(
@@ -173,13 +149,12 @@ def test_two_arguments_of_the_same_name():
     assert_same(m.run(**{first: 3.0, second: 1.0}), {"y": np.float32(2)})
 
 
-@pytest.mark.parametrize("order", [["b", "a"], ["a", "b"]])
-def test_arguments_keep_their_order_by_position(order):
-    specs = [tf.TensorSpec([], name=name) for name in order]
-    f = tf.function(lambda p, q: {"y": p - q}, specs)
-    m = geutil_model.open(f)
-    assert list(m.inputs) == order
-    assert_same(m.to_function()(5.0, 3.0), {"y": np.float32(2)})
+def test_arguments_keep_their_order_by_position():
+    for order in (["b", "a"], ["a", "b"]):
+        specs = [tf.TensorSpec([], name=name) for name in order]
+        m = geutil_model.open(tf.function(lambda p, q: {"y": p - q}, specs))
+        assert list(m.inputs) == order
+        assert_same(m.to_function()(5.0, 3.0), {"y": np.float32(2)})
 
 
 DTYPES = {
@@ -195,33 +170,34 @@ DTYPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype, tmp_path):
-    value = DTYPES[dtype]
-    spec = tf.TensorSpec([2], tf.as_dtype(dtype), "x")
-    f = tf.function(lambda x: {"y": tf.reverse(x, [0])}, [spec])
-    m = geutil_model.open(f)
-    assert_round_trip(m, tmp_path, {"x": value}, {"y": value[::-1]})
-    other = geutil_model.open(f)
-    assert_same(m.append(other).run(x=value), {"y": value})
+def test_dtypes(tmp_path):
+    specs = [tf.TensorSpec([2], tf.as_dtype(name), name) for name in DTYPES]
+
+    def f(*values):
+        pairs = zip(DTYPES, values, strict=True)
+        return {name: tf.reverse(value, [0]) for name, value in pairs}
+
+    m = geutil_model.open(tf.function(f, specs))
+    expected = {name: value[::-1] for name, value in DTYPES.items()}
+    assert_round_trip(m, tmp_path, DTYPES, expected)
+    assert_same(
+        m.append(geutil_model.open(tf.function(f, specs))).run(**DTYPES), DTYPES
+    )
 
 
-def test_a_ragged_argument_is_refused_or_works():
-    spec = tf.RaggedTensorSpec([None, None], tf.float32)
-    f = tf.function(lambda x: {"y": tf.reduce_sum(x, 1)}, [spec])
-    m = geutil_model.open(f)
-    values, splits = m.inputs
-    outputs = m.run(**{values: [1.0, 2.0, 3.0], splits: [0, 2, 3]})
-    assert_same(outputs, {"y": np.float32([3, 3])})
-
-
-def test_a_sparse_argument_is_refused_or_works():
-    spec = tf.SparseTensorSpec([None, None], tf.float32)
-    f = tf.function(lambda x: {"y": tf.sparse.reduce_sum(x, 1)}, [spec])
-    m = geutil_model.open(f)
-    indices, values, shape = m.inputs
-    outputs = m.run(**{indices: [[0, 1], [1, 0]], values: [1.0, 2.0], shape: [2, 2]})
-    assert_same(outputs, {"y": np.float32([1, 2])})
+def test_ragged_and_sparse_arguments_are_passed_by_their_parts():
+    specs = [
+        tf.RaggedTensorSpec([None, None], tf.float32),
+        tf.SparseTensorSpec([None, None], tf.float32),
+    ]
+    sums = tf.function(
+        lambda r, s: {"r": tf.reduce_sum(r, 1), "s": tf.sparse.reduce_sum(s, 1)}, specs
+    )
+    m = geutil_model.open(sums)
+    floats = [1.0, 2.0, 3.0]
+    values = [floats, [0, 2, 3], [[0, 1], [1, 0]], floats[:2], [2, 2]]
+    outputs = m.run(**dict(zip(m.inputs, values, strict=True)))
+    assert_same(outputs, {"r": np.float32([3, 3]), "s": np.float32([1, 2])})
 
 
 def test_ragged_and_sparse_results_have_their_parts(tmp_path):
@@ -238,49 +214,14 @@ def test_scalars_and_unknown_ranks(tmp_path):
     spec = tf.TensorSpec(None, name="x")
     m = geutil_model.open(tf.function(lambda x: {"y": x + 1}, [spec]))
     assert_round_trip(m, tmp_path, {"x": 1.0}, {"y": np.float32(2)})
-    assert_same(m.run(x=np.zeros([2, 1, 3])), {"y": np.ones([2, 1, 3], "f")})
+    for shape in ([2, 1, 3], [0]):
+        assert_same(m.run(x=np.zeros(shape)), {"y": np.ones(shape, "f")})
 
 
-def test_an_empty_batch():
-    m = geutil_model.open(tf.function(lambda x: {"y": x + 1}, [FLOATS]))
-    assert m.run(x=np.zeros([0]))["y"].shape == (0,)
-
-
-def test_a_keras_model_of_nested_inputs():
-    a, b, c = (tf.keras.Input([2], name=name) for name in "abc")
-    total = layers.Add(name="total")([a, layers.Subtract()([b, c])])
-    model = tf.keras.Model([a, {"b": b, "c": c}], [total, layers.ReLU(name="r")(total)])
-    m = geutil_model.open(model)
-    assert sorted(m.inputs) == ["a", "b", "c"]
-    assert list(m.outputs) == ["total", "r"]
-    one = np.ones([1, 2], np.float32)
-    assert_same(m.run(a=one, b=one * 2, c=one * 5), {"total": one * -2, "r": one * 0})
-
-
-def test_a_layer_that_is_called_twice(tmp_path):
-    x = tf.keras.Input([3], name="x")
-    dense = layers.Dense(3, name="dense")
-    model = tf.keras.Model(x, dense(dense(x)))
-    m = geutil_model.open(model)
-    assert list(m.variables) == [v.path for v in model.variables]
-    value = np.ones([2, 3], np.float32)
-    expected = tf.function(model)(value)
-    assert_round_trip(m, tmp_path, {"x": value}, {m_output(m): expected})
-
-
-def m_output(m):
-    (name,) = m.outputs
-    return name
-
-
-def test_an_unbuilt_sequential_is_refused():
-    model = tf.keras.Sequential([layers.Dense(2)])
+def test_a_sequential_is_opened_once_it_is_built():
+    model = tf.keras.Sequential([layers.Dense(2), layers.ReLU()])
     with pytest.raises(ModelError, match="does not say what inputs it takes"):
         geutil_model.open(model)
-
-
-def test_a_built_sequential():
-    model = tf.keras.Sequential([layers.Dense(2), layers.ReLU()])
     x = np.ones([3, 4], np.float32)
     expected = model(x)
     m = geutil_model.open(model)
@@ -297,35 +238,6 @@ def test_a_sequential_of_integers():
     (name,), (output,) = m.inputs, m.outputs
     assert m.inputs[name].dtype == tf.int32
     assert m.run(**{name: [[0, 1, 3]]})[output].shape == (1, 3, 2)
-
-
-class Subclassed(tf.keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(2)
-
-    def call(self, inputs, training=False):
-        return self.dense(inputs)
-
-
-def test_a_subclass_that_was_not_built_is_refused():
-    with pytest.raises(ModelError, match="get_concrete_function"):
-        geutil_model.open(Subclassed())
-
-
-def test_a_subclass_that_was_called():
-    model = Subclassed()
-    x = np.ones([3, 4], np.float32)
-    model(x)
-    m = geutil_model.open(model)
-    (name,), (output,) = m.inputs, m.outputs
-    assert_same(m.run(**{name: x}), {output: tf.function(model)(x)})
-    assert len(m.variables) == 2
-
-
-def test_a_function_without_a_signature_is_refused():
-    with pytest.raises(ModelError, match="no input signature"):
-        geutil_model.open(tf.function(lambda x: x))
 
 
 def test_a_function_that_is_never_traced_right_is_refused():
@@ -346,52 +258,25 @@ def test_a_function_whose_variables_are_gone_is_refused():
         geutil_model.open(make())
 
 
-def test_a_graph_without_outputs_is_refused():
-    with tf.Graph().as_default() as graph:
-        tf.compat.v1.placeholder(tf.float32, [2], "x")
-    with pytest.raises(ModelError, match="output"):
-        geutil_model.open(graph)
-
-
-def test_a_graph_is_fed_in_its_middle():
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], "in/x")
-        y = tf.nn.relu(x, name="mid/y")
-        tf.add(y, 1.0, name="out/z")
-    m = geutil_model.open(graph, inputs={"y": "mid/y:0"}, outputs={"z": "out/z:0"})
-    assert (list(m.inputs), list(m.outputs)) == (["y"], ["z"])
-    assert_same(m.run(y=[-1.0, 1.0]), {"z": np.float32([0, 2])})
-    ge.verify(m.graph)
-
-
-def test_default_placeholders_and_tensors_of_an_op_are_fed(tmp_path):
+def test_a_graph_is_fed_where_its_inputs_say(tmp_path):
     tf1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         rate = tf1.placeholder_with_default(0.5, [], "rate")
         first, second = tf.split(tf1.placeholder(tf.float32, [4], "x"), 2, name="split")
-        tf.add(first * rate, second, name="y")
+        y = tf.add(first * rate, second, name="mid/y")
+        tf.nn.relu(y, name="z")
     m = geutil_model.open(
         graph.as_graph_def(),
         inputs={"rate": "rate:0", "low": "split:0", "high": "split:1"},
-        outputs=["y"],
+        outputs=["mid/y"],
     )
     inputs = {"rate": 2.0, "low": [1.0, 2.0], "high": [10.0, 20.0]}
-    assert_round_trip(m, tmp_path, inputs, {"y": np.float32([12, 24])})
-
-
-def test_a_default_that_is_not_fed():
-    tf1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        rate = tf1.placeholder_with_default(0.5, [], "rate")
-        tf.multiply(tf1.placeholder(tf.float32, [2], "x"), rate, name="y")
-    m = geutil_model.open(graph, inputs=["x"], outputs=["y"])
-    assert_same(m.run(x=[1.0, 2.0]), {"y": np.float32([0.5, 1])})
-
-
-def test_an_input_that_is_an_output():
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], "x")
-        tf.nn.relu(tf.nn.relu(x, name="mid"), name="y")
-    m = geutil_model.open(graph, inputs=["mid"], outputs=["mid", "y"])
+    assert_round_trip(m, tmp_path, inputs, {"mid/y": np.float32([12, 24])})
+    # A default that is not fed.
+    m = geutil_model.open(graph, inputs=["x"], outputs=["mid/y"])
+    assert_same(m.run(x=[1.0, 2.0, 3.0, 4.0]), {"mid/y": np.float32([3.5, 5])})
+    # An input that is an output.
+    m = geutil_model.open(graph, inputs={"y": "mid/y:0"}, outputs=["mid/y", "z"])
     x = np.float32([-1, 2])
-    assert_same(m.run(mid=x), {"mid": x, "y": np.maximum(x, 0)})
+    assert_same(m.run(y=x), {"mid/y": x, "z": np.maximum(x, 0)})
+    ge.verify(m.graph)

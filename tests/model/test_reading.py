@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from google.protobuf import text_format
 
-from geutil.errors import GeutilError, ModelError
+from geutil.errors import ModelError
 from geutil.graph.protos import MetaGraphDef, SavedModel
 from geutil.model.files.reading import (
     read_graph_def,
@@ -17,11 +17,6 @@ from tests.model.samples import frozen_graph_def
 @pytest.fixture(scope="module")
 def graph_def():
     return frozen_graph_def()
-
-
-def test_the_error_is_a_value_error():
-    assert issubclass(ModelError, GeutilError)
-    assert issubclass(ModelError, ValueError)
 
 
 def test_a_graph_def_is_read_in_both_forms(tmp_path, graph_def):
@@ -92,14 +87,13 @@ WRONG_GRAPH_DEFS = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_GRAPH_DEFS)
-def test_what_is_no_graph_def_is_named(tmp_path, graph_def, case):
-    make, name, message = WRONG_GRAPH_DEFS[case]
-    file = tmp_path / name
-    file.write_bytes(make(graph_def))
-    with pytest.raises(ModelError, match=message) as caught:
-        read_graph_def(file)
-    assert str(file) in str(caught.value)
+def test_what_is_no_graph_def_is_named(tmp_path, graph_def):
+    for case, (make, name, message) in WRONG_GRAPH_DEFS.items():
+        file = tmp_path / name
+        file.write_bytes(make(graph_def))
+        with pytest.raises(ModelError, match=message) as caught:
+            read_graph_def(file)
+        assert str(file) in str(caught.value), case
 
 
 def test_paths_that_hold_no_graph_def(tmp_path):
@@ -133,17 +127,15 @@ WRONG_SAVED_MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_SAVED_MODELS)
-def test_what_is_no_saved_model_is_named(tmp_path, graph_def, case):
-    make, message = WRONG_SAVED_MODELS[case]
-    (tmp_path / "saved_model.pb").write_bytes(make(graph_def))
-    with pytest.raises(ModelError, match=message):
-        read_saved_model(tmp_path)
+def test_what_is_no_saved_model_is_named(tmp_path, graph_def):
+    for make, message in WRONG_SAVED_MODELS.values():
+        (tmp_path / "saved_model.pb").write_bytes(make(graph_def))
+        with pytest.raises(ModelError, match=message):
+            read_saved_model(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("tag_lists", "tags", "chosen"),
-    [
+def test_select_meta_graph():
+    for tag_lists, tags, chosen in (
         ([["serve"], ["train"]], None, 0),
         ([["train"], ["serve", "tpu"], ["serve"]], None, 2),
         ([["train"]], None, 0),
@@ -152,21 +144,17 @@ def test_what_is_no_saved_model_is_named(tmp_path, graph_def, case):
         ([["serve"], ["serve", "tpu"]], ["tpu", "serve"], 1),
         ([["serve"], ["train"]], "train", 1),
         ([["serve"], []], [], 1),
-    ],
-)
-def test_select_meta_graph(tag_lists, tags, chosen):
-    proto = saved_model(*tag_lists)
-    assert select_meta_graph(proto, tags) is proto.meta_graphs[chosen]
+    ):
+        proto = saved_model(*tag_lists)
+        found = select_meta_graph(proto, tags)
+        assert found is proto.meta_graphs[chosen], (tag_lists, tags)
 
 
-@pytest.mark.parametrize(
-    ("tag_lists", "tags", "message"),
-    [
+def test_select_meta_graph_lists_the_known_tags():
+    for tag_lists, tags, message in (
         ([["serve"]], ["train"], r"no MetaGraph with the tags \['train'\].*'serve'"),
         ([["serve", "tpu"]], ["serve"], r"\['serve', 'tpu'\]"),
         ([["a"], ["b"]], None, r"several MetaGraphs.*\['a'\], \['b'\]"),
-    ],
-)
-def test_select_meta_graph_lists_the_known_tags(tag_lists, tags, message):
-    with pytest.raises(ModelError, match=message):
-        select_meta_graph(saved_model(*tag_lists), tags)
+    ):
+        with pytest.raises(ModelError, match=message):
+            select_meta_graph(saved_model(*tag_lists), tags)

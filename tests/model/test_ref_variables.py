@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.model.sources.v1_variables import with_resource_variables
 
 v1 = tf.compat.v1
 
@@ -14,21 +13,6 @@ def ref_variable(value, name):
     return v1.get_variable(
         name, initializer=tf.constant(value), use_resource=False, dtype=tf.float32
     )
-
-
-def test_types_names_and_shared_names():
-    with tf.Graph().as_default() as graph:
-        w = ref_variable([1.0, 2.0], "scope/w")
-        tf.identity(w + 1.0, name="y")
-    graph_def = graph.as_graph_def()
-    with_resource_variables(graph_def)
-    by_name = {node.name: node for node in graph_def.node}
-    assert by_name["scope/w"].op == "VarHandleOp"
-    assert by_name["scope/w"].attr["shared_name"].s == b"scope/w"
-    assert by_name["scope/w/read"].op == "ReadVariableOp"
-    assert by_name["scope/w/Assign"].op == "AssignVariableOp"
-    with tf.Graph().as_default():
-        tf.import_graph_def(graph_def, name="")
 
 
 def test_values_are_read_where_they_were():
@@ -83,12 +67,3 @@ def test_an_update_without_a_twin_is_refused():
         v1.scatter_update(w, [0], [5.0], name="scatter")
     with pytest.raises(model.ModelError, match=r"'scatter' \(ScatterUpdate\).*'w'"):
         model.open(graph.as_graph_def())
-
-
-def test_a_graph_without_them_is_left_alone():
-    with tf.Graph().as_default() as graph:
-        tf.constant(1.0)
-    graph_def = graph.as_graph_def()
-    before = graph_def.SerializeToString()
-    with_resource_variables(graph_def)
-    assert graph_def.SerializeToString() == before

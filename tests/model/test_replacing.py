@@ -23,7 +23,10 @@ def opened():
 
 
 def test_a_type_becomes_another(opened):
+    before = opened.graph.as_graph_def()
     changed = opened.replace_op("Relu6", "Relu")
+    assert opened.graph.as_graph_def() == before
+    ge.verify(changed.graph)
     types = [op.type for op in changed.graph.get_operations()]
     assert types.count("Relu") == 2
     assert "Relu6" not in types
@@ -62,12 +65,6 @@ def test_an_op_with_two_outputs(opened):
     assert result["where"].tolist() == [0]
 
 
-def test_the_model_is_not_changed(opened):
-    before = opened.graph.as_graph_def()
-    opened.replace_op("Relu6", "Relu")
-    assert opened.graph.as_graph_def() == before
-
-
 def test_control_edges_go_along():
     count = tf.Variable(0)
 
@@ -86,9 +83,9 @@ def test_control_edges_go_along():
         assert int(result["y"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("ops", "replacement", "message"),
-    [
+def test_refusals(opened):
+    before = opened.graph.as_graph_def()
+    for ops, replacement, message in (
         ("Nothing", "Relu", r"no op of type or name 'Nothing'.*Relu6"),
         ("Relu6", "NoSuchOp", r"no op of type 'NoSuchOp'.*load_op_library"),
         ("Sub", "Relu", r"'Relu' cannot stand in .* it takes fewer inputs than 2"),
@@ -97,13 +94,10 @@ def test_control_edges_go_along():
         ("Relu6", lambda x: tf.cast(x, tf.int32), r"int32"),
         ("Relu6", lambda x: x[None], r"shape"),
         ("Placeholder", lambda: 3, r"'x' \(Placeholder\) stands for what comes"),
-    ],
-)
-def test_refusals(opened, ops, replacement, message):
-    before = opened.graph.as_graph_def()
-    with pytest.raises(model.ModelError, match=message):
-        opened.replace_op(ops, replacement)
-    assert opened.graph.as_graph_def() == before
+    ):
+        with pytest.raises(model.ModelError, match=message):
+            opened.replace_op(ops, replacement)
+        assert opened.graph.as_graph_def() == before
 
 
 def test_what_no_output_needs_is_refused(opened):
@@ -117,7 +111,3 @@ def test_an_op_of_another_graph_is_refused(opened):
     other = opened.cut(outputs=["y"])
     with pytest.raises(model.ModelError, match=r"another graph"):
         opened.replace_op(other.graph.get_operation_by_name("block/first"), tf.abs)
-
-
-def test_replaced_graphs_verify(opened):
-    ge.verify(opened.replace_op("Relu6", tf.square).graph)

@@ -1,13 +1,17 @@
+"""Saving models: all of one is written, or what was there stays whole."""
+
 from __future__ import annotations
 
-import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil import model
+from geutil.model import ModelError
 from tests.model import small_models
+from tests.processes import run_python
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
@@ -32,33 +36,6 @@ def test_variables_stay_variables(opened, tmp_path):
     np.testing.assert_array_equal(f(x=tf.constant(X))["y"], [[1, -1], [1, -1]])
 
 
-def test_edits_are_saved(opened, tmp_path):
-    with opened.graph.as_default():
-        opened.outputs["y"] = tf.negative(opened.outputs["y"])
-    opened.save(tmp_path / "m")
-    f = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
-    np.testing.assert_array_equal(f(x=tf.constant(X))["y"], opened.run(x=X)["y"])
-
-
-def test_untouched_signatures_are_kept(tmp_path):
-    module = small_models.save_two_signatures(tmp_path / "m")
-    m = model.open(tmp_path / "m", signature="encode")
-    with m.graph.as_default():
-        m.outputs["code"] = m.outputs["code"] * 2.0
-    m.save(tmp_path / "out")
-    assert set(m.opened_signatures()) == {"encode"}
-    loaded = tf.saved_model.load(str(tmp_path / "out"))
-    x = tf.constant(np.arange(6).reshape(2, 3), tf.float32)
-    code = module.encode(x)["code"]
-    encode, decode = loaded.signatures["encode"], loaded.signatures["decode"]
-    np.testing.assert_array_equal(encode(x=x)["code"], code * 2)
-    np.testing.assert_array_equal(decode(code=code)["x"], module.decode(code)["x"])
-    (weight,) = loaded.variables
-    weight.assign(tf.zeros_like(weight))
-    assert not encode(x=x)["code"].numpy().any()
-    assert not decode(code=code)["x"].numpy().any()
-
-
 def test_an_edited_signature_that_is_not_the_opened_one(tmp_path):
     small_models.save_two_signatures(tmp_path / "m")
     m = model.open(tmp_path / "m", signature="encode")
@@ -70,61 +47,6 @@ def test_an_edited_signature_that_is_not_the_opened_one(tmp_path):
     np.testing.assert_array_equal(loaded.signatures["decode"](code=code)["x"], code)
 
 
-def test_tables_and_assets(tmp_path):
-    vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("a\nb\nc\n")
-    initializer = tf.lookup.TextFileInitializer(
-        str(vocabulary), tf.string, -2, tf.int64, -1
-    )
-    table = tf.lookup.StaticHashTable(initializer, -1)
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "words")])
-    def look_up(words):
-        return {"ids": table.lookup(words)}
-
-    module = tf.Module()
-    module.table, module.look_up = table, look_up
-    tf.saved_model.save(module, str(tmp_path / "m"), {"serving_default": look_up})
-    for number, source in enumerate((tmp_path / "m", look_up)):
-        m = model.open(source)
-        assert m.run(words=["c", "x"])["ids"].tolist() == [2, -1]
-        out = m.save(tmp_path / f"out{number}")
-        assert [p.name for p in (out / "assets").iterdir()] == ["words.txt"]
-    vocabulary.unlink()
-    for number in range(2):
-        loaded = tf.saved_model.load(str(tmp_path / f"out{number}"))
-        ids = loaded.signatures["serving_default"](words=tf.constant(["c", "x"]))["ids"]
-        assert ids.numpy().tolist() == [2, -1]
-
-
-@pytest.fixture
-def no_garbage_collection():
-    """Functions of graphs that are not needed any more stay known to TensorFlow."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage_collection")
-def test_version_1_models_become_models_of_version_2(tmp_path):
-    vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("a\nb\nc\n")
-    expected = small_models.save_version_1(tmp_path / "m", False, vocabulary)
-    vocabulary.unlink()
-    model.open(tmp_path / "m").save(tmp_path / "out")
-    loaded = tf.saved_model.load(str(tmp_path / "out"))
-    x = tf.constant([[1.0, 2.0, 3.0]])
-    found = loaded.signatures["serving_default"](x=x)["y"]
-    np.testing.assert_array_equal(found, expected)
-    ids = loaded.signatures["ids"](words=tf.constant(["b", "zzz"]))["ids"]
-    assert ids.numpy().tolist() == [1, 3]
-    assert {v.name for v in loaded.trainable_variables} == {
-        "w:0",
-        "p/part_0:0",
-        "p/part_1:0",
-    }
-
-
 def test_a_resource_without_an_owner_is_named(tmp_path):
     handle = tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
 
@@ -134,23 +56,9 @@ def test_a_resource_without_an_owner_is_named(tmp_path):
         return {"y": x + tf.cast(size, tf.float32)}
 
     m = model.open(function)
-    with pytest.raises(model.ModelError, match=r"no object in memory owns"):
+    with pytest.raises(ModelError, match=r"no object in memory owns"):
         m.save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
-
-
-def test_an_unknown_format(opened, tmp_path):
-    with pytest.raises(model.ModelError, match=r"unknown format 'onnx'; .*saved_model"):
-        opened.save(tmp_path / "m", "onnx")
-
-
-def test_what_exists_is_kept(opened, tmp_path):
-    opened.save(tmp_path / "m")
-    before = sorted(p.stat().st_mtime_ns for p in (tmp_path / "m").rglob("*"))
-    with pytest.raises(model.ModelError, match="exists; pass overwrite=True"):
-        opened.save(tmp_path / "m")
-    assert sorted(p.stat().st_mtime_ns for p in (tmp_path / "m").rglob("*")) == before
-    opened.save(tmp_path / "m", overwrite=True)
 
 
 def test_a_model_can_be_saved_over_the_one_it_was_opened_from(tmp_path):
@@ -162,19 +70,6 @@ def test_a_model_can_be_saved_over_the_one_it_was_opened_from(tmp_path):
         m.save(tmp_path / "m", overwrite=True)
     code = model.open(tmp_path / "m", signature="encode").run(x=[[1.0, 0.0, 0.0]])
     assert code["code"].tolist() == [[8.0, 0.0]]
-
-
-def test_a_failure_leaves_nothing(opened, tmp_path, monkeypatch):
-    def fail(_root, path, **_):
-        tf.io.gfile.makedirs(path)
-        raise OSError(28, "No space left on device")
-
-    opened.save(tmp_path / "m")
-    monkeypatch.setattr(tf.saved_model, "save", fail)
-    with pytest.raises(OSError, match="No space"):
-        opened.save(tmp_path / "m", overwrite=True)
-    assert [p.name for p in tmp_path.iterdir()] == ["m"]
-    assert tf.saved_model.load(str(tmp_path / "m")).signatures
 
 
 ORDERS = {
@@ -207,19 +102,220 @@ def ordered(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("signature", ["u", "v"])
-@pytest.mark.parametrize("method", ORDERS)
-def test_signatures_and_outputs_keep_their_order(ordered, method, signature):
-    m = model.open(ordered, signature=signature)
-    changed = ORDERS[method](m)
-    assert list(changed.signatures) == ["u", "c", "v", "a"]
+def test_signatures_and_outputs_keep_their_order(ordered):
     # A SavedModel holds a map of outputs, which has no order.
     outputs = ["a", *(f"o_{i}" for i in range(11)), "z"]
-    for name in changed.signatures:
-        assert list(changed.signatures[name].outputs) == outputs
+    expected = dict.fromkeys(("u", "c", "v", "a"), outputs)
+    for signature in ("u", "v"):
+        m = model.open(ordered, signature=signature)
+        for method, change in ORDERS.items():
+            found = change(m).signatures
+            ends = {name: list(found[name].outputs) for name in found}
+            assert list(ends.items()) == list(expected.items()), (signature, method)
 
 
 def test_a_signature_that_is_renamed_keeps_its_place(ordered):
     renamed = model.open(ordered, signature="c").rename(signature="first")
     assert list(renamed.signatures) == ["u", "first", "v", "a"]
     assert renamed.signatures["first"] is renamed
+
+
+ROW = np.float32([[1, 2, 3]])
+
+
+def affine(scale, size=3):
+    module = tf.Module()
+    module.w = tf.Variable(np.full([3, size], scale, np.float32), name="w")
+    spec = tf.TensorSpec([None, 3], name="x")
+    module.f = tf.function(lambda x: {"y": x @ module.w}, [spec])
+    return module
+
+
+@pytest.fixture
+def new():
+    return model.open(affine(2.0).f)
+
+
+@pytest.fixture(params=["directory", "nothing"])
+def old(request, tmp_path):
+    """What is at the path before: a model, or nothing."""
+    path = tmp_path / "here" / "model"
+    path.parent.mkdir()
+    if request.param == "directory":
+        model.open(affine(1.0).f).save(path)
+    return path
+
+
+def contents(folder):
+    """Return all that is below a folder."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in sorted(folder.rglob("*"))
+    }
+
+
+def half_a_save(obj, export_dir, *args, **kwargs):
+    Path(export_dir).mkdir(parents=True)
+    (Path(export_dir) / "saved_model.pb").write_bytes(b"half")
+    raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+
+def test_a_writer_that_fails(old, new, monkeypatch):
+    before = contents(old.parent)
+    for error in (None, KeyboardInterrupt, MemoryError, OSError):
+
+        def failing(*args, error=error, **kwargs):
+            try:
+                half_a_save(*args, **kwargs)
+            except tf.errors.OpError:
+                if error is None:
+                    raise
+                raise error("stopped") from None
+
+        monkeypatch.setattr(tf.saved_model, "save", failing)
+        with pytest.raises((ModelError, error or ModelError)):
+            new.save(old, overwrite=True)
+        assert contents(old.parent) == before, error
+
+
+def test_what_stands_there_is_replaced_whole(old, new):
+    if old.is_dir():
+        (old / "variables" / "left").write_text("over")
+    new.save(old, overwrite=True)
+    np.testing.assert_array_equal(model.open(old).run(x=ROW)["y"], [[12.0] * 3])
+    assert not (old / "variables" / "left").exists()
+    assert [p.name for p in old.parent.iterdir()] == ["model"]
+
+
+def test_formats_are_overwritten_alike(tmp_path, new):
+    for format in ("saved_model", "graph_def", "pbtxt"):
+        path = tmp_path / format / "model"
+        path.parent.mkdir()
+        model.open(affine(1.0).f).save(path, format=format)
+        before = contents(tmp_path)
+        with pytest.raises(ModelError, match="exists; pass overwrite=True"):
+            new.save(path, format=format)
+        assert contents(tmp_path) == before
+        new.save(path, format=format, overwrite=True)
+        assert [p.name for p in path.parent.iterdir()] == ["model"]
+        assert path.is_dir() == (format == "saved_model")
+
+
+def full(path):
+    path.mkdir()
+    (path / "photo").write_text("of a cat")
+
+
+def single(path):
+    path.write_text("a file")
+
+
+def absent(path):
+    assert not path.exists()
+
+
+REFUSED = [
+    (full, "model", "saved_model", "holds something else than a model"),
+    (full, "model", "graph_def", "is a directory, and is not replaced by a file"),
+    (Path.mkdir, "model", "tflite", "is a directory, and is not replaced by a file"),
+    (single, "model", "saved_model", "is a file, and is not replaced by a directory"),
+    (single, "m.keras", "saved_model", r"a \.keras file.*\.pb, \.pbtxt, \.tflite file"),
+    (single, "m.H5", "tflite", r"a \.h5 file.*SavedModel directory, or a \.pb"),
+    (single, "m.onnx", "graph_def", r"a \.onnx file, which geutil does not write"),
+    (single, "m.tflite", "saved_model", "format 'tflite', and 'saved_model' would"),
+    # Refused before any work, where nothing stands.
+    (absent, "m.keras", "saved_model", r"a \.keras file"),
+    *(
+        (absent, name, "saved_model", "which geutil does not write")
+        for name in ("m.tar.gz", "m.GGUF", "m.pt2", "m.yaml", "m.txt")
+    ),
+]
+
+
+def test_nothing_is_replaced_by_another_kind_of_thing(new, tmp_path):
+    for i, (make, name, format, words) in enumerate(REFUSED):
+        folder = tmp_path / f"{i}"
+        folder.mkdir()
+        make(folder / name)
+        before = contents(folder)
+        for overwrite in (False, True):
+            with pytest.raises(ModelError, match=words):
+                new.save(folder / name, format, overwrite=overwrite)
+            assert contents(folder) == before, name
+    assert new.save(tmp_path / "net.v2").is_dir()
+
+
+def test_what_is_no_part_of_a_saved_model_is_not_lost(new, tmp_path):
+    path = new.save(tmp_path / "m")
+    assert new.save(path, overwrite=True) == path
+    (path / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ModelError, match=r"also holds 'notes\.txt'.*would be lost"):
+        new.save(path, overwrite=True)
+    assert contents(tmp_path) == before
+    (path / "notes.txt").unlink()
+    (path / ".DS_Store").write_text("")
+    new.save(path, overwrite=True)
+
+
+CHILD = """
+import os, resource, signal, sys
+from pathlib import Path
+from geutil import model
+from tests.model.test_saving import affine, contents
+
+path = Path(sys.argv[1])
+m = model.open(affine(5.0, 300_000).f)
+before = contents(path.parent)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+try:
+    m.save(path, overwrite=True)
+except (model.ModelError, OSError):
+    print("refused", contents(path.parent) == before, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+# The first thing that is done with what is written.
+os.fsync = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+m.save(path, overwrite=True)
+"""
+
+
+def test_a_file_system_that_is_full_and_a_process_that_is_killed(tmp_path):
+    path = tmp_path / "model"
+    model.open(affine(1.0).f).save(path)
+    before = contents(path)
+    child = run_python("-c", CHILD, path)
+    assert child.stdout.strip() == b"refused True", child.stderr
+    assert child.returncode == -9, child.stderr
+    assert contents(path) == before
+    np.testing.assert_array_equal(model.open(path).run(x=ROW)["y"], [[6.0] * 3])
+    # The dead leave their work behind; the next save is not in its way.
+    model.open(affine(2.0).f).save(path, overwrite=True)
+    np.testing.assert_array_equal(model.open(path).run(x=ROW)["y"], [[12.0] * 3])
+
+
+def test_a_place_that_cannot_be_written(new, tmp_path):
+    with pytest.raises(ModelError, match="no directory"):
+        new.save(tmp_path / "missing" / "model")
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(ModelError, match="no directory"):
+        new.save(tmp_path / "file" / "model")
+
+
+def test_a_link_is_replaced_and_not_followed(new, tmp_path):
+    target = tmp_path / "target"
+    model.open(affine(1.0).f).save(target)
+    before = contents(target)
+    (tmp_path / "link").symlink_to(target)
+    new.save(tmp_path / "link", overwrite=True)
+    assert contents(target) == before
+    np.testing.assert_array_equal(
+        model.open(tmp_path / "link").run(x=ROW)["y"], [[12.0] * 3]
+    )
+
+
+def test_a_relative_path_and_a_string(new, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert new.save("model") == Path("model")
+    assert model.open("model").run(x=ROW)["y"].tolist() == [[12.0] * 3]

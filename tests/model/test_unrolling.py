@@ -9,30 +9,35 @@ import tensorflow as tf
 from geutil import model
 from geutil.errors import ModelError
 from geutil.gradients import gradients
-from tests.thorough import thorough
 
 layers = tf.keras.layers
 
 
-def network(*stack, shape=(7, 3), batch=None, dtype=None):
+def network(*stack, shape=(7, 3), batch=None):
+    """Return a network that calls layers one after the other."""
+    return networks({"y": stack}, shape, batch)
+
+
+def networks(stacks, shape=(7, 3), batch=None):
+    """Return a network of several outputs, each of layers called in order."""
     tf.keras.utils.set_random_seed(3)
-    x = tf.keras.Input(shape, batch_size=batch, dtype=dtype, name="x")
-    y = x
-    for layer in stack:
-        y = layer(y)
-    return tf.keras.Model(x, {"y": y})
+    x = tf.keras.Input(shape, batch_size=batch, name="x")
+    outputs = {}
+    for name, stack in stacks.items():
+        y = x
+        for layer in stack:
+            y = layer(y)
+        outputs[name] = y
+    return tf.keras.Model(x, outputs)
 
 
-NETWORKS = {
-    "LSTM": lambda: network(layers.LSTM(4), layers.Dense(2)),
-    "GRU": lambda: network(layers.GRU(4, return_sequences=True, activation="swish")),
-    "both ways": lambda: network(
-        layers.Bidirectional(layers.LSTM(4, return_sequences=True)), layers.GRU(3)
-    ),
-    "masked": lambda: network(layers.Masking(), layers.LSTM(4)),
-    "images": lambda: network(layers.ConvLSTM2D(2, 3), shape=(3, 5, 5, 2)),
-    "backwards": lambda: network(layers.SimpleRNN(4, go_backwards=True)),
-}
+def lstm():
+    return network(layers.LSTM(4), layers.Dense(2))
+
+
+def both_ways():
+    sequences = layers.LSTM(4, return_sequences=True)
+    return network(layers.Bidirectional(sequences), layers.GRU(3))
 
 
 def loops(graph):
@@ -48,17 +53,27 @@ def data_of(net, rows=4):
     return np.random.RandomState(1).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_results_are_those_of_keras(name):
-    net = NETWORKS[name]()
-    opened = model.open(net)
-    unrolled = opened.unroll()
-    assert loops(opened.graph)
-    assert loops(unrolled.graph) == lists(unrolled.graph) == []
-    for rows in (1, 4):
-        x = data_of(net, rows)
-        expected = net(x)["y"].numpy()
-        np.testing.assert_allclose(unrolled.run(x=x)["y"], expected, 1e-5, 1e-6)
+def test_the_results_are_those_of_keras():
+    series = networks(
+        {
+            "LSTM": [layers.LSTM(4), layers.Dense(2)],
+            "GRU": [layers.GRU(4, return_sequences=True, activation="swish")],
+            "masked": [layers.Masking(), layers.LSTM(4)],
+            "backwards": [layers.SimpleRNN(4, go_backwards=True)],
+        }
+    )
+    images = network(layers.ConvLSTM2D(2, 3), shape=(3, 5, 5, 2))
+    for net in (series, both_ways(), images):
+        opened = model.open(net)
+        unrolled = opened.unroll()
+        assert loops(opened.graph)
+        assert loops(unrolled.graph) == lists(unrolled.graph) == []
+        for rows in (1, 4):
+            x = data_of(net, rows)
+            found, expected = unrolled.run(x=x), net(x)
+            assert found.keys() == expected.keys()
+            for name, y in found.items():
+                np.testing.assert_allclose(y, expected[name], 1e-5, 1e-6, err_msg=name)
 
 
 def test_steps_are_as_many_as_keras_unrolls():
@@ -72,25 +87,22 @@ def test_steps_are_as_many_as_keras_unrolls():
         assert sum(op.type == kind for op in ours) == count > 0
 
 
-@pytest.mark.parametrize("name", ["LSTM", "both ways"])
-def test_gradients_are_the_same(name):
-    net = NETWORKS[name]()
+def test_gradients_are_the_same():
+    net = both_ways()
     x = data_of(net)
+    unrolled = model.open(net).unroll()
 
-    def slopes(opened):
-        @tf.function(autograph=False)
-        def step(x):
-            loss = tf.reduce_sum(tf.square(opened(x=x)["y"]))
-            weights = [v for v in opened.variables.values() if v.trainable]
-            return gradients(loss, weights, checkpoints=None)
-
-        return step(x)
+    @tf.function(autograph=False)
+    def step(x):
+        loss = tf.reduce_sum(tf.square(unrolled(x=x)["y"]))
+        weights = [v for v in unrolled.variables.values() if v.trainable]
+        return gradients(loss, weights, checkpoints=None)
 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(net(x)["y"]))
     expected = tape.gradient(loss, [v.value for v in net.trainable_variables])
     by_size = sorted(np.sum(np.square(e)) for e in expected)
-    found = sorted(np.sum(np.square(s)) for s in slopes(model.open(net).unroll()))
+    found = sorted(np.sum(np.square(s)) for s in step(x))
     np.testing.assert_allclose(found, by_size, rtol=1e-4)
 
 
@@ -104,28 +116,25 @@ def test_states_are_written_as_before():
         np.testing.assert_allclose(unrolled.run(x=x)["y"], expected, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("form", ["SavedModel", "Keras"])
-def test_from_files_and_to_files(form, tmp_path):
-    net = NETWORKS["LSTM"]()
-    source = tmp_path / ("net.keras" if form == "Keras" else "net")
-    if form == "Keras":
-        net.save(source)
-    else:
-        net.export(source, verbose=False)
-    opened = model.open(source)
-    unrolled = opened.unroll()
-    assert loops(unrolled.graph) == []
-    unrolled.save(tmp_path / "unrolled")
-    again = model.open(tmp_path / "unrolled")
+def test_from_files_and_to_files(tmp_path):
+    net = lstm()
+    net.save(tmp_path / "net.keras")
+    net.export(tmp_path / "net", verbose=False)
     x = data_of(net)
-    (result,) = again.run(x=x).values()
-    np.testing.assert_allclose(result, net(x)["y"], 1e-5, 1e-6)
-    shapes = sorted(v.shape.as_list() for v in opened.variables.values())
-    assert sorted(v.shape.as_list() for v in again.variables.values()) == shapes
+    for source in (tmp_path / "net.keras", tmp_path / "net"):
+        opened = model.open(source)
+        unrolled = opened.unroll()
+        assert loops(unrolled.graph) == []
+        unrolled.save(tmp_path / "unrolled", overwrite=True)
+        again = model.open(tmp_path / "unrolled")
+        (result,) = again.run(x=x).values()
+        np.testing.assert_allclose(result, net(x)["y"], 1e-5, 1e-6)
+        shapes = sorted(v.shape.as_list() for v in opened.variables.values())
+        assert sorted(v.shape.as_list() for v in again.variables.values()) == shapes
 
 
 def test_names_say_the_step():
-    unrolled = model.open(NETWORKS["LSTM"]()).unroll()
+    unrolled = model.open(lstm()).unroll()
     products = [
         op.name for op in unrolled.graph.get_operations() if op.type == "MatMul"
     ]
@@ -150,20 +159,18 @@ def counted(times, *, nested=False):
     return model.open(f)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("times", [0, 1, 5])
-def test_loops_without_lists(times, nested):
-    opened = counted(times, nested=nested)
-    unrolled = opened.unroll()
-    assert loops(unrolled.graph) == []
-    expected = np.array([1.0, 2.0])
-    for i in range(times):
-        expected = expected * (1.5**2 if nested else 1) + i
-    np.testing.assert_allclose(unrolled.run(x=[1.0, 2.0])["y"], expected, rtol=1e-6)
+def test_loops_without_lists():
+    for times, nested in ((0, False), (1, True), (5, False), (5, True)):
+        unrolled = counted(times, nested=nested).unroll()
+        assert loops(unrolled.graph) == []
+        expected = np.array([1.0, 2.0])
+        for i in range(times):
+            expected = expected * (1.5**2 if nested else 1) + i
+        np.testing.assert_allclose(unrolled.run(x=[1.0, 2.0])["y"], expected, rtol=1e-6)
 
 
 def test_some_of_the_loops():
-    net = NETWORKS["both ways"]()
+    net = both_ways()
     opened = model.open(net)
     some = opened.unroll("forward_lstm")
     assert len(loops(some.graph)) == len(loops(opened.graph)) - 1
@@ -179,8 +186,13 @@ def refused(opened, *args, **kwargs):
     return str(caught.value)
 
 
-def test_what_has_no_loop_is_refused():
+def test_refusals_that_name_the_loops():
     assert "has no loop to unroll" in refused(model.open(network(layers.Dense(2))))
+    opened = model.open(lstm())
+    assert "over 100 ops" in refused(opened, max_ops=100)
+    said = refused(opened, "dense")
+    assert "selects none of the loops" in said
+    assert "/while" in said
 
 
 def test_a_loop_of_version_1_is_refused():
@@ -213,12 +225,6 @@ def test_a_loop_in_a_call_that_stays_is_refused():
     assert loops(model.open(f).unroll().graph) == []
 
 
-def test_a_name_that_no_loop_has_is_refused():
-    said = refused(model.open(NETWORKS["LSTM"]()), "dense")
-    assert "selects none of the loops" in said
-    assert "/while" in said
-
-
 def test_an_open_number_of_steps_is_refused():
     said = refused(model.open(network(layers.LSTM(4), shape=(None, 3))))
     assert "cannot be read off constants and shapes" in said
@@ -234,16 +240,3 @@ def test_a_loop_that_data_may_end_is_refused():
         return {"y": tf.while_loop(goes_on, lambda i, y: (i + 1, 2.0 * y), [0, x])[1]}
 
     assert "cannot be read off" in refused(model.open(f))
-
-
-def test_too_many_ops_are_refused():
-    said = refused(model.open(NETWORKS["LSTM"]()), max_ops=100)
-    assert "over 100 ops" in said
-
-
-@thorough
-def test_a_long_sequence():
-    net = network(layers.LSTM(4), shape=(400, 3))
-    unrolled = model.open(net).unroll()
-    x = data_of(net)
-    np.testing.assert_allclose(unrolled.run(x=x)["y"], net(x)["y"], 1e-4, 1e-5)

@@ -136,20 +136,16 @@ def test_names_are_readable(saved):
     assert not any("__inference" in name for name in names)
 
 
-def test_a_while_loop_stays_whole(saved):
+def test_loops_and_calls_that_xla_compiles_stay_whole(saved):
     module, _, meta = saved
     inlined = inline_calls(meta.graph_def)
     loops = [n for n in inlined.graph_def.node if n.op in {"While", "StatelessWhile"}]
-    assert len(loops) == {"rnn": 2, "cnn": 0}[module.model.name]
+    assert (len(loops), len(inlined.kept)) == {"rnn": (2, 0), "cnn": (0, 2)}[
+        module.model.name
+    ]
+    assert all("XLA" in kept.reason for kept in inlined.kept)
     left = {f.signature.name: f for f in inlined.graph_def.library.function}
     before = {f.signature.name: f for f in meta.graph_def.library.function}
     assert left.items() <= before.items()
     for loop in loops:
         assert {loop.attr["body"].func.name, loop.attr["cond"].func.name} <= set(left)
-
-
-def test_calls_that_xla_compiles_stay(saved):
-    module, _, meta = saved
-    inlined = inline_calls(meta.graph_def)
-    assert len(inlined.kept) == {"rnn": 0, "cnn": 2}[module.model.name]
-    assert all("XLA" in kept.reason for kept in inlined.kept)

@@ -1,13 +1,18 @@
-"""Runs SavedModels in fresh processes, with TensorFlow alone."""
+"""Runs SavedModels in fresh processes, with TensorFlow alone.
+
+`python -m tests.model.networks.fresh REQUEST REPLY` is what such a process does.
+"""
 
 from __future__ import annotations
 
 import pickle
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tests.processes import run_python
 
@@ -30,12 +35,18 @@ class FreshProcesses:
 
         With `plain`, TensorFlow runs the ops as they are in the graph: no Grappler.
         """
+        (results,) = self.do_all((path, calls), plain=plain)
+        return results
+
+    def do_all(self, *jobs: tuple[Path, Calls], plain: bool = False) -> list[list[Any]]:
+        """Do the calls on each of some SavedModels in one process."""
         with tempfile.TemporaryDirectory() as name:
             request, reply = Path(name, "request"), Path(name, "reply")
-            request.write_bytes(pickle.dumps((str(path.resolve()), calls, plain)))
-            done = run_python("-m", "tests.model.networks.fresh_child", request, reply)
+            listed = [(str(path.resolve()), calls) for path, calls in jobs]
+            request.write_bytes(pickle.dumps((listed, plain)))
+            done = run_python("-m", "tests.model.networks.fresh", request, reply)
             assert done.returncode == 0, f"in the process: {done.stderr.decode()}"
-            results: list[Any] = pickle.loads(reply.read_bytes())
+            results: list[list[Any]] = pickle.loads(reply.read_bytes())
             return results
 
     def run(
@@ -44,3 +55,72 @@ class FreshProcesses:
         """Return the outputs of one signature."""
         (outputs,) = self.do(path, [("run", signature, inputs)])
         return outputs
+
+
+def main() -> None:
+    request, reply = map(Path, sys.argv[1:])
+    answer = _answer(*pickle.loads(request.read_bytes()))
+    reply.write_bytes(pickle.dumps(answer))
+
+
+def _answer(
+    jobs: list[tuple[str, list[tuple[Any, ...]]]], plain: bool
+) -> list[list[Any]]:
+    assert "geutil" not in sys.modules
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": plain})
+    answers = []
+    for path, calls in jobs:
+        loaded = tf.saved_model.load(path)
+        answers.append([_ACTIONS[kind](loaded, *rest) for kind, *rest in calls])
+    return answers
+
+
+def _tensors(function: Any, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+    specs = function.structured_input_signature[1]
+    return {n: tf.constant(v, specs[n].dtype) for n, v in inputs.items()}
+
+
+def _run(loaded: Any, signature: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    function = loaded.signatures[signature]
+    results = function(**_tensors(function, inputs))
+    return {name: np.asarray(t.numpy()) for name, t in results.items()}
+
+
+def _name(variable: Any) -> str:
+    return str(variable.name.partition(":")[0])
+
+
+def _assign(loaded: Any, name: str, value: Any) -> None:
+    (variable,) = (v for v in loaded.variables if _name(v) == name)
+    variable.assign(value)
+
+
+def _variables(loaded: Any) -> dict[str, tuple[list[int], bool]]:
+    return {_name(v): (v.shape.as_list(), v.trainable) for v in loaded.variables}
+
+
+def _gradients(
+    loaded: Any, signature: str, inputs: dict[str, Any], output: str
+) -> dict[str, np.ndarray]:
+    function = loaded.signatures[signature]
+    variables = [v for v in loaded.variables if v.trainable]
+    with tf.GradientTape() as tape:
+        value = function(**_tensors(function, inputs))[output]
+        loss = tf.reduce_sum(tf.square(value))
+    gradients = tape.gradient(loss, variables)
+    return {
+        _name(v): tf.convert_to_tensor(g).numpy()
+        for v, g in zip(variables, gradients, strict=True)
+        if g is not None
+    }
+
+
+_ACTIONS = {
+    "run": _run,
+    "assign": _assign,
+    "variables": _variables,
+    "gradients": _gradients,
+}
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ layers = tf.keras.layers
 IMAGES = np.random.default_rng(0).normal(size=(1, 8, 8, 3)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def network():
     tf.keras.utils.set_random_seed(0)
     x = image = tf.keras.Input([8, 8, 3], name="image")
@@ -37,27 +37,14 @@ def converted(path):
     return tf.lite.TFLiteConverter.from_saved_model(str(path)).convert()
 
 
-def test_a_saved_directory_is_converted(network, tmp_path):
+def test_what_is_saved_is_converted(network, tmp_path):
     m = geutil_model.open(network)
-    path = m.save(tmp_path / "saved")
-    outputs = run(converted(path), image=IMAGES)
+    outputs = run(converted(m.save(tmp_path / "saved")), image=IMAGES)
     np.testing.assert_allclose(outputs["scores"], network(IMAGES), rtol=1e-4, atol=1e-6)
-
-
-def test_a_part_with_another_end_is_converted(network, tmp_path):
-    m = geutil_model.open(network)
     middle = [o for o in m.graph.get_operations() if "Depthwise" in o.type][-1]
     spec = tf.TensorSpec([None, *middle.outputs[0].shape[1:]], name="hidden")
     top = tf.function(lambda hidden: {"top": tf.reduce_max(hidden, [1, 2])}, [spec])
     part = m.cut(outputs={"hidden": middle}).append(geutil_model.open(top))
-    path = part.save(tmp_path / "part")
-    outputs = run(converted(path), image=IMAGES)
+    outputs = run(converted(part.save(tmp_path / "part")), image=IMAGES)
     expected = part.run(image=IMAGES)["top"]
     np.testing.assert_allclose(outputs["top"], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_the_format_is_what_the_converter_makes(network, tmp_path):
-    m = geutil_model.open(network)
-    path = m.save(tmp_path / "model.tflite", format="tflite")
-    outputs = run(path.read_bytes(), image=IMAGES)
-    np.testing.assert_allclose(outputs["scores"], network(IMAGES), rtol=1e-4, atol=1e-6)
