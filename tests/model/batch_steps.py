@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -9,38 +10,42 @@ from pathlib import Path
 
 import numpy as np
 
-FAULTS = ("abort", "hang", "refuse")
 
-
-def fault(model):
-    """Do what the name of an output says."""
+def fault(model, marker):
+    """Do what the name of an output says; before a hang, write which process hangs."""
     from geutil.errors import ModelError
 
     (name,) = model.outputs
+    place = Path(marker)
     if name == "abort":
         os.abort()
-    if name == "hang":
-        time.sleep(600)
     if name == "refuse":
         raise ModelError("it is refused")
+    if name == "hang":
+        _hang(place, f"{os.getpid()}")
+    # In the second try the worker that watches this process lives.
+    if name == "kill" and not place.exists():
+        _hang(place, f"{os.getpid()} {os.getppid()}", os.getppid())
 
 
-def kill_worker(model, marker):
-    """Kill the worker that watches this process, once; go on in the second try."""
-    (name,) = model.outputs
+def _hang(place, text, victim=None):
+    fresh = place.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.rename(place)
+    if victim is not None:
+        # The end of the worker ends this process, too.
+        os.kill(victim, signal.SIGKILL)
+    time.sleep(600)
+
+
+def no_job(job, marker):
+    """Kill this worker, the first time; then say that a job is done."""
     place = Path(marker)
-    if name != "kill" or place.exists():
-        return
-    place.write_text(f"{os.getpid()} {os.getppid()}")
-    os.kill(os.getppid(), signal.SIGKILL)
-    # The end of the worker ends this process, too.
-    time.sleep(600)
-
-
-def note_and_hang(model, marker):
-    """Write down which process this is, and hang."""
-    Path(marker).write_text(str(os.getpid()))
-    time.sleep(600)
+    if not place.exists():
+        place.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    reason = f"by {job.server}" if job.server else "without a server"
+    return dataclasses.replace(job.entry, action="done", reason=reason)
 
 
 def text_bytes(model):

@@ -42,8 +42,9 @@ def test_largest_differences_and_where():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     off = np.zeros([3, 4], np.float32)
     off[1, 2], off[2, 3] = 0.25, -0.5
-    m = opened(lambda x: named(x + off, z=x), tf.TensorSpec([3, 4], name="x"))
-    n = opened(lambda x: named(x, z=x), tf.TensorSpec([3, 4], name="x"))
+    spec = tf.TensorSpec([3, 4], name="x")
+    m = opened(lambda x: named(x + off, z=x), spec)
+    n = opened(lambda x: named(x, z=x), spec)
     result = m.compare(n, {"x": x})
     found = result.differences["y"]
     assert not result
@@ -54,12 +55,10 @@ def test_largest_differences_and_where():
     assert found.index == (2, 3)
     assert found.values == (10.5, 11.0)
     assert "y: largest difference 0.5 absolute" in str(result)
-
-
-def test_the_worst_of_several_inputs():
-    m, n = opened(lambda x: named(x * 1.5)), opened(named)
-    given_ = [{"x": np.full([1, 4], v, np.float32)} for v in (1.0, 8.0, 2.0)]
-    result = m.compare(n, iter(given_))
+    # The worst of several inputs.
+    several = [{"x": np.full([3, 4], v, np.float32)} for v in (1.0, 8.0, 2.0)]
+    scaled = opened(lambda x: named(x * 1.5, z=x), spec)
+    result = scaled.compare(n, iter(several))
     assert result.samples == 3
     assert result.differences["y"].absolute == 4.0
     assert result.differences["y"].sample == 1
@@ -107,14 +106,21 @@ def test_refusals():
     assert m.compare(m, {"x": [0, 0, 0]})
 
 
-def test_shapes_and_dtypes_that_differ():
-    m = opened(lambda x: named(x, z=x))
-    n = opened(lambda x: named(tf.cast(x, tf.float64), z=x[:, :2]))
+def test_shapes_dtypes_and_texts_that_differ():
+    specs = [tf.TensorSpec([None, 4], name="x"), tf.TensorSpec([None], tf.string, "t")]
+    m = opened(lambda x, t: named(x, z=x, t=t), *specs)
+    n = opened(
+        lambda x, t: named(tf.cast(x, tf.float64), z=x[:, :2], t=t + "!"), *specs
+    )
     result = m.compare(n)
     assert not result
     assert result.differences["y"].mismatch == "dtype float32 and float64"
     assert result.differences["z"].mismatch == "shape [3, 4] and [3, 2]"
     assert "shape [3, 4] and [3, 2]" in str(result)
+    found = result.differences["t"]
+    assert found.absolute == math.inf
+    assert found.values[1] == found.values[0] + b"!"
+    assert m.compare(m)
 
 
 def test_the_inputs_are_the_same_each_time_and_unknown_batches_follow_known_ones():
@@ -274,13 +280,3 @@ def test_numpy_says_the_same(data, rtol, atol):
 def test_special_values(a, b, absolute, equal):
     found = difference("y", np.array(a), np.array(b), sample=0, rtol=1e-5, atol=1e-6)
     assert (found.absolute, found.equal) == (absolute, equal)
-
-
-def test_texts():
-    m = opened(named, tf.TensorSpec([None], tf.string, "x"))
-    n = opened(lambda x: named(x + "!"), tf.TensorSpec([None], tf.string, "x"))
-    assert m.compare(m)
-    found = m.compare(n).differences["y"]
-    assert found.absolute == math.inf
-    assert found.values is not None
-    assert found.values[1] == found.values[0] + b"!"
