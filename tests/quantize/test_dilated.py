@@ -9,7 +9,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from tests.quantize.converted import kinds, samples
+from tests.quantize.converted import Together, kinds, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -18,25 +18,9 @@ layers = tf.keras.layers
 SPREAD = {"SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"}
 
 
-def in_file(network, sizes, data=None):
-    """Return the types of the ops in the file, and what the comparison says."""
-    m = model.open(network)
-    fold_batch_norms(m)
-    assert quantize(m, is_training=False).coverage == 1.0
-    (name,) = m.inputs
-    x = np.random.default_rng(0).normal(size=(2, *sizes)).astype(np.float32)
-    calibrate(m, {name: x}, "min_max")
-    blob = to_int8(m)
-    return kinds(blob), compare_int8(m, blob, data or {name: x})
-
-
-def network(shape, layer, *others, batch=None):
-    tf.keras.utils.set_random_seed(0)
-    inputs = layers.Input(shape, batch_size=batch)
-    x = layer(inputs)
-    for other in others:
-        x = other(x)
-    return tf.keras.Model(inputs, x)
+def built(layer, shape):
+    layer.build((None, *shape))
+    return layer
 
 
 LAYERS = {
@@ -55,96 +39,98 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("sizes_known", [True, False])
-@pytest.mark.parametrize("case", LAYERS)
-def test_a_dilated_convolution_is_one_kernel_at_any_batch(case, sizes_known):
-    make, shape = LAYERS[case]
-    given = shape if sizes_known else (*[None] * (len(shape) - 1), shape[-1])
-    found, comparison = in_file(network(given, make(), layers.ReLU()), shape)
-    assert comparison.float_ops == ()
-    assert comparison.most <= 1
-    assert not SPREAD & set(found)
-    assert sum(kind.endswith("CONV_2D") for kind in found) == 1
-    assert "ADD" not in found
-
-
-@pytest.mark.parametrize("case", ["conv", "depthwise", "conv1d"])
-def test_with_a_folded_norm(case):
-    make, shape = LAYERS[case]
-    net = network(shape, make(), layers.BatchNormalization(), layers.ReLU(6.0))
-    random = np.random.default_rng(1)
-    for variable in net.layers[2].weights:
-        variable.assign(random.uniform(0.5, 2.0, variable.shape))
-    found, comparison = in_file(net, shape)
-    assert comparison.float_ops == ()
-    assert comparison.most <= 1
-    assert not SPREAD & set(found)
-
-
-def test_rates_one_after_another():
-    rates = [
-        layers.Conv2D(4, 3, dilation_rate=rate, padding="same", activation="relu")
-        for rate in (1, 2, 4)
-    ]
-    found, comparison = in_file(network((None, None, 3), *rates), (16, 16, 3))
-    assert found == ["CONV_2D"] * 3
-    assert comparison.most <= 2
-
-
 MOVED = {
     "zeros that are neither none nor all": ([[1, 2], [3, 2]], [[0, 0], [0, 0]], True),
     "cropped on both sides": ([[4, 5], [3, 6]], [[1, 2], [0, 1]], True),
     "cropped from the data": ([[0, 1], [0, 1]], [[1, 0], [1, 0]], False),
 }
+KERNEL = np.random.default_rng(0).normal(size=(3, 3, 2, 4)).astype(np.float32)
 
 
-@pytest.mark.parametrize("case", MOVED)
-def test_moves_that_were_written_by_hand(case):
-    paddings, crops, is_one_kernel = MOVED[case]
-    kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4)).astype(np.float32)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 9, 9, 2], name="x")])
+def moved(paddings, crops, factor):
     def function(x):
         y = tf.space_to_batch(x, [2, 2], paddings)
-        y = tf.nn.conv2d(y, kernel, 1, "VALID")
-        return {"y": tf.nn.relu(tf.batch_to_space(y, [2, 2], crops))}
+        y = tf.nn.conv2d(y, factor * KERNEL, 1, "VALID")
+        return tf.nn.relu(tf.batch_to_space(y, [2, 2], crops))
 
-    m = model.open(function)
-    quantize(m, is_training=False)
-    data = samples(m.inputs)
-    calibrate(m, data)
-    blob = to_int8(m)
-    comparison = compare_int8(m, blob, data)
-    assert comparison.most <= 1
-    assert comparison.float_ops == ()
-    assert bool(SPREAD & set(kinds(blob))) != is_one_kernel
+    return function, (spec(None, 9, 9, 2),)
 
 
-def test_a_middle_that_is_read_elsewhere_stays_three_kernels():
-    kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4)).astype(np.float32)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 2], name="x")])
-    def function(x):
-        spread = tf.space_to_batch(x, [2, 2], [[2, 2], [2, 2]])
-        y = tf.nn.conv2d(spread, kernel, 1, "VALID")
-        y = tf.nn.relu(tf.batch_to_space(y, [2, 2], [[0, 0], [0, 0]]))
-        return {"y": y, "spread": spread}
-
-    m = model.open(function)
-    quantize(m, is_training=False)
-    data = samples(m.inputs)
-    calibrate(m, data)
-    blob = to_int8(m)
-    comparison = compare_int8(m, blob, data)
-    assert comparison.most <= 2
-    assert comparison.float_ops == ()
-    assert set(kinds(blob)) >= SPREAD
+def read_in_the_middle(x):
+    spread = tf.space_to_batch(x, [2, 2], [[2, 2], [2, 2]])
+    y = tf.nn.conv2d(spread, KERNEL, 1, "VALID")
+    return tf.nn.relu(tf.batch_to_space(y, [2, 2], [[0, 0], [0, 0]])), spread
 
 
-def test_a_window_that_does_not_fit_into_the_smallest_image():
-    found, comparison = in_file(
-        network((None, None, 3), layers.Conv2D(4, 5)), (16, 16, 3)
+@pytest.fixture(scope="module")
+def parts():
+    """Return what is made of layers at known and unknown sizes, and of those moves."""
+    tf.keras.utils.set_random_seed(0)
+    cases = {}
+    for name, (make, shape) in LAYERS.items():
+        for known in (True, False):
+            given = shape if known else (*[None] * (len(shape) - 1), shape[-1])
+            layer = built(make(), given)
+            cases[f"{name}, {'known' if known else 'unknown'} sizes"] = (
+                lambda a, layer=layer: tf.nn.relu(layer(a)),
+                (spec(None, *given),),
+                {"unknown": 13},
+            )
+    for index, (name, (paddings, crops, _)) in enumerate(MOVED.items()):
+        cases[name] = moved(paddings, crops, np.float32(1 + index))
+    cases["middle"] = read_in_the_middle, (spec(None, 8, 8, 2),)
+    rates = [
+        built(layers.Conv2D(4, 3, dilation_rate=rate, padding="same"), [None, None, n])
+        for rate, n in ((1, 3), (2, 4), (4, 4))
+    ]
+    any_image = (spec(None, None, None, 3),), {"unknown": 16}
+    cases["rates"] = (
+        lambda a: [a := tf.nn.relu(layer(a)) for layer in rates][-1],
+        *any_image,
     )
-    assert found == ["CONV_2D"]
+    # It does not fit into the smallest image.
+    large = built(layers.Conv2D(4, 5), [None, None, 3])
+    cases["a large window"] = large, *any_image
+    return Together(cases).parts()
+
+
+def test_a_dilated_convolution_is_one_kernel_at_any_batch_and_size(parts):
+    wrong = {}
+    for case, part in parts.items():
+        is_moved = case == "middle" or not MOVED.get(case, (0, 0, True))[2]
+        right = part.is_int8 and is_moved == bool(SPREAD & set(part.kinds))
+        if "sizes" in case:
+            count = sum(kind.endswith("CONV_2D") for kind in part.kinds)
+            right &= count == 1 and "ADD" not in part.kinds
+        if not right or part.most > (2 if case in ("middle", "rates") else 1):
+            wrong[case] = part
+    assert wrong == {}
+    assert parts["rates"].kinds == ["CONV_2D"] * 3
+    assert parts["a large window"].kinds == ["CONV_2D"]
+    assert set(parts["middle"].kinds) >= SPREAD
+
+
+def test_with_a_folded_norm():
+    tf.keras.utils.set_random_seed(0)
+    inputs, results = [], {}
+    for name in ("conv", "depthwise", "conv1d"):
+        make, shape = LAYERS[name]
+        inputs.append(layers.Input(shape, name=name))
+        y = layers.BatchNormalization()(make()(inputs[-1]))
+        results[f"of_{name}"] = layers.ReLU(6.0)(y)
+    network = tf.keras.Model(inputs, results)
+    random = np.random.default_rng(1)
+    for layer in network.layers:
+        if isinstance(layer, layers.BatchNormalization):
+            for variable in layer.weights:
+                variable.assign(random.uniform(0.5, 2.0, variable.shape))
+    m = model.open(network)
+    assert len(fold_batch_norms(m).folded) == 3
+    assert quantize(m, is_training=False).coverage == 1.0
+    data = samples(m.inputs)
+    calibrate(m, data, "min_max")
+    blob = to_int8(m)
+    comparison = compare_int8(m, blob, data)
     assert comparison.float_ops == ()
-    assert comparison.most <= 1
+    assert {o.output: o.most for o in comparison.outputs if o.most > 1} == {}
+    assert not SPREAD & set(kinds(blob))

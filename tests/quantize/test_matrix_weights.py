@@ -9,8 +9,11 @@ import tensorflow as tf
 from geutil.graph.tflite_files import ops_of
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.int8.running import interpreter_of
+from tests.quantize.converted import Together
+from tests.quantize.converted import spec as plain_spec
 from tests.quantize.small_networks import STORES_COLUMNS, normal, opened, spec
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 pytestmark = needs_eager
 stores_columns = pytest.mark.skipif(
@@ -50,13 +53,13 @@ PRODUCTS = {
 
 
 @stores_columns
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_products_of_batches_with_a_matrix(product):
-    rows = spec([None, 4, 8], "x")
-    m = quantized(opened(lambda x: {"y": PRODUCTS[product](x)}, rows), ROWS)
-    blob = to_int8(m)
-    assert len(weight_steps(blob)[0]) == 6
-    assert compare_int8(m, blob, {"x": ROWS}).most <= 1
+def test_products_of_batches_with_a_matrix():
+    rows = (plain_spec(None, 4, 8),)
+    made = Together({name: (product, rows) for name, product in PRODUCTS.items()})
+    for name, part in made.parts().items():
+        stored = [t for t in made.tensors(name) if list(t.shape) == [6, 8]]
+        assert [len(t.quantization.scale) for t in stored] == [6], name
+        assert part.most <= 1, name
 
 
 def weight_steps(blob):
@@ -70,8 +73,9 @@ def weight_steps(blob):
 
 
 @stores_columns
-@pytest.mark.parametrize("bias", [None, BIAS], ids=["bare", "bias"])
-@pytest.mark.parametrize("delay", [None, 5])
+@pytest.mark.parametrize(
+    ("bias", "delay"), [(None, 5), (BIAS, None)], ids=["bare", "bias"]
+)
 def test_the_file_has_a_range_for_each_column(bias, delay):
     training = {"is_training": True, "quant_delay": delay} if delay else {}
     m = quantized(dense(bias=bias), **training)
@@ -149,8 +153,9 @@ PARTLY = {
 }
 
 
-@pytest.mark.parametrize("part", PARTLY)
-@pytest.mark.parametrize("product", [*PRODUCTS, "matmul"])
+@pytest.mark.parametrize(
+    ("product", "part"), crossed([*PRODUCTS, "matmul"], PARTLY, together=1)
+)
 def test_a_part_of_a_network_of_dense_layers_is_quantized(product, part, caplog):
     """A product of batches in float is given data of 8 bits by the converter."""
     matrices = [normal(8, 6), normal(6, 5, seed=1), normal(5, 4, seed=2)]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from geutil.quantize import compare_int8, quantize, to_int8
 from geutil.quantize.int8 import converting
 from geutil.quantize.planning import plan
-from tests.quantize.converted import converted, is_simulated, opened, samples, spec
+from tests.quantize.converted import (
+    Together,
+    converted,
+    is_simulated,
+    opened,
+    samples,
+    spec,
+)
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -30,27 +38,38 @@ BIASES = {
 }
 
 
-@pytest.mark.parametrize("batch", [2, None])
-@pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.relu6, None])
-@pytest.mark.parametrize("bias", BIASES)
-def test_transposed_convolutions(bias, activation, batch):
+ACTIVATIONS = {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "none": lambda y: y}
+
+
+def transposed(bias, activation, batch):
+    """Return a transposed convolution with weights of its own."""
     kernel = weights(3, 3, 4, 4)
 
     def function(a):
         shape = [2 if batch else tf.shape(a)[0], 12, 12, 4]
         y = tf.nn.conv2d_transpose(a, kernel, tf.stack(shape), 2)
-        if BIASES[bias] is not None:
-            y = tf.nn.bias_add(y, BIASES[bias])
-        return y if activation is None else activation(y)
+        return activation(y if bias is None else tf.nn.bias_add(y, bias))
 
-    result = converted(function, spec(batch, 6, 6, 4))
-    assert result.report.coverage == 1.0
-    assert result.floats == []
-    assert result.most <= (1 if bias != "no bias" else 2)
-    split = bias == "no bias" and activation is not None
-    # Where values reach beyond 6, a change of steps is no Relu6.
-    kinds = [k for k in result.kinds if k in ("TRANSPOSE_CONV", "QUANTIZE", "RELU6")]
-    assert len(kinds) == 1 + split
+    return function, (spec(batch, 6, 6, 4),)
+
+
+def test_transposed_convolutions():
+    cases = {
+        ", ".join(map(str, (bias, activation, batch))): transposed(
+            BIASES[bias], ACTIVATIONS[activation], batch
+        )
+        for bias, activation, batch in itertools.product(BIASES, ACTIVATIONS, [2, None])
+    }
+    wrong = {}
+    for case, part in Together(cases).parts().items():
+        bias, activation, _ = case.split(", ")
+        split = bias == "no bias" and activation != "none"
+        # Where values reach beyond 6, a change of steps is no Relu6.
+        made = [k for k in part.kinds if k in ("TRANSPOSE_CONV", "QUANTIZE", "RELU6")]
+        most = 1 if bias != "no bias" else 2
+        if not part.is_int8 or part.most > most or len(made) != 1 + split:
+            wrong[case] = part
+    assert wrong == {}
 
 
 def test_convolutions_in_space_are_float_and_reported():
@@ -71,32 +90,28 @@ def test_convolutions_in_space_are_float_and_reported():
     assert result.most <= 1
 
 
-@pytest.mark.parametrize("kind", ["conv", "dense", "heads", "reshaped"])
-def test_layers_with_the_same_weights(kind):
-    values = {"conv": weights(3, 3, 4, 4), "dense": weights(4, 4)}
-    first, second = (tf.Variable(values.get(kind, weights(4, 4))) for _ in range(2))
-    if kind in ("heads", "reshaped"):
-        second.assign(first)
+LAYERS = {
+    "conv": lambda a, w: tf.nn.conv2d(a, w, 1, "SAME"),
+    "dense": tf.matmul,
+    "heads": lambda a, w: tf.reshape(tf.matmul(a, w), [-1, 2, 2]),
+    "reshaped": lambda a, w: tf.reshape(
+        tf.matmul(tf.reshape(a, [-1, 4]), w), tf.shape(a)
+    ),
+}
 
-    def layer(a, w):
-        if kind == "conv":
-            return tf.nn.conv2d(a, w, 1, "SAME")
-        if kind == "dense":
-            return tf.matmul(a, w)
-        if kind == "reshaped":
-            rows = tf.reshape(a, [-1, 4])
-            return tf.reshape(tf.matmul(rows, w), tf.shape(a))
-        return tf.reshape(tf.matmul(a, tf.reshape(w, [4, 4])), [-1, 2, 2])
+
+def of_same_weights(kind):
+    """Return two layers; of the last kinds two variables have the same values."""
+    value = weights(*([3, 3, 4, 4] if kind == "conv" else [4, 4]))
+    other = value if kind in ("heads", "reshaped") else np.roll(value, 1, -1)
+    first, second = tf.Variable(value), tf.Variable(other)
 
     def function(a):
-        y, z = layer(a, first), layer(a, second)
+        y, z = LAYERS[kind](a, first), LAYERS[kind](a, second)
         # Both are stored in other ranges.
         return tf.concat([y, 3.0 * y], -1), tf.reduce_mean(z, [-1])
 
-    result = converted(function, IMAGE if kind == "conv" else spec(6, 4))
-    assert result.report.coverage == 1.0
-    assert result.floats == []
-    assert result.most <= 3
+    return function, (IMAGE if kind == "conv" else spec(6, 4),)
 
 
 def twins(a):
@@ -104,12 +119,16 @@ def twins(a):
     return tf.concat([y, 3.0 * y], -1), tf.reduce_mean(z, [-1])
 
 
-def test_ops_that_compute_the_same():
-    result = converted(twins, spec(6, 4))
-    assert result.report.coverage == 1.0
-    assert result.floats == []
-    assert result.kinds.count("EXP") == 1
-    assert result.most <= 2
+def test_layers_with_the_same_weights_and_ops_that_compute_the_same():
+    cases = {kind: of_same_weights(kind) for kind in LAYERS}
+    cases["twins"] = (twins, (spec(6, 4),))
+    parts = Together(cases).parts()
+    assert {
+        kind: part
+        for kind, part in parts.items()
+        if not part.is_int8 or part.most > (2 if kind == "twins" else 3)
+    } == {}
+    assert parts["twins"].kinds.count("EXP") == 1
 
 
 def test_a_promise_that_is_not_kept_is_told(monkeypatch, caplog):
@@ -159,21 +178,28 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("read", CLASSES)
-def test_outputs_that_are_read_by_what_makes_no_numbers_of_them(read, end):
-    """The converter leaves what reads an output in float without an input."""
-    function, kind, expected = CLASSES[read]
+def read_by(function, end):
     kernel = weights(4, 4)
 
     def both(a):
-        y = ENDS[end](a @ kernel)
+        y = end(a @ kernel)
         return {"y": y, "z": function(y)}
 
-    result = converted(both, spec(None, 4))
-    assert kind in result.kinds
-    assert result.floats == expected
-    assert result.most <= 1
+    return both, (spec(None, 4),)
+
+
+def test_outputs_that_are_read_by_what_makes_no_numbers_of_them():
+    """The converter leaves what reads an output in float without an input."""
+    cases = {
+        f"{read}, {end}": read_by(CLASSES[read][0], ENDS[end])
+        for read, end in itertools.product(CLASSES, ENDS)
+    }
+    wrong = {}
+    for case, part in Together(cases).parts().items():
+        _, kind, expected = CLASSES[case.partition(",")[0]]
+        if kind not in part.kinds or part.floats != expected or part.most > 1:
+            wrong[case] = part
+    assert wrong == {}
 
 
 def test_an_output_that_is_read_by_all_sorts():
