@@ -64,18 +64,6 @@ def test_remove(setting):
     tables.check_rows(REMOVED, check)
 
 
-def test_remove_undoes_add(setting):
-    def body():
-        g = chains()
-        before = tables.state(g.graph)
-        ge.add_control_inputs(g.d.op, [g.a.op, g.w.op])
-        assert tables.state(g.graph) != before
-        ge.remove_control_inputs(g.d.op, [g.w.op, g.a.op])
-        assert tables.state(g.graph)[0] == before[0]
-
-    setting.run(body)
-
-
 def test_a_session_keeps_the_new_order():
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [], name="x")
@@ -130,18 +118,3 @@ def test_refusals(setting):
             tables.check_refusals(REFUSED_BY_BOTH, g, **more)
 
     setting.run(body)
-
-
-def test_a_control_edge_out_of_a_while_loop_is_refused(control_flow_v1):
-    # The executor would fail: "Retval[0] has already been set".
-    with tf.Graph().as_default() as graph:
-        start = tf.constant(0, name="start")
-        tf.compat.v1.while_loop(lambda i: i < 5, lambda i: i + 1, [start])
-        body = graph.get_operation_by_name("while/add")
-        after = tf.constant(1, name="after")
-        tables.check_refused(
-            graph,
-            lambda: ge.add_control_inputs(after.op, body),
-            ge.RerouteError,
-            ["'after'", "'while/add'", "while_context"],
-        )

@@ -118,36 +118,6 @@ def test_an_unknown_shape_is_compatible(setting):
     setting.run(body)
 
 
-def test_an_open_session_that_has_not_run_is_no_reason_to_refuse():
-    with tf.Graph().as_default():
-        g = wires()
-        with tf.compat.v1.Session() as session:
-            assert ge.reroute_ts(g.a, g.c) == 1
-            np.testing.assert_allclose(session.run(g.u), -A)
-
-
-def test_ops_that_a_session_has_not_seen_may_be_edited():
-    with tf.Graph().as_default():
-        g = wires()
-        with tf.compat.v1.Session() as session:
-            session.run(g.u)
-            new = tf.exp(g.a, name="new")
-            assert ge.reroute_ts(g.b, g.a, can_modify=new.op) == 1
-            np.testing.assert_allclose(session.run(new), np.exp(B), rtol=1e-5)
-
-
-def test_allow_stale_lets_the_edit_through():
-    with tf.Graph().as_default() as graph:
-        g = wires()
-        with tf.compat.v1.Session() as session:
-            session.run(g.u)
-            check_refused(graph, lambda: ge.swap_ts(g.a, g.b), ge.StaleGraphError)
-            with ge.allow_stale(graph):
-                assert ge.reroute_ts(g.a, g.c) == 1
-        with tf.compat.v1.Session() as session:
-            np.testing.assert_allclose(session.run(g.u), -A)
-
-
 # -- references to version 1 variables -------------------------------------------------
 
 

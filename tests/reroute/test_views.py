@@ -210,49 +210,6 @@ def test_remapped_outputs(setting):
     np.testing.assert_allclose(f, np.tanh(A), rtol=1e-5)
 
 
-def test_an_op_that_reads_its_input_twice(setting):
-    def body():
-        g = chains()
-        square = tf.multiply(g.a, g.a, name="square")
-        ge.reroute_inputs(g.d.op, square.op)
-        assert inputs(square) == [["b:0", "b:0"]]
-        return [square]
-
-    np.testing.assert_allclose(setting.run(body)[0], B**2)
-
-
-def test_views_of_several_ops(setting):
-    def body():
-        g = chains()
-        left, right = ge.sgv(g.c.op, g.e.op), ge.sgv(g.d.op, g.f.op)
-        out = tf.negative(g.e, name="out")
-        other = tf.abs(g.f, name="other")
-        ge.swap_ios(left, right)
-        assert inputs(g.c, g.d, g.e, g.f) == [["b:0"], ["a:0"], ["c:0"], ["d:0"]]
-        assert inputs(out, other) == [["f:0"], ["e:0"]]
-        assert names(left.inputs) == ["b:0"]
-        assert names(right.inputs) == ["a:0"]
-        return [out, other]
-
-    out, other = setting.run(body)
-    np.testing.assert_allclose(out, -np.tanh(A**2), rtol=1e-5)
-    np.testing.assert_allclose(other, np.exp(-B), rtol=1e-5)
-
-
-def test_swapping_twice_restores_views_and_edges(setting):
-    def body():
-        g = chains()
-        view0, view1 = ge.sgv(g.c.op), ge.sgv(g.d.op)
-        before = inputs(g.c, g.d, g.e, g.f, g.both)
-        for _ in range(2):
-            ge.swap_ios(view0, view1)
-        assert inputs(g.c, g.d, g.e, g.f, g.both) == before
-        assert names(view0.inputs) == ["a:0"]
-        assert names(view1.inputs) == ["b:0"]
-
-    setting.run(body)
-
-
 def test_empty_views_change_nothing(setting):
     def body():
         g = chains()

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil import errors
 from geutil.select.conversions import ListView
 from tests import settings
 from tests.select.samples import looking
@@ -25,6 +26,8 @@ BUILTINS = {
     ge.SelectionError: ValueError,
     ge.RerouteError: ValueError,
     ge.CycleError: ValueError,
+    ge.TransformError: ValueError,
+    errors.FoldError: ValueError,
     ge.StaleGraphError: RuntimeError,
     ge.FinalizedGraphError: RuntimeError,
 }
@@ -134,7 +137,7 @@ def check_refusals(table: str, sample: Any, **more: Any) -> None:
         check_refused(
             sample.graph,
             lambda: evaluate(call, sample, **more),
-            getattr(ge, error),
+            getattr(errors, error),
             words.strip().split("; "),
         )
 

@@ -1,6 +1,6 @@
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
@@ -8,6 +8,7 @@ from tests.random_graphs import drawn_graphs
 from tests.select import tables
 from tests.select.samples import diamond, looking, other_graph
 from tests.settings import NAMES, Setting, names
+from tests.thorough import examples
 
 FOUND = """
 ge.get_ops_ios(c.op) => a b d
@@ -104,7 +105,7 @@ def test_an_op_given_twice_counts_once(setting):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, derandomize=True)
 @given(drawn=drawn_graphs(), data=st.data())
 def test_compute_boundary_ts_agrees_with_the_drawn_edges(name, drawn, data):
     count = len(drawn.inputs)

@@ -455,22 +455,3 @@ def test_repr_is_one_line(setting):
             )
 
     setting.run(body)
-
-
-def test_looking_at_every_attribute_adds_no_op(setting):
-    def body():
-        g = diamond()
-        with looking():
-            view = view_of(g, "a b c", "d w")
-            str(view), repr(view), bool(view), view.copy()
-            assert g.x in view.inputs
-            assert g.x not in view.outputs
-            assert view.inputs.index(g.d) == 1
-            list(view.inputs), list(view.outputs), list(view.passthroughs)
-            view.connected_inputs, view.connected_outputs, view.consumers()
-            view.remap_default(), view.remap_outputs_make_unique()
-            view.remap_outputs_to_consumers(), view.remove_unused_ops()
-            view.input_index(g.x), view.output_index(g.w), view.is_passthrough(g.d)
-            view.find_op_by_name("a")
-
-    setting.run(body)

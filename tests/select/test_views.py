@@ -80,19 +80,3 @@ def test_make_view_from_scope(setting):
         tables.check_found(SCOPES, SimpleNamespace(graph=default_graph()))
 
     setting.run(body)
-
-
-def test_short_names_and_submodules():
-    assert ge.sgv is ge.make_view is ge.subgraph.make_view
-    assert ge.sgv_scope is ge.make_view_from_scope is ge.subgraph.make_view_from_scope
-    assert ge.SubGraphView is ge.subgraph.SubGraphView
-    assert ge.OpMatcher is ge.match.OpMatcher
-    assert ge.op_type is ge.match.op_type
-    assert ge.ControlOutputs is ge.util.ControlOutputs
-    for name in ("make_list_of_op", "make_list_of_t", "get_tensors"):
-        assert getattr(ge, name) is getattr(ge.util, name)
-    for name in ("get_generating_ops", "get_consuming_ops"):
-        assert getattr(ge, name) is getattr(ge.util, name)
-    # What the old module did not have is not among the short names.
-    for name in {*ge.select.__all__} - {"by_device"}:
-        assert getattr(ge, name, None) is getattr(ge.select, name)

@@ -4,7 +4,7 @@ import io
 import networkx as nx
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
@@ -13,7 +13,7 @@ from tests.random_graphs import drawn_graphs
 from tests.select import tables
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import NAMES, Setting, names
-from tests.thorough import length
+from tests.thorough import examples, length
 
 forward, backward = ge.get_forward_walk_ops, ge.get_backward_walk_ops
 intersection, union = ge.get_walks_intersection_ops, ge.get_walks_union_ops
@@ -231,7 +231,7 @@ def test_order_is_the_same_in_every_process():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, derandomize=True)
 @given(drawn=drawn_graphs(), data=st.data())
 def test_walks_agree_with_networkx(name, drawn, data):
     ids = st.lists(st.integers(0, len(drawn.inputs) - 1), min_size=1, max_size=3)
@@ -271,7 +271,7 @@ def test_walks_agree_with_networkx(name, drawn, data):
     Setting(name).run(body)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, derandomize=True)
 @given(drawn=drawn_graphs(), data=st.data())
 def test_restricted_walks_agree_with_networkx(drawn, data):
     count = len(drawn.inputs)
@@ -295,7 +295,7 @@ def test_restricted_walks_agree_with_networkx(drawn, data):
         assert set(names(backward(tensors[seed].op, **limits))) == expected_before
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, derandomize=True)
 @given(drawn=drawn_graphs(), data=st.data())
 def test_walks_are_breadth_first(drawn, data):
     seed = data.draw(st.integers(0, len(drawn.inputs) - 1))
