@@ -71,11 +71,6 @@ ENDS = {
         {"zz": X},
         [IMAGE],
     ),
-    "integers in": (
-        lambda ids: {"y": tf.matmul(words(ids), DENSE)},
-        {"ids": IDS},
-        [WORDS],
-    ),
     "integers in, a variable": (
         lambda ids: {"y": tf.matmul(words(ids, VARIABLE), DENSE)},
         {"ids": IDS},

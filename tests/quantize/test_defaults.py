@@ -105,25 +105,6 @@ def test_values_are_clipped_where_the_data_says_so(size, gain):
         np.testing.assert_array_equal(report.ranges[name], ends)
 
 
-def test_the_noise_is_that_of_the_quantized_model():
-    m, data = outlier(40.0)
-    weights = np.float32(np.random.default_rng(0).normal(size=(50, 8)))
-    exact = np.concatenate([sample["x"] @ weights for sample in data])
-    told = calibrate(m, data).noise
-    for method, share in told.items():
-        calibrate(m, data, method)
-        found = np.concatenate([m.run(**sample)["y"] for sample in data])
-        np.testing.assert_allclose(
-            share, ((found - exact) ** 2).mean() / exact.var(), rtol=1e-3
-        )
-
-
-def test_one_batch_tells_nothing_of_others():
-    m, data = outlier(40.0)
-    report = calibrate(m, data[:1])
-    assert (report.method, report.noise) == ("min_max", {})
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_batch_norms_that_are_still_there_are_counted(fused):
     random = np.random.default_rng(0)

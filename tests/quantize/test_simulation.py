@@ -10,10 +10,8 @@ from geutil.quantize import range_variables
 from geutil.quantize.spec import Format
 from tests.quantize.tiny import (
     averaged,
-    check_fake_quant,
     close,
     ends,
-    fake_quant,
     session,
 )
 from tests.settings import evaluate
@@ -39,42 +37,6 @@ def _values(body):
     with tf.Graph().as_default() as graph:
         tensors = body()
     return evaluate(graph, tensors)
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("bits", [2, 8, 16])
-def test_fake_quant_of_whole_tensors(bits, narrow):
-    form = Format(bits, narrow_range=narrow)
-    (value,) = _values(lambda: [range_variables.fake_quant(X, (-2.0, 3.0), form)])
-    check_fake_quant(value, X, -2.0, 3.0, bits, narrow)
-
-
-@pytest.mark.parametrize("axes", [(3,), (2, 3)], ids=["last", "two"])
-def test_fake_quant_of_channels(axes):
-    sizes = tuple(X.shape[a] for a in axes)
-    random = np.random.default_rng(1)
-    low = -random.uniform(0.5, 3.0, sizes).astype(np.float32)
-    high = random.uniform(0.5, 3.0, sizes).astype(np.float32)
-    form = Format(8, axes=axes)
-    pair = low.reshape(-1), high.reshape(-1)
-    (value,) = _values(lambda: [range_variables.fake_quant(tf.constant(X), pair, form)])
-    assert value.shape == X.shape
-    check_fake_quant(value, X, low, high)
-
-
-@pytest.mark.parametrize("axes", [(), (3,), (2, 3)], ids=str)
-def test_ends(axes):
-    form = Format(8, axes=axes)
-    values = _values(lambda: range_variables.ends_of([tf.constant(X)], form))
-    others = tuple(a for a in range(4) if a not in axes)
-    close(values, [e.reshape(-1) if axes else e for e in ends(X, others)])
-
-
-def test_ends_of_several_tensors():
-    values = _values(
-        lambda: range_variables.ends_of([tf.constant(x) for x in X], Format())
-    )
-    close(values, ends(X))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -114,46 +76,6 @@ def test_what_is_never_negative():
             assert not range_variables.is_never_negative(tensor)
 
 
-@pytest.mark.parametrize("shift", [-100.0, 100.0])
-def test_ends_hold_zero(shift):
-    values = _values(
-        lambda: range_variables.ends_of([tf.constant(X + shift)], Format())
-    )
-    close(values, [min((X + shift).min(), 0), max((X + shift).max(), 0)])
-    assert 0.0 in values
-
-
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-@pytest.mark.parametrize("bits", [2, 8])
-@pytest.mark.parametrize("narrow", [False, True])
-def test_symmetric_ends(bits, narrow, sign):
-    x = np.float32([-0.5, 2.0]) * np.float32(sign)
-    form = Format(bits, symmetric=True, narrow_range=narrow)
-    low, high = _values(lambda: range_variables.ends_of([tf.constant(x)], form))
-    half = 2.0 ** (bits - 1)
-    ratio = 1.0 if narrow else (half - 1) / half
-    close(high, -low * ratio)
-    # The smallest such range that holds the values.
-    assert low <= x.min() * 0.999999
-    assert high >= x.max() * 0.999999
-    assert np.isclose(low, x.min()) or np.isclose(high, x.max())
-
-
-@pytest.mark.parametrize("learnt", [0.0, 1.0])
-def test_a_moving_average_returns_both(learnt):
-    def body():
-        count = v1.get_variable("learnt", initializer=learnt, use_resource=True)
-        pair = range_variables.moving_average(
-            [tf.constant(X)], _handles(), count.handle, Format(), 0.75
-        )
-        return [*pair[0], *pair[1]]
-
-    values = _values(body)
-    close(values[:2], [-1.0, 1.0])
-    settled = 0.75 * np.array([-1.0, 1.0]) + 0.25 * np.array(ends(X))
-    close(values[2:], settled if learnt else ends(X))
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_the_range_to_start_with_has_no_part_in_an_average(scale):
     data = [np.float32(np.random.default_rng(i).normal(size=20)) for i in range(40)]
@@ -171,28 +93,6 @@ def test_the_range_to_start_with_has_no_part_in_an_average(scale):
             expected = averaged([ends(b) for b in batches[: index + 1]], 0.9)
             np.testing.assert_allclose(found, expected, rtol=3e-6)
         close(opened.run(learnt), 1 - 0.9**40)
-
-
-def test_what_is_returned_waits_for_the_assignment():
-    """So a step that reads the range has moved it."""
-    with tf.Graph().as_default() as graph:
-        handles = _handles()
-        low, high = range_variables.last_value([tf.constant(X)], handles, Format())
-        quantized = range_variables.fake_quant(tf.constant(X), (low, high), Format())
-        variables = v1.global_variables()
-    with v1.Session(graph=graph) as opened:
-        opened.run([v.initializer for v in variables])
-        close(opened.run(quantized), fake_quant(X, *ends(X)))
-        close(opened.run(list(variables)), ends(X))
-
-
-@pytest.mark.parametrize("step", [0, 2, 3, 4])
-def test_delayed(step):
-    def body():
-        x, y = tf.constant([1.0]), tf.constant([2.0])
-        return [range_variables.delayed(y, x, tf.constant(step, tf.int64), 3)]
-
-    assert _values(body)[0] == [1.0 if step < 3 else 2.0]
 
 
 def test_delayed_gradients():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from geutil.quantize import calibrate, quantize
-from geutil.quantize.calibration.ranges import Probe, find_sites, unquantized
+from geutil.quantize.calibration.ranges import find_sites, unquantized
 from geutil.quantize.partial_copy import PartialCopy, values_of
 from geutil.quantize.planning.network import delayed_input
 from tests.quantize.small_networks import (
@@ -17,70 +16,11 @@ from tests.quantize.small_networks import (
     spec,
     two_branches,
 )
-from tests.quantize.tiny import of_ranges
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
 
 IMAGE = spec([None, 8, 8, 3], "x")
-MODES = {
-    "inference": {"is_training": False},
-    "training": {"is_training": True},
-    "delayed": {"is_training": True, "quant_delay": 3},
-}
-
-
-@pytest.fixture(params=MODES)
-def quantized(request):
-    m = opened(lambda x: two_branches(x, branch_weights()), IMAGE)
-    report = quantize(m, **MODES[request.param])
-    return m, report
-
-
-def test_each_range_is_found_once_with_its_variables(quantized):
-    m, report = quantized
-    sites = find_sites(m.graph, m.variables)
-    names = {f"{site.name}/{end}" for site in sites for end in ("min", "max")}
-    assert names == set(of_ranges(report.variables))
-    for site in sites:
-        assert site.low is report.variables[f"{site.name}/min"].handle
-        assert site.high is report.variables[f"{site.name}/max"].handle
-        assert site.is_weights == site.name.endswith("weights_quant")
-        assert site.form.narrow_range == site.is_weights
-        assert site.form.bits == 8
-    channels = {site.name: site.read().low.shape for site in sites if site.form.axes}
-    assert channels == {
-        "left/weights_quant": (4,),
-        "right/weights_quant": (6,),
-        "dense/weights_quant": (5,),
-    }
-
-
-def test_setting_and_reading(quantized):
-    m, report = quantized
-    site = find_sites(m.graph, m.variables)[0]
-    site.set((np.float64(-1.5), 2.5))
-    assert site.read() == (-1.5, 2.5)
-    assert float(report.variables[f"{site.name}/max"]) == 2.5
-    learnt = report.variables.get(f"{site.name}/learnt")
-    assert learnt is None or float(learnt) == 1.0
-
-
-def test_a_probe_sees_the_network_before_it_was_quantized(quantized):
-    m, _ = quantized
-    before = {name: v.numpy() for name, v in m.variables.items()}
-    sites = find_sites(m.graph, m.variables)
-    groups = {site.name: site.tensors[:1] for site in sites if not site.is_weights}
-    probe = Probe(m.graph, m.inputs, groups, lambda _, ts: {"value": ts[0]})
-    x = branch_inputs(1)[0]
-    found = probe.run({"x": tf.constant(x)})
-    traced = {}
-    two_branches(tf.constant(x), branch_weights(), traced)
-    for name, key in (("x/input_quant", "x"), ("dense/act_quant", "y")):
-        wanted = traced[key].numpy()
-        np.testing.assert_allclose(found[name]["value"], wanted, rtol=1e-5, atol=1e-5)
-    for name, value in before.items():
-        np.testing.assert_array_equal(m.variables[name].numpy(), value)
 
 
 def test_delays_are_told_from_other_choices():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import geutil.model
-from geutil.quantize import create_training_graph, quantize
+from geutil.quantize import quantize
 from tests.processes import run_python
 from tests.quantize.tiny import (
     averaged,
@@ -184,21 +184,6 @@ def test_what_a_function_returns_is_what_the_report_says():
     assert len(np.unique(y)) == y.shape.num_elements()
 
 
-def test_create_training_graph_inside_a_traced_function():
-    w, reports = tf.Variable(W), []
-
-    @tf.function
-    def step(x):
-        y = _net(x, w)
-        reports.append(create_training_graph())
-        return reports[0].tensor(y)
-
-    reference = Reference()
-    for x in STEPS:
-        close(step(tf.constant(x)), reference.step(x, rate=0), 2e-6)
-    close(np.hstack(_ends(reports[0])), np.hstack(reference.ranges))
-
-
 # -- models ----------------------------------------------------------------------------
 
 
@@ -214,8 +199,7 @@ def _opened(**options):
     return model, quantize(model, **options)
 
 
-@pytest.mark.parametrize("outer", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("decay", [0.999, 0.5])
+@pytest.mark.parametrize(("outer", "decay"), [(False, 0.999), (True, 0.5)])
 def test_a_model_in_a_training_loop(outer, decay):
     model, report = _opened(ema_decay=decay)
     function = model.to_function()
@@ -234,28 +218,6 @@ def test_a_model_in_a_training_loop(outer, decay):
         close(train(tf.constant(x)), reference.step(x), 2e-6)
         close(np.hstack(_ends(report)), np.hstack(reference.ranges), 2e-6)
         close(w, reference.w, 2e-6)
-
-
-def test_a_model_in_a_loop_over_steps_in_a_function():
-    model, report = _opened(ema_decay=0.5)
-    function = model.to_function()
-    (w,) = [v for v in model.variables.values() if tuple(v.shape) == (5, 3)]
-    data = tf.constant(np.stack(STEPS))
-
-    @tf.function
-    def epoch():
-        for index in tf.range(len(STEPS)):
-            with tf.GradientTape() as tape:
-                (out,) = tf.nest.flatten(function(data[index]))
-                loss = tf.reduce_sum(out**2)
-            w.assign_sub(RATE * tape.gradient(loss, w))
-
-    epoch()
-    reference = Reference(0.5)
-    for x in STEPS:
-        reference.step(x)
-    close(np.hstack(_ends(report)), np.hstack(reference.ranges), 5e-6)
-    close(w, reference.w, 5e-6)
 
 
 def test_a_call_without_gradients_is_a_step_too():
@@ -307,30 +269,6 @@ def test_a_checkpoint_of_the_variables(tmp_path):
     xq = fake_quant(x, *kept[2:4])
     wq = fake_quant(other.numpy(), *kept[:2], narrow_range=True)
     check_fake_quant(evaluate(tf.constant(x)), np.maximum(xq @ wq, 0), *kept[4:])
-
-
-def test_replicas_share_variables():
-    """Each replica moves the one range, as each tower of a graph does."""
-    w, known = tf.Variable(W), {}
-
-    @tf.function(reduce_retracing=False)
-    def replica(x):
-        y = _net(x, w)
-        report = quantize(
-            tf.compat.v1.get_default_graph(), ema_decay=0.5, variables=known
-        )
-        known.update(report.variables)
-        return report.tensor(y)
-
-    @tf.function
-    def both(x, y):
-        return replica(x), replica(y)
-
-    one, other = both(tf.constant(STEPS[0]), tf.constant(STEPS[1][:4]))
-    reference = Reference(0.5)
-    close(one, reference.step(STEPS[0], rate=0), 2e-6)
-    close(other, reference.step(STEPS[1][:4], rate=0), 2e-6)
-    assert len(known) == 8
 
 
 MIRRORED = """
