@@ -21,7 +21,6 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +44,7 @@ from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
 from geutil.report.rows import rows_of
 from tests.model import batch_steps
+from tests.model.refusal_tables import not_refused
 from tests.processes import ROOT
 from tests.settings import needs_eager
 from tests.thorough import examples, thorough
@@ -88,30 +88,34 @@ def of_the_main_script(model):
 
 
 def test_steps_that_are_none(monkeypatch):
+    cases = {
+        "": "the pipeline is empty",
+        (): "the pipeline is empty",
+        "folds": "there is no step 'folds'; the steps are fold, strip",
+        "batch-size": "needs its size, as in 'batch-size=1'",
+        "batch-size=0": "takes size as a number from 1",
+        "quantize:weight_bits=17": "takes weight_bits as a number from 2 to 16",
+        "quantize:int4": "takes scheme as one of int8, int8x4",
+        "quantize:scheme=int8:int8x4": "gives scheme twice",
+        "fold:strict=maybe": "takes strict as true or false",
+        "strip:all": "has no option 'all'; its options: none",
+        "fold:scope=x": "has no option 'scope'; its options: strict",
+    }
+    assert not_refused(ModelError, calls_of(steps.steps_of, cases)) == {}
     of_the_main_script.__module__ = of_the_main_script.__qualname__ = "__main__"
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__main__", of_the_main_script, raising=False)
-    for pipeline, said in (
-        ("", "the pipeline is empty"),
-        ([], "the pipeline is empty"),
-        ("folds", "there is no step 'folds'; the steps are fold, strip"),
-        ("batch-size", "needs its size, as in 'batch-size=1'"),
-        ("batch-size=0", "takes size as a number from 1"),
-        ("quantize:weight_bits=17", "takes weight_bits as a number from 2 to 16"),
-        ("quantize:int4", "takes scheme as one of int8, int8x4"),
-        ("quantize:scheme=int8:int8x4", "gives scheme twice"),
-        ("fold:strict=maybe", "takes strict as true or false"),
-        ("strip:all", "has no option 'all'; its options: none"),
-        ("fold:scope=x", "has no option 'scope'; its options: strict"),
-        (3, "a pipeline is text"),
-        ([3], "a pipeline is text"),
-        (lambda m: m, "cannot import .*it cannot be pickled"),
-        (of_the_main_script, "defined in the main script"),
-    ):
-        is_text = isinstance(pipeline, str) or pipeline == []
-        error = ModelError if is_text else ArgumentTypeError
-        with pytest.raises(error, match=said):
-            steps.steps_of(pipeline)
+    cases = {
+        3: "a pipeline is text",
+        (3,): "a pipeline is text",
+        lambda m: m: "cannot import .*it cannot be pickled",
+        of_the_main_script: "defined in the main script",
+    }
+    assert not_refused(ArgumentTypeError, calls_of(steps.steps_of, cases)) == {}
+
+
+def calls_of(function, messages):
+    return [(value, partial(function, value), said) for value, said in messages.items()]
 
 
 NEEDS_DATA = "needs ranges of activations; pass data="
@@ -128,8 +132,13 @@ def test_pipelines_that_can_work():
         ("fold,tflite:float16", None, "no step of the pipeline reads data"),
     ):
         for with_data, message in ((False, said), (True, said_with_data)):
-            with pytest.raises(ModelError, match=message) if message else nullcontext():
-                steps.check_order(steps.steps_of(text), with_data=with_data)
+            check = partial(
+                steps.check_order, steps.steps_of(text), with_data=with_data
+            )
+            if message is None:
+                check()
+            else:
+                assert not_refused(ModelError, [(text, check, message)]) == {}
 
 
 def test_the_tables_of_steps_agree():
@@ -338,18 +347,22 @@ def test_a_broken_pool_is_no_loss_of_what_was_not_begun(three, monkeypatch):
 
 
 def test_refusals(three):
-    for options, error, said in (
-        ({"executor": "ray"}, ArgumentTypeError, "executor= is an executor"),
-        ({"executor": Noted(), "workers": 2}, ModelError, "the executor has its own"),
-        ({"workers": 0}, ModelError, "at least one is needed"),
-        ({"timeout": 0}, ModelError, "pass seconds, or None"),
-        ({"pipeline": "tflite:int8"}, ModelError, "put 'quantize' before"),
-        ({"data": "random"}, ModelError, "no step of the pipeline reads data"),
-    ):
-        given = {"pipeline": "fold", "output": three.parent / "out", **options}
-        with pytest.raises(error, match=said):
-            batch(three, **given)
-        assert not (three.parent / "out").exists()
+    def call(**options):
+        return batch(three, options.pop("pipeline", "fold"), output, **options)
+
+    output = three.parent / "out"
+    noted = {"executor": Noted(), "workers": 2}
+    cases = [
+        (noted, partial(call, **noted), "the executor has its own"),
+        ("workers", partial(call, workers=0), "at least one is needed"),
+        ("timeout", partial(call, timeout=0), "pass seconds, or None"),
+        ("steps", partial(call, pipeline="tflite:int8"), "put 'quantize' before"),
+        ("data", partial(call, data="random"), "no step of the pipeline reads data"),
+    ]
+    assert not_refused(ModelError, cases) == {}
+    with pytest.raises(ArgumentTypeError, match="executor= is an executor"):
+        call(executor="ray")
+    assert not output.exists()
 
 
 def test_folders_of_results(three):
@@ -405,8 +418,8 @@ def test_reports_that_are_none(tmp_path):
         ('{"kind": "geutil batch", "version": 1}', "a damaged report"),
     ):
         (tmp_path / "batch.json").write_text(content)
-        with pytest.raises(ModelError, match=said):
-            BatchReport.load(tmp_path)
+        load = partial(BatchReport.load, tmp_path)
+        assert not_refused(ModelError, [(content, load, said)]) == {}
     with pytest.raises(ModelError, match="there is no report of a batch"):
         BatchReport.load(tmp_path / "elsewhere")
 
