@@ -1,21 +1,19 @@
 """The algorithm on numpy arrays, without TensorFlow."""
 
-import gc
-import time
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
 from geutil.errors import TapeError
 from geutil.gradients.tape import Tape, TapeEntry, imperative_grad, numpy_vspace
+from tests.call_counts import count_calls
 from tests.gradients.tape.programs import SIZE, programs, sources
-from tests.thorough import thorough
+from tests.thorough import examples, length
 
 STEP = 1e-6
-quick = settings(max_examples=150, deadline=None)
+quick = examples(150)
 
 
 def differences(program, xs, targets, weights):
@@ -74,25 +72,6 @@ def test_random_programs(program, targets, weighted, count, seed):
             np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7)
 
 
-@quick
-@given(programs(), st.integers(0, 40), st.integers(0, 40))
-def test_when_gradients_are_added_up_makes_no_difference(program, target, source):
-    xs = sources()
-
-    def take(**options):
-        tape = Tape()
-        arrays = program.run(xs, tape)
-        y, x = arrays[target % len(arrays)], arrays[source % len(arrays)]
-        return imperative_grad(numpy_vspace(), tape, [y], [x, *xs], **options)
-
-    late = take(min_aggregate_bytes=10**9)
-    early = take(min_aggregate_count=2, min_aggregate_bytes=0)
-    assert [g is None for g in early] == [g is None for g in late]
-    for a, b in zip(early, late, strict=True):
-        if a is not None:
-            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
-
-
 class Sample:
     """`x` squared is `y`, and `y` times `x` is `z`."""
 
@@ -115,52 +94,37 @@ def sample():
     return Sample()
 
 
-def test_a_target_that_another_depends_on_has_its_own_gradient_too(sample):
-    (gradient,) = sample.grad([sample.z, sample.y], [sample.x])
-    np.testing.assert_allclose(gradient, 3 * sample.x**2 + 2 * sample.x)
+def test_targets_and_sources():
+    """Each is a tape of its own: it is used up."""
+    seed, one = np.array([4.0, 5.0, 6.0]), Sample()
+    x, y = one.x, one.y
+    cases = {
+        # A target that another depends on has its own gradient, too.
+        "two targets": (("z", "y"), ("x",), None, [3 * x**2 + 2 * x]),
+        "a source stops the walk": (("z",), ("y", "x"), None, [x, y]),
+        "a target that is a source": (("y",), ("y",), [seed], [seed]),
+        "named twice": (("z", "z"), ("x", "x"), None, 2 * [6 * x**2]),
+        "not on the tape": (("z",), ("other",), None, [None]),
+        "no way to it": (("y",), ("z",), None, [None]),
+        "no sources": (("z",), (), None, []),
+        "no targets": ((), ("x",), None, [None]),
+    }
+    wrong = {}
+    for name, (targets, xs, seeds, expected) in cases.items():
+        one = Sample()
+        one.other = np.ones(3)
+        ends = [[getattr(one, n) for n in names] for names in (targets, xs)]
+        found = one.grad(*ends, seeds)
+        same = [np.array_equal(f, e) for f, e in zip(found, expected, strict=True)]
+        if not all(same) or (name == "named twice" and found[0] is not found[1]):
+            wrong[name] = found
+    assert wrong == {}
 
 
-def test_a_source_stops_the_walk(sample):
-    by_y, by_x = sample.grad([sample.z], [sample.y, sample.x])
-    np.testing.assert_allclose(by_y, sample.x)
-    np.testing.assert_allclose(by_x, sample.y)
-
-
-def test_a_target_that_is_a_source_has_the_gradient_that_is_given(sample):
-    seed = np.array([4.0, 5.0, 6.0])
-    (gradient,) = sample.grad([sample.y], [sample.y], [seed])
-    np.testing.assert_array_equal(gradient, seed)
-
-
-def test_targets_and_sources_may_be_named_twice(sample):
-    a, b = sample.grad([sample.z, sample.z], [sample.x, sample.x])
-    np.testing.assert_allclose(a, 6 * sample.x**2)
-    assert a is b
-
-
-def test_what_is_not_on_the_tape_has_no_gradient(sample):
-    assert sample.grad([sample.z], [np.ones(3)]) == [None]
-
-
-def test_a_source_that_no_target_depends_on_has_no_gradient(sample):
-    assert sample.grad([sample.y], [sample.z]) == [None]
-
-
-def test_nothing_from_nothing(sample):
-    assert sample.grad([sample.z], []) == []
-    assert Sample().grad([], [sample.x]) == [None]
-
-
-def test_the_tape_is_used_up(sample):
-    assert len(sample.tape) == 2
-    sample.grad([sample.y], [sample.x])
-    assert len(sample.tape) == 0
-    assert sample.tape.export() == ({}, {})
-
-
-def test_what_is_exported(sample):
+def test_what_is_exported_and_that_the_tape_is_used_up(sample):
     assert sample.z in sample.tape
     assert sample.x not in sample.tape
+    assert len(sample.tape) == 2
     number = numpy_vspace().tensor_id
     makers, entries = sample.tape.export()
     assert makers == {number(sample.y): 0, number(sample.z): 1}
@@ -171,47 +135,39 @@ def test_what_is_exported(sample):
     assert entry.output_ids == (number(sample.z),)
     assert entry.output_shape_and_dtype == (((3,), np.dtype(float)),)
     assert sample.z not in sample.tape
+    other = Sample()
+    other.grad([other.y], [other.x])
+    assert len(other.tape) == 0
+    assert other.tape.export() == ({}, {})
 
 
 # -- what is refused -------------------------------------------------------------------
 
 
-def test_a_given_gradient_of_another_shape(sample):
-    with pytest.raises(TapeError, match=r"output gradient 1 has shape \(2,\).*\(3,\)"):
-        sample.grad([sample.y, sample.z], [sample.x], [None, np.ones(2)])
-    # Found before anything is used up.
-    assert len(sample.tape) == 2
-
-
-def test_a_number_of_given_gradients(sample):
-    with pytest.raises(TapeError, match="1 targets and 2 output gradients"):
-        sample.grad([sample.y], [sample.x], [None, None])
-    assert len(sample.tape) == 2
-
-
-def test_a_number_of_gradients_of_inputs(sample):
-    w = np.sin(sample.x)
-    sample.tape.record("wrong", [w], [sample.x], lambda g: [g, g])
-    with pytest.raises(
-        TapeError, match=r"'wrong' returned 2 gradient\(s\) for 1 input"
-    ):
-        sample.grad([w], [sample.x])
-
-
-def test_an_operation_that_is_recorded_twice(sample):
-    with pytest.raises(TapeError, match="'square' made is on the tape already"):
-        sample.tape.record("square", [sample.y], [sample.x], lambda g: g)
-    assert len(sample.tape) == 2
-
-
-def test_sums_of_one(sample):
-    with pytest.raises(TapeError, match="pass 2 or more"):
-        sample.grad([sample.y], [sample.x], min_aggregate_count=1)
+def test_refusals(sample):
+    x, y, z = sample.x, sample.y, sample.z
+    given = r"output gradient 1 has shape \(2,\).*\(3,\)"
+    refused = [
+        (given, lambda: sample.grad([y, z], [x], [None, np.ones(2)])),
+        ("1 targets and 2 output grad", lambda: sample.grad([y], [x], [None, None])),
+        ("pass 2 or more", lambda: sample.grad([y], [x], min_aggregate_count=1)),
+        (
+            "'square' made is on the tape already",
+            lambda: sample.tape.record("square", [y], [x], lambda g: g),
+        ),
+    ]
+    for message, call in refused:
+        with pytest.raises(TapeError, match=message):
+            call()
+        # Found before anything is used up.
+        assert len(sample.tape) == 2
     with pytest.raises(ge.ArgumentTypeError, match="is a number"):
-        sample.grad([sample.y], [sample.x], min_aggregate_count=2.5)
-
-
-def test_errors_of_the_tape_are_value_errors():
+        sample.grad([y], [x], min_aggregate_count=2.5)
+    w = np.sin(x)
+    sample.tape.record("wrong", [w], [x], lambda g: [g, g])
+    wanted = r"'wrong' returned 2 gradient\(s\) for 1 input"
+    with pytest.raises(TapeError, match=wanted):
+        sample.grad([w], [x])
     assert issubclass(TapeError, ge.GeutilError)
     assert issubclass(TapeError, ValueError)
 
@@ -246,34 +202,29 @@ def forked(shapes, op_type="fork"):
 
 
 def test_missing_gradients_are_zeros_of_the_shape_and_dtype():
+    """The last ones are used again; where None is accepted none are made."""
     tape, x, y, seen = forked([(2, 5)])
     imperative_grad(numpy_vspace(), tape, [y], [x])
     ((_, first, second),) = seen
     np.testing.assert_array_equal(first, np.zeros((2, 5)))
     np.testing.assert_array_equal(second, np.zeros(3))
-
-
-def test_the_last_zeros_are_used_again():
-    counted = []
-    tape, x, y, seen = forked([(3,)] * 5)
-    imperative_grad(with_zeros(counted), tape, [y], [x])
-    assert counted == [((3,), "float64")]
-    assert all(g[1] is seen[0][1] and g[2] is seen[0][1] for g in seen)
-
-
-def test_zeros_of_another_shape_are_made_anew():
-    counted = []
-    tape, x, y, _ = forked([(7,), (3,)])
-    imperative_grad(with_zeros(counted), tape, [y], [x])
-    assert counted == [((3,), "float64"), ((7,), "float64"), ((3,), "float64")]
-
-
-def test_where_none_is_accepted_no_zeros_are_made():
-    counted = []
-    tape, x, y, seen = forked([(3,)], "FusedBatchNormV3")
-    imperative_grad(with_zeros(counted), tape, [y], [x])
-    assert counted == []
-    assert seen[0][1:] == (None, None)
+    wide, narrow = ((7,), "float64"), ((3,), "float64")
+    wrong = {}
+    for shapes, op_type, made in (
+        ([(3,)] * 5, "fork", [narrow]),
+        ([(7,), (3,)], "fork", [narrow, wide, narrow]),
+        ([(3,)], "FusedBatchNormV3", []),
+    ):
+        counted = []
+        tape, x, y, seen = forked(shapes, op_type)
+        imperative_grad(with_zeros(counted), tape, [y], [x])
+        if len(made) == 1:
+            assert all(g[1] is seen[0][1] and g[2] is seen[0][1] for g in seen)
+        if not made:
+            assert seen[0][1:] == (None, None)
+        if counted != made:
+            wrong[op_type, len(shapes)] = counted
+    assert wrong == {}
 
 
 def test_what_no_gradient_arrives_at_is_not_called(sample):
@@ -285,22 +236,6 @@ def test_what_no_gradient_arrives_at_is_not_called(sample):
 
 
 # -- early sums ------------------------------------------------------------------------
-
-
-class Counted:
-    """The space of numpy arrays that counts the gradients it holds."""
-
-    def __init__(self):
-        self.sums = []
-
-    def space(self):
-        space = numpy_vspace()
-
-        def aggregate(gradients):
-            self.sums.append(len(gradients))
-            return space.aggregate_fn(gradients)
-
-        return space._replace(aggregate_fn=aggregate)
 
 
 def fan(branches, size):
@@ -316,40 +251,36 @@ def fan(branches, size):
     return tape, x, y
 
 
+def sums_of_fan(branches, size, **options):
+    """Return the gradient of a fan, and how many gradients each sum had."""
+    sums, space = [], numpy_vspace()
+
+    def aggregate(gradients):
+        sums.append(len(gradients))
+        return space.aggregate_fn(gradients)
+
+    tape, x, y = fan(branches, size)
+    counted = space._replace(aggregate_fn=aggregate)
+    (gradient,) = imperative_grad(counted, tape, [y], [x], **options)
+    return gradient, sums
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_no_more_gradients_wait_than_are_added_up(count):
-    counted = Counted()
-    tape, x, y = fan(64, 10)
-    (gradient,) = imperative_grad(
-        counted.space(),
-        tape,
-        [y],
-        [x],
-        min_aggregate_count=count,
-        min_aggregate_bytes=79,
-    )
+    options = {"min_aggregate_count": count, "min_aggregate_bytes": 79}
+    gradient, sums = sums_of_fan(64, 10, **options)
     np.testing.assert_array_equal(gradient, 2 * sum(range(64)) * np.ones(10))
-    assert max(counted.sums) == count
-    assert counted.sums.count(count) >= 63 // (count - 1)
+    assert max(sums) == count
+    assert sums.count(count) >= 63 // (count - 1)
 
 
-@pytest.mark.parametrize(("size", "early"), [(10, False), (11, True)])
-def test_sums_are_made_once_more_bytes_wait(size, early):
-    counted = Counted()
-    tape, x, y = fan(64, size)
-    imperative_grad(counted.space(), tape, [y], [x], min_aggregate_bytes=64 * 10 * 8)
-    assert (max(counted.sums) < 64) == early
-
-
-def test_the_default_is_four_gradients_and_128_mib():
-    counted = Counted()
-    tape, x, y = fan(5, 4 * 2**20)  # 32 MiB each: of four, not more than 128.
-    imperative_grad(counted.space(), tape, [y], [x])
-    assert max(counted.sums) == 5
-    tape, x, y = fan(5, 4 * 2**20 + 1)
-    counted.sums.clear()
-    imperative_grad(counted.space(), tape, [y], [x])
-    assert max(counted.sums) == 4
+def test_sums_are_made_once_more_bytes_wait():
+    for size, early in ((10, False), (11, True)):
+        _, sums = sums_of_fan(64, size, min_aggregate_bytes=64 * 10 * 8)
+        assert (max(sums) < 64) == early
+    # By default four gradients and 128 MiB: of 32 MiB each, not more than that.
+    assert max(sums_of_fan(5, 4 * 2**20)[1]) == 5
+    assert max(sums_of_fan(5, 4 * 2**20 + 1)[1]) == 4
 
 
 # -- cost ------------------------------------------------------------------------------
@@ -372,24 +303,18 @@ def star(count):
     return tape, arrays
 
 
-def seconds(make, count):
-    tape, arrays = make(count)
-    targets = arrays[-1:] if make is chain else arrays[1:]
-    # The collector looks through all that lives, here and in other tests.
-    gc.collect()
-    gc.disable()
-    begin = time.process_time()
-    (gradient,) = imperative_grad(numpy_vspace(), tape, targets, arrays[:1])
-    taken = time.process_time() - begin
-    gc.enable()
-    assert gradient[0] == (1 if make is chain else count)
-    return taken
-
-
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=thorough)])
 @pytest.mark.parametrize("make", [chain, star])
-def test_many_entries_take_linear_time_and_no_recursion(make, count):
-    seconds(make, 1_000)
-    # In turns: other processes take parts of the caches for a while, from both.
-    pairs = [(seconds(make, count // 10), seconds(make, count)) for _ in range(5)]
-    assert min(large / small for small, large in pairs) <= 12
+def test_many_entries_take_linear_work_and_no_recursion(make):
+    def calls(count):
+        tape, arrays = make(count)
+        targets = arrays[-1:] if make is chain else arrays[1:]
+        work, (gradient,) = count_calls(
+            lambda: imperative_grad(numpy_vspace(), tape, targets, arrays[:1])
+        )
+        assert gradient[0] == (1 if make is chain else count)
+        return work
+
+    count = length(100_000)
+    first, second, third = (calls(part * count // 4) for part in (1, 2, 3))
+    assert third - second == pytest.approx(second - first, rel=0.001)
+    assert second - first > 0.95 * first

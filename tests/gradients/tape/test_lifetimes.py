@@ -61,38 +61,32 @@ def alive(references):
 
 
 def test_what_is_held_goes_as_the_walk_goes(kind):
-    seen = []
+    seen, sides = [], []
     references = []
 
     def log(i):
         seen.append((i, alive(references)))
+        sides.append(aside() is not None)
 
     tape, x, y, made = chain(kind, log)
     references += made[:-1]
-    (gradient,) = imperative_grad(kind.space, tape, [y], [x])
-    # While entry i is gone through it holds what it read, and those before hold theirs.
-    assert seen == [(i, list(range(i))) for i in reversed(range(LENGTH))]
-    assert alive(references) == []
-    assert gradient.shape == (3,)
-
-
-def test_a_tape_that_is_dropped_holds_nothing(kind):
-    tape, _, _, made = chain(kind, lambda i: None)
-    assert alive(made[:-1]) == list(range(LENGTH - 1))
-    del tape
-    assert alive(made[:-1]) == []
-
-
-def test_what_the_targets_do_not_depend_on_goes_at_once(kind):
-    tape, x, y, _ = chain(kind, lambda i: seen.append(aside() is not None))
-    seen = []
+    # The targets do not depend on it, so that it goes at once.
     unused = kind.sin(x)
     aside = weakref.ref(unused)
     more = kind.sin(unused)
     tape.record("sin", [more], [unused], lambda g, held=unused: g)
     del unused
-    imperative_grad(kind.space, tape, [y], [x])
-    assert seen == [False] * LENGTH
+    (gradient,) = imperative_grad(kind.space, tape, [y], [x])
+    # While entry i is gone through it holds what it read, and those before hold theirs.
+    assert seen == [(i, list(range(i))) for i in reversed(range(LENGTH))]
+    assert sides == [False] * LENGTH
+    assert alive(references) == []
+    assert gradient.shape == (3,)
+    # A tape that is dropped holds nothing.
+    tape, _, _, made = chain(kind, lambda i: None)
+    assert alive(made[:-1]) == list(range(LENGTH - 1))
+    del tape
+    assert alive(made[:-1]) == []
 
 
 def test_gradients_go_as_they_are_used(kind):

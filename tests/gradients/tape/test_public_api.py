@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 import geutil as ge
 from geutil.gradients import tape
 from tests.documented import missing_parts, signature
@@ -42,15 +40,6 @@ def member(name):
     return found
 
 
-def test_the_public_names():
-    assert sorted(tape.__all__) == sorted(NAMES.split())
-
-
-@pytest.mark.parametrize("name", frozen())
-def test_signatures(name):
-    assert f"{name}{signature(member(name))}" == frozen()[name]
-
-
 FIELDS = {
     "TapeEntry": "op_type output_ids output_shape_and_dtype input_ids "
     "backward_function",
@@ -58,30 +47,20 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_fields(name):
-    assert member(name)._fields == tuple(FIELDS[name].split())
-
-
-def test_everything_callable_is_frozen():
+def test_names_signatures_and_fields():
+    assert sorted(tape.__all__) == sorted(NAMES.split())
+    found = {name: f"{name}{signature(member(name))}" for name in frozen()}
+    assert found == frozen()
+    assert {n: " ".join(member(n)._fields) for n in FIELDS} == FIELDS
     listed = {name.partition(".")[0] for name in frozen()}
     assert listed == set(NAMES.split()) - {"TapeError", *FIELDS}
-
-
-@pytest.mark.parametrize("name", ["imperative_grad", "Tape.from_graph"])
-def test_docstrings(name):
-    assert missing_parts(member(name), raises=True, cost=True) == []
-
-
-@pytest.mark.parametrize("name", ["Tape", "TapeEngine", "VSpace", "numpy_vspace"])
-def test_examples(name):
-    assert missing_parts(member(name), raises=False, cost=False) == []
-
-
-@pytest.mark.parametrize("name", sorted(tape.__all__))
-def test_everything_has_a_docstring(name):
-    assert inspect.getdoc(member(name))
-
-
-def test_the_error():
     assert tape.TapeError is ge.errors.TapeError
+
+
+def test_docstrings():
+    missing = {n: "all" for n in tape.__all__ if not inspect.getdoc(member(n))}
+    for name in ("imperative_grad", "Tape.from_graph"):
+        missing[name] = missing_parts(member(name), raises=True, cost=True)
+    for name in ("Tape", "TapeEngine", "VSpace", "numpy_vspace"):
+        missing[name] = missing_parts(member(name), raises=False, cost=False)
+    assert {name: parts for name, parts in missing.items() if parts} == {}

@@ -123,23 +123,6 @@ def test_sources_that_stop_the_walk(network, ys, xs, given_to, count):
 
 
 @quick
-@given(networks(), places)
-def test_gradient_tape(network, ys):
-    def reference(network):
-        with tf.GradientTape() as tape:
-            sources, tensors = network.build(tape.watch)
-        return tape.gradient(at(tensors, ys), sources)
-
-    def ours(network):
-        sources, tensors = network.build()
-        targets = at(tensors, ys)
-        tape = Tape.from_graph(targets, sources)
-        return imperative_grad(tensorflow_vspace(), tape, targets, sources)
-
-    check(network, reference, ours)
-
-
-@quick
 @given(networks(8), st.lists(st.integers(0, 40), max_size=5), st.booleans())
 def test_checkpoints(network, kept, listed):
     def reference(network):
