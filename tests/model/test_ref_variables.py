@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -30,19 +29,6 @@ def test_values_are_read_where_they_were():
     found = m.run(x=3.0)
     assert [float(found["before"]), float(found["doubled"])] == [10.0, 26.0]
     assert float(m.variables["w"]) == 13.0
-
-
-def test_assignments_of_values_and_differences():
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [2], "x")
-        w = ref_variable([1.0, 1.0], "w")
-        first = v1.assign(w, x)
-        with tf.control_dependencies([first]):
-            second = v1.assign_sub(w, [0.5, 0.25])
-        tf.identity(second, name="y")
-    m = model.open(graph.as_graph_def(), outputs=["y"])
-    m.variables["w"].assign([0.0, 0.0])
-    np.testing.assert_array_equal(m.run(x=[2.0, 3.0])["y"], [1.5, 2.75])
 
 
 def test_nodes_may_come_in_any_order():
