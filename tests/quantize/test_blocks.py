@@ -14,7 +14,7 @@ from parameterized import parameterized
 
 from geutil import model
 from geutil.errors import QuantizeError
-from geutil.graph import tflite_edits, verify
+from geutil.graph import tflite_edits
 from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
 from geutil.quantize import (
     Spec,
@@ -35,6 +35,8 @@ from geutil.quantize.tflite.block_weights import (
     check_all_found,
     store_in_blocks,
 )
+from tests.quantize.converted import Together, decibels
+from tests.quantize.converted import spec as plain_spec
 from tests.quantize.small_networks import normal, opened, spec
 from tests.settings import needs_eager
 
@@ -68,26 +70,33 @@ def dense(x):
     return {"y": tf.matmul(x, MATRIX, name="dense")}
 
 
-def in_file(blob):
-    """Return the matrices [inputs, outputs] that products of a file read in blocks."""
-    file = unpacked(blob)
+def stored_in(file, tensors):
+    """Return the matrices [inputs, outputs] in blocks among tensors of a file."""
     found = []
-    for graph in file.subgraphs:
-        for op in graph.operators:
-            if tflite_edits.kind_of(file, op) != "FULLY_CONNECTED":
-                continue
-            tensor = graph.tensors[op.inputs[1]]
-            details = tensor.quantization and tensor.quantization.details
-            if tflite_edits.type_of(tensor) != "INT4" or details is None:
-                continue
-            assert details.blockSize == BLOCK
-            steps = graph.tensors[details.scales]
-            assert tflite_edits.type_of(steps) == "FLOAT16"
-            steps = np.float32(tflite_edits.constant(file, steps))
-            levels = np.float32(tflite_edits.constant(file, tensor))
-            assert (steps > 0).all()
-            found.append((levels * np.repeat(steps, BLOCK, 1)).T)
+    for tensor in tensors:
+        details = tensor.quantization and tensor.quantization.details
+        if tflite_edits.type_of(tensor) != "INT4" or details is None:
+            continue
+        assert details.blockSize == BLOCK
+        steps = file.subgraphs[0].tensors[details.scales]
+        assert tflite_edits.type_of(steps) == "FLOAT16"
+        steps = np.float32(tflite_edits.constant(file, steps))
+        levels = np.float32(tflite_edits.constant(file, tensor))
+        assert (steps > 0).all()
+        found.append((levels * np.repeat(steps, BLOCK, 1)).T)
     return found
+
+
+def in_file(blob):
+    """Return the matrices that products of a file read in blocks."""
+    file = unpacked(blob)
+    (graph,) = file.subgraphs
+    read = [
+        graph.tensors[op.inputs[1]]
+        for op in graph.operators
+        if tflite_edits.kind_of(file, op) == "FULLY_CONNECTED"
+    ]
+    return stored_in(file, read)
 
 
 def run(blob, x, *, delegates=False):
@@ -104,10 +113,6 @@ def quantized(function, *shape, **options):
     m = opened(function, spec(list(shape), "x"))
     report = quantize(m, scheme=SCHEME, is_training=False, **options)
     return m, report
-
-
-def decibels(exact, other):
-    return 10 * np.log10(np.var(exact) / np.mean((exact - other) ** 2))
 
 
 HEADS, JOINED = normal(64, 4, 12, seed=3), normal(4, 16, 24, seed=4)
@@ -154,24 +159,44 @@ LAYOUTS = [
 ]
 
 
-@parameterized.expand(LAYOUTS)
-def test_layers_compute_with_rounded_blocks(name, shape, matrix, layer):
+def test_layers_compute_with_rounded_blocks():
     """Simulation and file against numpy: weights exactly, results to 8-bit data."""
-    m, report = quantized(lambda x: {"y": layer(x, matrix)}, *shape)
-    (entry,) = (e for e in report.quantized if e.weights is not None)
-    assert str(entry.weights) == "4 bits, symmetric, by blocks of 32", name
-    assert not entry.note
-    verify(m.graph)
-    x = normal(*(size or 2 for size in shape), seed=8)
-    wanted = rounded(matrix)
-    exact = layer(x, wanted).numpy()
-    np.testing.assert_allclose(m.run(x=x)["y"], exact, rtol=1e-4, atol=1e-4)
-    blob = to_tflite(m)
-    (stored,) = in_file(blob)
-    np.testing.assert_array_equal(stored, wanted)
-    for delegates in (False, True):
-        # Data are rounded to half a step of 255 in their span: 40 dB and more.
-        assert decibels(exact, run(blob, x, delegates=delegates)) > 36, delegates
+    layouts = {
+        name: (shape, np.float32(1 + 0.01 * n) * matrix, layer)
+        for n, (name, shape, matrix, layer) in enumerate(LAYOUTS)
+    }
+    made = Together(
+        {
+            name: (lambda x, f=layer, w=matrix: f(x, w), (plain_spec(*shape),))
+            for name, (shape, matrix, layer) in layouts.items()
+        },
+        scheme=SCHEME,
+    )
+    simulated, file = made.model.run(**made.data), unpacked(made.blob)
+    found = [
+        new_interpreter(made.blob, delegates=delegates).get_signature_runner()(
+            **made.data
+        )
+        for delegates in (False, True)
+    ]
+    for name, (_, matrix, layer) in layouts.items():
+        (entry,) = (
+            e for e in made.report.quantized if e.weights and made.is_of(e.op, name)
+        )
+        assert str(entry.weights) == "4 bits, symmetric, by blocks of 32", name
+        assert not entry.note, name
+        wanted = rounded(matrix)
+        (stored,) = stored_in(file, made.tensors(name))
+        np.testing.assert_array_equal(stored, wanted, name)
+        (x,) = (v for n, v in made.data.items() if made.is_of(n, name))
+        (end,) = (n for n in simulated if made.is_of(n, name))
+        exact = layer(x, wanted).numpy()
+        np.testing.assert_allclose(
+            simulated[end], exact, rtol=1e-4, atol=1e-4, err_msg=name
+        )
+        for values in found:
+            # Data are rounded to half a step of 255 in their span: 40 dB and more.
+            assert decibels(exact, values[end]) > 36, name
 
 
 def test_results_are_off_by_rounded_data_only():
@@ -264,16 +289,22 @@ NOT_IN_BLOCKS = [
 ]
 
 
-@parameterized.expand(NOT_IN_BLOCKS)
-def test_other_layers_have_8_bits_and_the_report_says_why(shape, layer, reason):
-    m, report = quantized(lambda x: {"y": layer(x)}, *shape)
-    (entry,) = report.quantized
-    assert entry.weights.bits == 8
-    assert entry.weights.block is None
-    assert reason in entry.note
-    assert bool(reason) == bool(entry.note)
-    assert entry.note in str(report)
-    assert in_file(to_tflite(m, scheme=SCHEME)) == []
+def test_other_layers_have_8_bits_and_the_report_says_why():
+    made = Together(
+        {
+            f"layer {n}": (layer, (plain_spec(*shape),))
+            for n, (shape, layer, _) in enumerate(NOT_IN_BLOCKS)
+        },
+        scheme=SCHEME,
+    )
+    assert in_file(made.blob) == []
+    for n, (*_, reason) in enumerate(NOT_IN_BLOCKS):
+        (entry,) = (e for e in made.report.quantized if made.is_of(e.op, f"layer {n}"))
+        assert entry.weights.bits == 8
+        assert entry.weights.block is None
+        assert reason in entry.note
+        assert bool(reason) == bool(entry.note)
+        assert entry.note in str(made.report)
 
 
 def test_weights_that_are_read_along_other_axes_have_one_range():
@@ -449,12 +480,10 @@ def refused(call, *words):
         assert word in str(caught.value)
 
 
-@parameterized.expand(
-    [("dynamic_range",), ("weight_only_int4",), ("int8",), ("int16x8",)]
-)
-def test_other_schemes_store_no_blocks(scheme):
+def test_other_schemes_store_no_blocks():
     m, _ = quantized(dense, 4, 96)
-    refused(lambda: to_tflite(m, scheme=scheme), scheme, SCHEME)
+    for scheme in ("dynamic_range", "weight_only_int4", "int8", "int16x8"):
+        refused(lambda s=scheme: to_tflite(m, scheme=s), scheme, SCHEME)
 
 
 def test_refusals():
@@ -472,19 +501,19 @@ def test_refusals():
     refused(lambda: quantize(plain, scheme=SCHEME, weight_bits=4), "weight_bits=4")
 
 
-@parameterized.expand([("LiteRT", (2, 0)), ("TensorFlow Lite", (2, 20))])
-def test_runtimes_that_compute_wrong_numbers_are_told(name, version):
+def test_runtimes_that_compute_wrong_numbers_are_told():
     m, _ = quantized(dense, 4, 96)
     place = "geutil.quantize.tflite.block_weights"
-    logger = logging.getLogger("geutil")
-    with (
-        mock.patch(f"{place}.runtime_name", lambda: name),
-        mock.patch(f"{place}.runtime_version", lambda: version),
-        mock.patch.object(logger, "warning") as warning,
-    ):
-        to_tflite(m)
-    (call,) = warning.call_args_list
-    assert "may make wrong numbers of weights in blocks" in call.args[0] % call.args[1:]
+    for name, version in (("LiteRT", (2, 0)), ("TensorFlow Lite", (2, 20))):
+        with (
+            mock.patch(f"{place}.runtime_name", lambda name=name: name),
+            mock.patch(f"{place}.runtime_version", lambda v=version: v),
+            mock.patch.object(logging.getLogger("geutil"), "warning") as warning,
+        ):
+            to_tflite(m)
+        (call,) = warning.call_args_list
+        told = call.args[0] % call.args[1:]
+        assert "may make wrong numbers of weights in blocks" in told
 
 
 def test_runtimes_without_blocks_are_refused():

@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameterized import parameterized
 
 from geutil import model
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
@@ -32,6 +29,7 @@ from geutil.quantize.int8.running import Runner
 from tests.quantize.small_networks import normal, opened, spec
 from tests.quantize.tiny import fake_quant, symmetric_ends
 from tests.settings import needs_eager
+from tests.thorough import chosen, crossed, some
 
 pytestmark = needs_eager
 
@@ -134,17 +132,18 @@ def stored(blob):
     return sum(found.values())
 
 
-@parameterized.expand([(2,), (3,), (4,), (5,), (8,)])
-def test_weights_are_rounded_as_numpy_does(bits):
+def test_weights_are_rounded_as_numpy_does():
     m = opened(every_kind, spec([1, 8, 8, 4], "x"))
     report = quantize(m, is_training=False)
     by_name = {layer.ops[0]: layer for layer in find_weights(m, report)[0]}
     for name, axes in (("conv", (0, 1, 2)), ("flat", (0,)), ("up", None)):
         (kernel,) = by_name[name].kernels
         low, high = symmetric_ends(kernel.value, axes)
-        expected = fake_quant(kernel.value, low, high, bits, narrow_range=True)
-        np.testing.assert_allclose(kernel.rounded(bits), expected, rtol=1e-6, atol=1e-7)
-        assert len(np.unique(kernel.rounded(bits)[..., 0])) < 2**bits
+        for bits in (2, 3, 4, 5, 8):
+            expected = fake_quant(kernel.value, low, high, bits, narrow_range=True)
+            rounded = kernel.rounded(bits)
+            np.testing.assert_allclose(rounded, expected, rtol=1e-6, atol=1e-7)
+            assert len(np.unique(rounded[..., 0])) < 2**bits
 
 
 @pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
@@ -164,14 +163,14 @@ def test_what_is_switched_is_what_quantize_assembles(kinds, scheme):
             outputs["y"], result(m, sample), rtol=1e-4, atol=1e-4
         )
     random = np.random.default_rng(0)
-    for _ in range(3):
-        chosen = tuple(int(random.choice(bits)) for _ in layers)
+    for _ in range(2):
+        chosen_bits = tuple(int(random.choice(bits)) for _ in layers)
         overrides = {
             f"^{layer.ops[0]}$": Spec(weight_bits=each)
-            for layer, each in zip(layers, chosen, strict=True)
+            for layer, each in zip(layers, chosen_bits, strict=True)
         }
         whole = assembled(m, data, overrides, scheme)
-        found = network.outputs(chosen)
+        found = network.outputs(chosen_bits)
         for sample, outputs in zip(data, found, strict=True):
             expected = result(whole, sample)
             step = np.ptp(expected) / 255
@@ -181,17 +180,18 @@ def test_what_is_switched_is_what_quantize_assembles(kinds, scheme):
         assert network.noise_of(outputs_of(whole, data)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "share"),
-    [
-        ("int8", 0.75),
-        ("int8", 0.85),
-        ("weight_only_int8", 0.6),
-        ("weight_only_int8", 1.5),
-    ],
-)
-def test_files_have_the_size_that_is_told(kinds, scheme, share):
+SIZES = [
+    ("int8", 0.75),
+    ("int8", 0.85),
+    ("weight_only_int8", 0.6),
+    ("weight_only_int8", 1.5),
+]
+
+
+@pytest.mark.parametrize("case", chosen(SIZES, SIZES[0], SIZES[3]), ids=str)
+def test_files_have_the_size_that_is_told(kinds, case):
     """To the byte in their weights, and to a few for each buffer in the whole."""
+    scheme, share = case
     m, data = kinds
     plan = choose_bits(m, data, size=int(share * TOLD), scheme=scheme)
     assert plan.int8_size == TOLD
@@ -213,10 +213,9 @@ def test_files_have_the_size_that_is_told(kinds, scheme, share):
     assert saved == pytest.approx(plan.int8_size - plan.size, abs=slack)
 
 
-@parameterized.expand([(2,), (3,), (4,), (5,), (8,)])
-def test_what_each_number_of_bits_takes(bits):
-    m = opened(every_kind, spec([1, 8, 8, 4], "x"))
-    data = [{"x": normal(1, 8, 8, 4, seed=20 + i)} for i in range(2)]
+@pytest.mark.parametrize("bits", chosen([2, 3, 4, 5, 8], 4, 5))
+def test_what_each_number_of_bits_takes(kinds, bits):
+    m, data = kinds
     copy = m.cut()
     layers, _ = find_weights(copy, quantize(copy, is_training=False))
     told = {layer.ops[0]: layer.stored_bytes(bits, "int8") for layer in layers}
@@ -243,32 +242,42 @@ def test_a_file_computes_what_the_plan_measured(kinds):
 
 @pytest.fixture(scope="module")
 def every_choice(dense):
-    """Each choice of 4 and 8 bits for the dense layers: its bytes and its dB."""
+    """Each choice of 4 and 8 bits for the dense layers: its bytes and its dB.
+
+    Of the network that is switched, which is shown to be what quantize assembles.
+    """
     m, data = dense
-    names = [*(f"dense{i}" for i in range(4)), "last"]
-    counts = dict(zip(names, (12 * 24, 24 * 16, 16 * 32, 32 * 8, 8 * 6), strict=True))
+    copy = m.cut()
+    report = quantize(copy, is_training=False)
+    calibrate(copy, data, "min_max")
+    layers, _ = find_weights(copy, report)
+    counts = (12 * 24, 24 * 16, 16 * 32, 32 * 8, 8 * 6)
+    names = [(f"dense{i}",) for i in range(4)]
+    assert [layer.ops for layer in layers] == [*names, ("last",)]
+    samples = [{"x": tf.constant(sample["x"])} for sample in data]
+    network = SwitchedNetwork(copy, layers, (4, 8), samples)
     found = {}
     for bits in itertools.product((4, 8), repeat=5):
-        by_name = dict(zip(names, bits, strict=True))
-        overrides = {f"^{n}$": Spec(weight_bits=each) for n, each in by_name.items()}
-        size = sum(counts[n] * each // 8 for n, each in by_name.items())
-        found[bits] = size, decibels(m, assembled(m, data, overrides), data)
+        size = sum(n * each // 8 for n, each in zip(counts, bits, strict=True))
+        noise = network.noise_of(network.outputs(bits))
+        found[bits] = size, -10 * np.log10(noise)
     return found
 
 
-@pytest.mark.parametrize("share", [0.55, 0.6, 0.7, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("share", some([0.55, 0.6, 0.7, 0.8, 0.9, 1.0], 3))
 def test_no_choice_of_a_size_has_less_noise(dense, every_choice, share):
     m, data = dense
     plan = choose_bits(m, data, size=share, method="min_max")
     budget = share * sum((12 * 24, 24 * 16, 16 * 32, 32 * 8, 8 * 6))
     best = max(db for size, db in every_choice.values() if size <= budget)
-    size, measured = every_choice[tuple(layer.bits for layer in plan.layers)]
+    size, _ = every_choice[tuple(layer.bits for layer in plan.layers)]
+    measured = decibels(m, assembled(m, data, plan.overrides), data)
     assert plan.size == size <= budget
     assert plan.decibels == pytest.approx(measured, abs=0.01)
-    assert measured >= best - 0.01
+    assert measured >= best - 0.02
 
 
-@pytest.mark.parametrize("wanted", [18.0, 22.0, 26.0])
+@pytest.mark.parametrize("wanted", some([18.0, 22.0, 26.0], 2))
 def test_no_choice_of_a_noise_is_smaller(dense, every_choice, wanted):
     m, data = dense
     plan = choose_bits(m, data, noise=wanted, method="min_max")
@@ -323,8 +332,8 @@ def test_the_plan_says_what_was_measured(dense):
     assert plan.int8_noise == pytest.approx(
         10 ** (-decibels(m, eight, seen) / 10), rel=1e-3
     )
-    for layer in plan.layers:
-        assert [option.bits for option in layer.options] == [2, 4, 8]
+    assert all([o.bits for o in la.options] == [2, 4, 8] for la in plan.layers)
+    for layer in plan.layers[1::3]:
         (op,) = layer.ops
         for option in layer.options:
             alone = m.cut()
@@ -346,9 +355,17 @@ def test_the_plan_says_what_was_measured(dense):
     assert {layer.bits for layer in plan.layers} == {4, 8}
 
 
-def test_the_curve_falls(dense):
+@pytest.fixture(scope="module")
+def plan(dense):
+    """A plan, by a call that leaves the model as it was."""
     m, data = dense
-    plan = choose_bits(m, data, size=0.7, method="min_max")
+    before = m.graph.as_graph_def().SerializeToString(deterministic=True)
+    made = choose_bits(m, data, size=0.7, method="min_max")
+    assert m.graph.as_graph_def().SerializeToString(deterministic=True) == before
+    return made
+
+
+def test_the_curve_falls(plan):
     sizes = [point.size for point in plan.curve]
     assert sizes == sorted(set(sizes))
     assert len(sizes) > 4
@@ -359,23 +376,12 @@ def test_the_curve_falls(dense):
     )
 
 
-def test_a_model_is_left_as_it_was(dense):
+def test_the_same_call_chooses_the_same(dense, plan):
     m, data = dense
-    before = m.graph.as_graph_def().SerializeToString(deterministic=True)
-    choose_bits(m, data, size=0.8)
-    assert m.graph.as_graph_def().SerializeToString(deterministic=True) == before
-
-
-def test_the_same_call_chooses_the_same(dense):
-    m, data = dense
-    assert choose_bits(m, data, size=0.8) == choose_bits(m, iter(data), size=0.8)
-
-
-@pytest.mark.parametrize("size", [np.float32(0.75), np.int64(1116), 1116])
-def test_numbers_of_numpy_are_numbers(dense, size):
-    m, data = dense
-    plan = choose_bits(m, data, size=size, method="min_max")
-    assert plan.layers == choose_bits(m, data, size=0.75, method="min_max").layers
+    assert choose_bits(m, iter(data), size=0.7, method="min_max") == plan
+    # Numbers of numpy are numbers.
+    for size in (np.float32(0.7), np.int64(1041)):
+        assert choose_bits(m, data, size=size, method="min_max").layers == plan.layers
 
 
 def test_16_bits_are_stored_where_activations_are_in_float(dense):
@@ -418,8 +424,14 @@ def twice(kind):
     return opened(read_thrice, spec(shape, "x")), shape
 
 
-@pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
-@pytest.mark.parametrize("kind", ["product", "constant", "turned", "conv"])
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    crossed(
+        ["product", "constant", "turned", "conv"],
+        ["int8", "weight_only_int8"],
+        together=1,
+    ),
+)
 def test_layers_that_share_a_variable_have_equal_bits(kind, scheme):
     m, shape = twice(kind)
     data = [{"x": normal(*shape, seed=i)} for i in range(3)]
@@ -514,27 +526,23 @@ def test_a_plan_is_saved_and_read(dense, tmp_path):
     assert "NaN" not in path.read_text()
 
 
-@parameterized.expand(
-    [
-        ("nothing", None),
-        ("text", "bits"),
-        ("list", "[]"),
-        ("other", '{"kind": "x", "version": 1}'),
-        ("lacking", '{"kind": "geutil.quantize.BitPlan", "version": 1}'),
-    ]
-)
-def test_what_is_no_plan_is_refused(name, text):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.json"
+def test_what_is_no_plan_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    for text in (
+        None,
+        "bits",
+        "[]",
+        '{"kind": "x", "version": 1}',
+        '{"kind": "geutil.quantize.BitPlan", "version": 1}',
+    ):
         if text is not None:
             path.write_text(text)
         with pytest.raises(QuantizeError, match=r"holds no plan of bits.*save"):
             BitPlan.load(path)
 
 
-def test_a_plan_whose_bits_are_no_option_is_refused(dense, tmp_path):
-    m, data = dense
-    path = choose_bits(m, data, size=0.8).save(tmp_path / "plan.json")
+def test_a_plan_whose_bits_are_no_option_is_refused(plan, tmp_path):
+    path = plan.save(tmp_path / "plan.json")
     content = json.loads(path.read_text())
     content["layers"][0]["bits"] = 7
     path.write_text(json.dumps(content))
