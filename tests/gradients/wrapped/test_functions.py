@@ -9,7 +9,8 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients import by_type, checkpointed
+from geutil.gradients import by_type, checkpointed, gradients
+from tests.gradients.checking import run
 from tests.gradients.wrapped.comparing import assert_same, dense
 from tests.settings import needs_eager
 from tests.thorough import crossed
@@ -47,12 +48,8 @@ def gradients_of(function, weights, persistent=False):
         with tf.GradientTape(persistent=persistent) as tape:
             tape.watch(x)
             loss = tf.reduce_sum(function(x) ** 2)
-        if persistent:
-            return [
-                tape.gradient(loss, [x, *weights]),
-                tape.gradient(loss, weights[:2]),
-            ]
-        return tape.gradient(loss, [x, *weights])
+        found = tape.gradient(loss, [x, *weights])
+        return [found, tape.gradient(loss, weights[:2])] if persistent else found
 
     return step
 
@@ -81,20 +78,13 @@ def twice(function):
 
 
 def in_tf_gradients(function, weights):
-    def step(x):
-        return tf.gradients(tf.reduce_sum(function(x) ** 2), [x, *weights])
-
-    return tf.function(step)
+    return tf.function(
+        lambda x: tf.gradients(tf.reduce_sum(function(x) ** 2), [x, *weights])
+    )
 
 
 def through_a_closure(function, weights):
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(tf.function(lambda: function(x))())
-        return tape.gradient(loss, [x, *weights])
-
-    return step
+    return lambda x: gradients_of(tf.function(lambda _: function(x)), weights)(x)
 
 
 def second_order(function, weights):
@@ -168,26 +158,26 @@ def test_bit_for_bit_with_op_determinism(place, weights):
         config.disable_op_determinism()
 
 
-def test_it_recomputes(weights):
-    @tf.function
-    def step(x):
-        return gradients_of(checkpointed(chain(weights), "inputs"), weights)(x)
+def graph_of(function, weights):
+    step = tf.function(gradients_of(function, weights))
+    return step.get_concrete_function(tf.constant(X)).graph
 
-    graph = step.get_concrete_function(tf.constant(X)).graph
+
+def test_it_recomputes_and_its_graph_dies(weights):
+    graph = graph_of(checkpointed(chain(weights), "inputs"), weights)
     again = [op for op in graph.get_operations() if op.name.startswith("recomputed/")]
     types = [op.type for op in again]
     assert types.count("MatMul") == len(weights)
     assert types.count("Sin") == len(weights) - 1  # No gradient reads the last one.
+    dead = weakref.ref(graph)
+    del graph, again
+    gc.collect()
+    assert dead() is None
 
 
 def test_a_call_waits_for_all_that_the_call_before_it_holds(weights):
     first, second = (checkpointed(chain([w, w]), "inputs") for w in weights[:2])
-
-    @tf.function
-    def step(x):
-        return gradients_of(lambda x: second(tf.sin(first(x))), weights[:2])(x)
-
-    graph = step.get_concrete_function(tf.constant(X)).graph
+    graph = graph_of(lambda x: second(tf.sin(first(x))), weights[:2])
     gates = [op for op in graph.get_operations() if "recomputed/gate" in op.name]
     *_, last = sorted(gates, key=lambda op: int(op.name.partition("_")[2] or 0))
     awaited = [op.type for op in last.control_inputs]
@@ -343,24 +333,21 @@ def test_what_acts_acts_once(traced, weights):
     assert_same(found, tape.gradient(loss, weights[1]))
 
 
-def test_nested_calls_are_one(weights):
-    inner = checkpointed(chain(weights[:2]), "inputs")
-    rest = chain(weights[2:])
-    outer = checkpointed(lambda x: rest(inner(inner(x))), "inputs")
-
-    def plain(x):
-        first = chain(weights[:2])
-        return rest(first(first(x)))
-
+def assert_as_plain(found, plain, weights):
     for place in ("eager", "function", "outside", "xla"):
-        found = PLACES[place](outer, weights)(tf.constant(X))
-        assert_same(found, PLACES[place](plain, weights)(tf.constant(X)))
+        ours = PLACES[place](found, weights)(tf.constant(X))
+        assert_same(ours, PLACES[place](plain, weights)(tf.constant(X)))
+
+
+def test_nested_calls_are_one(weights):
+    first, rest = chain(weights[:2]), chain(weights[2:])
+    inner = checkpointed(first, "inputs")
+    outer = checkpointed(lambda x: rest(inner(inner(x))), "inputs")
+    assert_as_plain(outer, lambda x: rest(first(first(x))), weights)
 
 
 def test_it_works_within_other_gradients(weights):
     """Calls are part of a step that is checkpointed as a whole."""
-    from geutil.gradients import gradients
-
     inner = checkpointed(chain(weights[:2]), "inputs")
 
     @tf.function
@@ -386,9 +373,7 @@ def test_loops_and_branches_inside(weights):
         y = tf.cond(tf.reduce_sum(y) < 1e9, lambda: tf.sin(y), lambda: y)
         return tf.sin(tf.function(lambda y: tf.tanh(y @ weights[2]))(y))
 
-    for place in ("eager", "function", "outside", "xla"):
-        found = PLACES[place](checkpointed(plain, "inputs"), weights)(tf.constant(X))
-        assert_same(found, PLACES[place](plain, weights)(tf.constant(X)))
+    assert_as_plain(checkpointed(plain, "inputs"), plain, weights)
 
 
 @pytest.mark.parametrize("checkpoints", ["inputs", by_type("MatMul")])
@@ -454,15 +439,10 @@ def test_methods_and_signatures(weights):
 def test_version_1_graph():
     with tf.Graph().as_default() as graph:
         w = tf.compat.v1.get_variable("w", initializer=WEIGHTS[0], use_resource=True)
-        x = tf.constant(X)
-        plain = chain([w, w])
-        both = [
-            tf.gradients(tf.reduce_sum(f(x)), [x, w])
-            for f in (plain, checkpointed(plain, "inputs"))
-        ]
-        with tf.compat.v1.Session(graph=graph) as session:
-            session.run(w.initializer)
-            expected, found = session.run(both)
+        x, plain = tf.constant(X), chain([w, w])
+        functions = plain, checkpointed(plain, "inputs")
+        both = [tf.gradients(tf.reduce_sum(f(x)), [x, w]) for f in functions]
+        expected, found = run(graph, both, optimize=True)
     assert_same(found, expected)
 
 
@@ -474,35 +454,19 @@ def test_without_a_tape_nothing_is_traced():
         runs.append(tf.executing_eagerly())
         return tf.sin(x)
 
-    function(tf.constant(1.0))
-    function(tf.constant(2.0))
+    for _ in range(2):
+        function(tf.constant(1.0))
     assert runs == [True, True]
 
 
-def test_graphs_die(weights):
-    def make():
-        @tf.function
-        def step(x):
-            return gradients_of(checkpointed(chain(weights), "inputs"), weights)(x)
-
-        return weakref.ref(step.get_concrete_function(tf.constant(X)).graph)
-
-    dead = make()
-    gc.collect()
-    assert dead() is None
-
-
-@pytest.mark.parametrize(
-    ("fn", "options", "error", "words"),
-    [
+def test_refusals():
+    for fn, options, error, words in [
         (3, {}, ArgumentTypeError, "Keras layer"),
         (tf.sin, {"checkpoints": "best"}, SelectionError, "inputs, memory"),
         (tf.sin, {"checkpoints": [1]}, ArgumentTypeError, "policy"),
         (tf.sin, {"checkpoints": None}, ArgumentTypeError, "policy"),
         (tf.sin, {"min_checkpoint_size": -1}, ArgumentTypeError, "min_checkpoint"),
         (tf.sin, {"offload": 3}, ArgumentTypeError, "offload"),
-    ],
-)
-def test_refusals(fn, options, error, words):
-    with pytest.raises(error, match=words):
-        checkpointed(fn, **options)
+    ]:
+        with pytest.raises(error, match=words):
+            checkpointed(fn, **options)

@@ -49,21 +49,6 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_the_last_report_is_on_the_call(place):
-    before = last_report()
-    PLACES[place](checkpointed(deep, "inputs"), tf.constant(X))
-    report = last_report()
-    assert report is not before
-    assert report.mode == "inputs"
-    assert [t.bytes for t in report.kept if t.bytes == X.nbytes] == [X.nbytes]
-    types = [op.op_type for op in report.recomputed]
-    assert types.count("Exp") == 3
-    assert report.segments == 1
-    assert not report.warnings
-    assert "recomputed" in str(report)
-
-
 def train_step(size):
     """Return the graph of a step whose gradients keep what has so many elements."""
     function = tf.function(lambda x: slope(checkpointed(deep, "inputs"), x))
@@ -74,52 +59,54 @@ def bytes_of_largest(report):
     return max(t.bytes for t in report.kept)
 
 
-def in_a_thread(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    return thread
-
-
-def test_the_report_of_a_thread_that_has_ended():
-    train_step(4096)
-    in_a_thread(lambda: train_step(8192)).join()
-    assert bytes_of_largest(last_report()) == 4 * 8192
-    train_step(2048)
-    assert bytes_of_largest(last_report()) == 4 * 2048
-
-
-def test_the_report_of_a_thread_that_goes_on_is_its_own():
+def test_the_report_of_a_thread_is_its_own_until_it_ends():
     built, done = threading.Event(), threading.Event()
 
     def work():
         train_step(8192)
         built.set()
-        done.wait(60)
+        done.wait(600)
 
     train_step(4096)
-    thread = in_a_thread(work)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
     try:
-        assert built.wait(60)
+        assert built.wait(600)
         assert bytes_of_largest(last_report()) == 4 * 4096
     finally:
         done.set()
         thread.join()
+    train_step(4096)
+    ended = threading.Thread(target=lambda: train_step(8192))
+    ended.start()
+    ended.join()
+    assert bytes_of_largest(last_report()) == 4 * 8192
+    train_step(2048)
+    assert bytes_of_largest(last_report()) == 4 * 2048
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_report_of_a_graph(place):
-    graphs = []
+def test_the_report_is_on_the_call_and_of_its_graph(place):
+    graphs, before = [], last_report()
 
     def function(x):
         graphs.append(tf.compat.v1.get_default_graph())
         return deep(x)
 
     PLACES[place](checkpointed(function, "inputs"), tf.constant(X))
-    ours = last_report()
+    report = last_report()
+    assert report is not before
+    assert report.mode == "inputs"
+    assert [t.bytes for t in report.kept if t.bytes == X.nbytes] == [X.nbytes]
+    types = [op.op_type for op in report.recomputed]
+    assert types.count("Exp") == 3
+    assert report.segments == 1
+    assert not report.warnings
+    assert "recomputed" in str(report)
     train_step(4096)
     # TensorFlow may trace a function again, to find out what it reads.
-    assert ours in [last_report(graph) for graph in graphs]
-    assert ours is not last_report()
+    assert report in [last_report(graph) for graph in graphs]
+    assert report is not last_report()
 
 
 def test_the_report_of_a_gradient_and_of_functions_inside():
@@ -205,20 +192,21 @@ WARNINGS = {
 }
 
 
-@pytest.mark.parametrize("case", WARNINGS)
 @pytest.mark.parametrize("traced", [False, True])
-def test_warnings_are_logged(traced, case, caplog):
-    fn, checkpoints, words = WARNINGS[case]
+def test_warnings_are_logged(traced, caplog):
     run = PLACES["function" if traced else "eager"]
-    with caplog.at_level(logging.WARNING, "geutil"):
-        run(checkpointed(fn, checkpoints, min_checkpoint_size=0), tf.constant(X))
-    (warning,) = last_report().warnings
-    assert [r.getMessage() for r in caplog.records if r.name == "geutil"] == [warning]
-    # It says which call it is about.
-    assert warning.startswith("the checkpointed call that yields '")
-    assert caplog.records[-1].levelno == logging.WARNING
-    assert re.search(words, warning)
-    assert bool(last_report().recomputed) != ("plain gradients" in warning)
+    for case, (fn, checkpoints, words) in WARNINGS.items():
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "geutil"):
+            run(checkpointed(fn, checkpoints, min_checkpoint_size=0), tf.constant(X))
+        (warning,) = last_report().warnings
+        said = [r.getMessage() for r in caplog.records if r.name == "geutil"]
+        assert said == [warning], case
+        # It says which call it is about.
+        assert warning.startswith("the checkpointed call that yields '")
+        assert caplog.records[-1].levelno == logging.WARNING
+        assert re.search(words, warning), case
+        assert bool(last_report().recomputed) != ("plain gradients" in warning), case
 
 
 def test_memory_that_would_not_be_saved_is_told():
