@@ -16,7 +16,8 @@ collect_ignore = ["hooks"]
 # What pages print is what this version of TensorFlow makes of it, and later ones.
 OLDEST = (2, 20)
 # What these do is done by the tests of the command, too, on smaller networks.
-THOROUGH = [Path(__file__).parent / page for page in ("start.md", "howto/scripts.md")]
+REPEATING = ("start.md", "howto/batch.md", "howto/scripts.md")
+THOROUGH = [Path(__file__).parent / page for page in REPEATING]
 
 if not V1 and tuple(map(int, tf.__version__.split(".")[:2])) >= OLDEST:
     pytest_collect_file = pages().pytest()

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 DOCS = Path(__file__).parents[2] / "docs"
 DRAWINGS = sorted((DOCS / "images" / "concepts").glob("*.svg"))
 CONCEPTS = sorted((DOCS / "concepts").glob("*.md"))
@@ -21,45 +19,32 @@ def images(page: Path) -> list[tuple[str, Path]]:
     return [(text, (page.parent / target).resolve()) for text, target in found]
 
 
-def stems(paths: list[Path]) -> list[str]:
-    return [path.stem for path in paths]
+def test_pages_have_drawings_with_descriptions():
+    shown = {page.stem: images(page) for page in CONCEPTS}
+    assert {stem for stem, found in shown.items() if not 1 <= len(found) <= 2} == set()
+    texts = [text for found in shown.values() for text, _ in found]
+    assert [text for text in texts if len(text) <= 40] == []
+    # Each drawing is shown once.
+    assert sorted(path for found in shown.values() for _, path in found) == DRAWINGS
 
 
-@pytest.mark.parametrize("page", CONCEPTS, ids=stems(CONCEPTS))
-def test_pages_have_drawings_with_descriptions(page):
-    shown = images(page)
-    assert 1 <= len(shown) <= 2
-    for text, path in shown:
-        assert len(text) > 40
-        assert path in DRAWINGS
-
-
-def test_each_drawing_is_shown_once():
-    shown = [path for page in CONCEPTS for _, path in images(page)]
-    assert sorted(shown) == DRAWINGS
-
-
-@pytest.mark.parametrize("path", DRAWINGS, ids=stems(DRAWINGS))
-def test_drawing_stands_alone_on_white(path):
-    root = ElementTree.parse(path).getroot()
-    assert root.tag == f"{SVG}svg"
-    assert root.find(f"{SVG}title").text
-    back = root.find(f"{SVG}rect")
-    assert back.attrib["fill"] == "#ffffff"
-    size = (back.attrib["width"], back.attrib["height"])
-    assert size == (root.attrib["width"], root.attrib["height"])
-    text = path.read_text(encoding="utf-8")
-    assert "http" not in text.replace(SVG.strip("{}"), "")
-    assert path.stat().st_size < 8_000
-
-
-@pytest.mark.parametrize("path", DRAWINGS, ids=stems(DRAWINGS))
-def test_what_is_drawn_is_within_the_drawing(path):
-    root = ElementTree.parse(path).getroot()
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    for element in root.iter():
-        if element.tag in (f"{SVG}rect", f"{SVG}text") and "x" in element.attrib:
-            x, y = float(element.attrib["x"]), float(element.attrib["y"])
-            assert 0 <= x <= width and 0 <= y <= height
-            assert x + float(element.attrib.get("width", 0)) <= width
-            assert y + float(element.attrib.get("height", 0)) <= height
+def test_drawings_stand_alone_on_white():
+    for path in DRAWINGS:
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == f"{SVG}svg"
+        assert root.find(f"{SVG}title").text
+        back = root.find(f"{SVG}rect")
+        assert back.attrib["fill"] == "#ffffff", path
+        size = (back.attrib["width"], back.attrib["height"])
+        assert size == (root.attrib["width"], root.attrib["height"]), path
+        text = path.read_text(encoding="utf-8")
+        assert "http" not in text.replace(SVG.strip("{}"), ""), path
+        assert path.stat().st_size < 8_000, path
+        # What is drawn is within the drawing.
+        width, height = map(float, size)
+        for element in root.iter():
+            if element.tag in (f"{SVG}rect", f"{SVG}text") and "x" in element.attrib:
+                x, y = float(element.attrib["x"]), float(element.attrib["y"])
+                assert 0 <= x <= width and 0 <= y <= height, path
+                assert x + float(element.attrib.get("width", 0)) <= width, path
+                assert y + float(element.attrib.get("height", 0)) <= height, path

@@ -66,26 +66,18 @@ def test_notebook_runs(path, kernel, tmp_path):
     assert counts == list(range(1, len(counts) + 1))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
-def test_notebook_is_stored_without_results(path):
-    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code
-    assert [cell.outputs for cell in code] == [[]] * len(code)
-    assert {cell.execution_count for cell in code} == {None}
-    assert all(cell.metadata == {} for cell in notebook.cells)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
-def test_notebook_checks_what_it_shows(path):
-    notebook = nbformat.read(path, as_version=4)
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    assert sum("assert " in source for source in code) >= len(code) / 2
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
-def test_notebook_is_in_the_list(path):
+def test_notebooks_are_listed_and_stored_without_results():
+    """They check what they show."""
     listed = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
-    assert f"examples/notebooks/{path.name}" in listed
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+        nbformat.validate(notebook)
+        assert notebook.metadata.kernelspec.name == "python3", path
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert code
+        assert [cell.outputs for cell in code] == [[]] * len(code), path
+        assert {cell.execution_count for cell in code} == {None}, path
+        assert all(cell.metadata == {} for cell in notebook.cells), path
+        checks = sum("assert " in cell.source for cell in code)
+        assert checks >= len(code) / 2, path
+        assert f"examples/notebooks/{path.name}" in listed

@@ -6,6 +6,8 @@ an item is, and what is drawn is read from `window.geutil.drawings`.
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,34 @@ _EDGES = """(side) => window.geutil.drawings[side].scene.edges.map((edge) => ({
 }))"""
 _NODES = """([side, what]) => Object.fromEntries(
   window.geutil.drawings[side].scene.nodes.map((node) => [node.key, node[what]]))"""
+_FRAMES = """() => new Promise((done) =>
+  requestAnimationFrame(() => requestAnimationFrame(done)))"""
+_SHOWN_IN = """([width, height, scheme]) => {
+  const drawings = window.geutil?.drawings ?? [];
+  const fit = drawings.every(({ viewport: { size, holder } }) =>
+    size.width === holder.clientWidth && size.height === holder.clientHeight);
+  const offer = document.querySelector('button.theme')?.textContent;
+  const other = scheme === 'dark' ? 'light' : 'dark';
+  return fit && innerWidth === width && innerHeight === height
+    && (offer ?? `${other} colours`) === `${other} colours`;
+}"""
+_DOTS = """(selector) => {
+  window.geutil?.drawings.forEach(({ viewport }) => viewport.onPaint());
+  return [...document.querySelectorAll(selector)].map((canvas) => {
+    const { width, height } = canvas;
+    // A copy: a canvas that is read often is drawn without the graphics card.
+    const pen = new OffscreenCanvas(width, height).getContext('2d');
+    pen.drawImage(canvas, 0, 0);
+    const { data } = pen.getImageData(0, 0, width, height);
+    const seen = {};
+    for (let i = 0; i < data.length; i += 4) {
+      const key = data.slice(i, i + 3).join();
+      seen[key] = (seen[key] ?? 0) + 1;
+    }
+    return seen;
+  });
+}"""
+SIZE = {"width": 1400, "height": 900}
 _BOXES = """(side) => Object.fromEntries(
   window.geutil.drawings[side].scene.nodes.map(({ key, x1, y1, x2, y2 }) =>
     [key, [x1, y1, x2, y2]]))"""
@@ -54,6 +84,7 @@ class Opened:
 
     def __init__(self, page: Any, path: Path, link: str = "") -> None:
         self.page = page
+        self._size, self._scheme = SIZE, "light"
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self._heard = {
@@ -69,6 +100,9 @@ class Opened:
 
     def close(self) -> None:
         """Leave the page; the tab is as good as new."""
+        if (self._size, self._scheme) != (SIZE, "light"):
+            self.page.emulate_media(color_scheme="light")
+            self.page.set_viewport_size(SIZE)
         self.page.goto("about:blank")
         for event, listener in self._heard.items():
             self.page.remove_listener(event, listener)
@@ -86,6 +120,24 @@ class Opened:
     def wait(self) -> None:
         """Wait until nothing is being drawn."""
         self.page.wait_for_selector("body:not([data-busy])")
+
+    def show_in(
+        self, scheme: str = "light", width: int = SIZE["width"], height: int = 900
+    ) -> None:
+        """Change the colours and the size, and wait until the page has followed."""
+        self._size, self._scheme = {"width": width, "height": height}, scheme
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.set_viewport_size(self._size)
+        self.page.wait_for_function(_SHOWN_IN, arg=[width, height, scheme])
+        self.page.evaluate(_FRAMES)
+
+    def dots(
+        self, selector: str = ".canvas canvas"
+    ) -> list[dict[tuple[int, ...], int]]:
+        """Return the colours of canvases, with how many dots have each."""
+        self.wait()
+        counts = self.page.evaluate(_DOTS, selector)
+        return [{numbers(key): n for key, n in one.items()} for one in counts]
 
     def chosen(self, side: int = 0) -> set[str]:
         return self.drawn(side, "chosen")
@@ -121,7 +173,19 @@ class Opened:
 
     def toggle(self, key: str, side: int = 0) -> None:
         """Double-click an item."""
-        self.page.mouse.dblclick(*self.place(key, side))
+        place = self.place(key, side)
+        self.tap(place, place)
+
+    def tap(self, *places: tuple[float, float]) -> None:
+        """Click at places at once, however long the browser takes for it."""
+        session = self.page.context.new_cdp_session(self.page)
+        at = time.time()
+        for count, (x, y) in enumerate(places, 1):
+            for kind in ("mousePressed", "mouseReleased"):
+                event = {"type": kind, "x": x, "y": y, "button": "left"}
+                event |= {"clickCount": count, "timestamp": at}
+                session.send("Input.dispatchMouseEvent", event)
+        session.detach()
 
     def press(self, button: str, side: int = 0) -> None:
         panel = self.page.locator("section.drawing").nth(side)
@@ -136,6 +200,11 @@ class Opened:
         self.page.get_by_label("what to search").select_option(way)
         self.page.get_by_label("search ops").fill(query)
         return self.page.locator(".results button.link").all_text_contents()
+
+    def go(self, query: str, way: str = "name") -> None:
+        """Search, and go to the first op that is listed."""
+        self.search(query, way)
+        self.page.get_by_label("search ops").press("Enter")
 
     # What stands beside the drawing.
 
@@ -157,3 +226,12 @@ class Opened:
         rows = self.page.locator("section.details table").last.locator("tr")
         cells = [row.locator("td").all_inner_texts() for row in rows.all()]
         return dict(cells)
+
+
+def numbers(colour: str) -> tuple[int, ...]:
+    """Return red, green and blue of a colour of a style."""
+    return tuple(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def hexadecimal(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))

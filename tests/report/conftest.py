@@ -10,7 +10,7 @@ import pytest
 
 from geutil import report
 from tests.report import samples
-from tests.report.browsing import Opened
+from tests.report.browsing import SIZE, Opened
 
 EXECUTABLE = "GEUTIL_CHROMIUM"
 """The environment variable that names another Chromium."""
@@ -27,32 +27,27 @@ ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="package")
-def mobilenet():
-    return samples.mobilenet()
+@pytest.fixture(scope="session")
+def folded():
+    return samples.folded()
 
 
-@pytest.fixture(scope="package")
-def mobilenet_folded(mobilenet):
-    return samples.folded(mobilenet)
+@pytest.fixture(scope="session")
+def quantized():
+    return samples.quantized()
 
 
-@pytest.fixture(scope="package")
-def mobilenet_quantized(mobilenet):
-    return samples.quantized(mobilenet)
-
-
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def flow():
     return samples.flow()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def steps():
     return samples.steps()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def chromium():
     """Return a browser; without one, skip the test, or fail it where CI runs."""
     missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
@@ -73,12 +68,12 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def tabs(chromium):
     """Return a list of tabs of a browser that is offline, and what opens another."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 900})
+    context = chromium.new_context(viewport=SIZE)
     context.set_offline(True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(300_000)
     yield [], context.new_page
     context.close()
 
@@ -92,9 +87,9 @@ def browse(tabs, tmp_path):
     idle, new_tab = tabs
     opened = []
 
-    def open_page(page: report.Page) -> Opened:
+    def open_page(page: report.Page, link: str = "") -> Opened:
         path = page.save(tmp_path / f"page{len(opened)}.html")
-        opened.append(Opened(idle.pop() if idle else new_tab(), path))
+        opened.append(Opened(idle.pop() if idle else new_tab(), path, link))
         return opened[-1]
 
     yield open_page
@@ -116,3 +111,19 @@ def keep():
         assert path.stat().st_size > 10_000
 
     return screenshot
+
+
+@pytest.fixture
+def nested(browse):
+    return browse(report.view(samples.nested(), title="Some scopes"))
+
+
+@pytest.fixture
+def compared(browse):
+    page = report.diff(samples.nested(), samples.without_tanh(), title="An op swapped")
+    return browse(page)
+
+
+@pytest.fixture
+def fold(browse, folded):
+    return browse(report.diff(folded.before, folded.after, report=folded.report))

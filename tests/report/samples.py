@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+import geutil as ge
 from geutil import memory, model
 from geutil.batchnorm import fold_batch_norms
 from geutil.gradients import gradients, last_report
 from geutil.quantize import quantize
+from tests import tflite_files
 
 
 @dataclass(frozen=True)
@@ -22,23 +24,18 @@ class Edited:
     report: Any
 
 
-def mobilenet(pixels=32):
-    return tf.keras.applications.MobileNetV2(
-        weights=None, input_shape=(pixels, pixels, 3)
-    )
-
-
-def folded(network):
-    after = model.open(network)
+def folded():
+    after = model.open(tflite_files.network())
     report = fold_batch_norms(after)
-    return Edited(model.open(network), after, report)
+    return Edited(model.open(tflite_files.network()), after, report)
 
 
-def quantized(network):
-    before, after = model.open(network), model.open(network)
+def quantized():
+    before, after = (model.open(tflite_files.network()) for _ in range(2))
     fold_batch_norms(before)
     fold_batch_norms(after)
-    return Edited(before, after, quantize(after, is_training=False))
+    report = quantize(after, is_training=False, overrides={"head": "skip"})
+    return Edited(before, after, report)
 
 
 @tf.function
@@ -92,6 +89,26 @@ def nested():
     return graph
 
 
+def swapped():
+    """Return `nested` with an op replaced, one rewired, and one added."""
+    graph = nested()
+    with graph.as_default(), tf.name_scope("outer/right/"):
+        sigmoid = tf.sigmoid(graph.get_tensor_by_name("outer/left/Relu:0"), name="soft")
+    ge.reroute_ts(sigmoid, graph.get_tensor_by_name("outer/right/tanh:0"))
+    return graph
+
+
+def without_tanh():
+    """Return what `nested` would be without one op."""
+    definition = swapped().as_graph_def()
+    kept = [node for node in definition.node if node.name != "outer/right/tanh"]
+    del definition.node[:]
+    definition.node.extend(kept)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    return graph
+
+
 @dataclass(frozen=True)
 class Steps:
     """A training step, plain and with checkpoints."""
@@ -108,7 +125,7 @@ def steps():
 
 
 def _step(checkpoints):
-    weights = [tf.Variable(tf.eye(32), name=f"weight{i}") for i in range(12)]
+    weights = [tf.Variable(tf.eye(32), name=f"weight{i}") for i in range(8)]
 
     @tf.function(autograph=False)
     def step(x):

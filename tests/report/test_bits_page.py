@@ -50,15 +50,8 @@ def test_every_layer_and_option_is_in_the_table():
     text = report.bits(plan()).html
     rows = re.findall(r"<tr>(.*?)</tr>", text, re.S)
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
-    assert cells[1] == [
-        "a, b",
-        "MatMul",
-        "100",
-        "4",
-        "50",
-        "20.0 / 15.2",
-        "no noise / 30.0",
-    ]
+    first = ["a, b", "MatMul", "100", "4", "50", "20.0 / 15.2", "no noise / 30.0"]
+    assert cells[1] == first
     assert cells[2][1:] == ["Conv2D", "20", "8", "20", "27.0 / 24.0", "40.0 / 30.0"]
     assert len(cells) == 3
 
@@ -84,13 +77,11 @@ def test_the_curve_is_drawn_to_scale():
     assert all(0 < x < width and 0 < y < height for x, y in points)
 
 
-@pytest.mark.parametrize(
-    ("noises", "drawn"), [((0.0, 0.0, 0.0), 0), ((0.1, 0.1, 0.0), 2), ((0.1,) * 3, 3)]
-)
-def test_points_without_noise_are_told_apart(noises, drawn):
-    text = report.bits(plan(noises)).html
-    assert text.count("<circle") == drawn
-    assert ("No choice makes any noise" in text) is (drawn == 0)
+def test_points_without_noise_are_told_apart():
+    for noises, drawn in (((0.0, 0.0, 0.0), 0), ((0.1, 0.1, 0.0), 2), ((0.1,) * 3, 3)):
+        text = report.bits(plan(noises)).html
+        assert text.count("<circle") == drawn
+        assert ("No choice makes any noise" in text) is (drawn == 0)
 
 
 def test_what_is_no_plan_is_refused():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
@@ -11,6 +11,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.report.differences import ADDED, ALTERED, REMOVED, REWIRED, SAME, statuses
 from tests.random_graphs import drawn_graphs
 from tests.report import samples
+from tests.thorough import examples
 
 
 def edges(graph):
@@ -41,7 +42,7 @@ def check(before, after):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(drawn=drawn_graphs(), data=st.data())
 def test_rewired_ops_are_those_whose_edges_differ(drawn, data):
     with tf.Graph().as_default() as before:
@@ -60,7 +61,7 @@ def test_rewired_ops_are_those_whose_edges_differ(drawn, data):
     check(after, before)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(one=drawn_graphs(), other=drawn_graphs())
 def test_statuses_are_the_difference_op_by_op(one, other):
     graphs = tf.Graph(), tf.Graph()
@@ -115,13 +116,19 @@ def test_the_text_names_the_first_of_many():
     assert "and 5 more" in text
 
 
-def test_a_page_carries_the_statuses(mobilenet_folded):
-    before, after = mobilenet_folded.before.graph, mobilenet_folded.after.graph
-    found = report.difference(before, after)
-    graphs = report.diff(before, after).payload["graphs"]
+def test_a_page_carries_the_statuses_of_what_is_saved(folded, tmp_path):
+    """Those of the models, without what the fold left behind in the graph."""
+    files = []
+    for name, side in (("before", folded.before), ("after", folded.after)):
+        side.save(tmp_path / name)
+        files.append(model.open(tmp_path / name).graph)
+    found = report.difference(*files)
+    assert not found.altered
+    graphs = report.diff(folded.before, folded.after).payload["graphs"]
     assert graphs[1]["status"].count(ADDED) == len(found.added) > 0
     assert graphs[0]["status"].count(REMOVED) == len(found.removed)
     assert graphs[1]["status"].count(REWIRED) == len(found.rewired) > 0
+    assert graphs[0]["status"].count(REWIRED) == len(found.rewired)
 
 
 def test_the_same_graph_twice_has_no_difference():
@@ -129,6 +136,7 @@ def test_the_same_graph_twice_has_no_difference():
     assert report.difference(graph, graph).is_empty
     for data in report.diff(graph, graph).payload["graphs"]:
         assert set(data["status"]) == {SAME}
+    assert report.difference(strided(1, 2.0), strided(1, 2.0)).is_empty
 
 
 def test_bodies_of_functions_are_compared(flow, tmp_path):
@@ -177,13 +185,3 @@ def test_other_attributes_and_constants_are_told():
     ours, theirs = strided(1, 2.0), strided(2, 3.0)
     for graph in report.diff(ours, theirs).payload["graphs"]:
         assert graph["status"].count(ALTERED) == 2
-
-
-def test_one_graph_made_twice_has_no_difference():
-    assert report.difference(strided(1, 2.0), strided(1, 2.0)).is_empty
-
-
-def test_a_fold_alters_no_attribute(mobilenet_folded):
-    assert not report.difference(
-        mobilenet_folded.before, mobilenet_folded.after
-    ).altered

@@ -11,8 +11,6 @@ import tensorflow as tf
 from geutil import report
 
 WIDTHS = (1400, 500, 360, 800)
-FRAMES = """() => new Promise((done) =>
-  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"""
 SEEN = """(side) => {
   const { scene, viewport } = window.geutil.drawings[side];
   const { width, height } = viewport.size;
@@ -30,19 +28,6 @@ SEEN = """(side) => {
 }"""
 
 
-def resize(page, width, height=900):
-    page.page.set_viewport_size({"width": width, "height": height})
-    page.page.evaluate(FRAMES)
-
-
-@pytest.fixture
-def fold(browse, mobilenet_folded):
-    edited = mobilenet_folded
-    page = browse(report.diff(edited.before, edited.after, report=edited.report))
-    yield page
-    resize(page, 1400)
-
-
 def seen(page):
     return [page.page.evaluate(SEEN, side) for side in (0, 1)]
 
@@ -58,46 +43,43 @@ def assert_aligned(page):
     before, after = seen(page)
     assert before["zoom"] == pytest.approx(after["zoom"])
     assert before["width"] == pytest.approx(after["width"], abs=2)
-    # Keras numbers inputs without a name from the first of the process on.
-    (image,) = (key for key in before["places"] if key.startswith(":keras_tensor"))
-    x, y = before["places"][image]
-    assert after["places"][image] == pytest.approx([x, y], abs=1)
+    x, y = before["places"][":image"]
+    assert after["places"][":image"] == pytest.approx([x, y], abs=1)
     assert 0 < x < before["width"]
     assert 0 < y < before["height"]
     return before, after
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_both_panes_open_fitted_on_the_same_part(fold, width, keep):
-    resize(fold, width)
-    keep(fold, f"fold_{width}")
-    for view in assert_aligned(fold):
-        assert view["inner"] == width
-        # Names can be read, and nothing is cut off at the sides.
-        assert 0.5 <= view["zoom"] <= 1.2
-        assert view["box"][0] >= 0
-        assert view["box"][2] <= view["width"]
-    scrolled = fold.page.evaluate("document.documentElement.scrollWidth")
-    assert scrolled <= width
+def test_both_panes_open_fitted_on_the_same_part(fold, keep):
+    for width in WIDTHS:
+        fold.show_in(width=width)
+        keep(fold, f"fold_{width}")
+        for view in assert_aligned(fold):
+            assert view["inner"] == width
+            # Names can be read, and nothing is cut off at the sides.
+            assert 0.5 <= view["zoom"] <= 1.2
+            assert view["box"][0] >= 0
+            assert view["box"][2] <= view["width"]
+        scrolled = fold.page.evaluate("document.documentElement.scrollWidth")
+        assert scrolled <= width
 
 
 def test_all_is_seen_on_request_after_every_resize(fold):
     fold.press("fit")
     for width in WIDTHS:
-        resize(fold, width)
+        fold.show_in(width=width)
         assert all(map(is_whole, assert_aligned(fold)))
 
 
 def test_what_was_gone_to_stays_in_the_middle_of_both(fold):
-    fold.search("Conv1_relu_1/Relu6")
-    fold.page.get_by_label("search ops").press("Enter")
+    fold.go("stem_relu_1/Relu6")
     for width in WIDTHS:
-        resize(fold, width)
+        fold.show_in(width=width)
         for view in seen(fold):
             (place,) = (
                 place
                 for key, place in view["places"].items()
-                if key.endswith("/Conv1_relu_1/Relu6")
+                if key.endswith("/stem_relu_1/Relu6")
             )
             middle = [view["width"] / 2, view["height"] / 2]
             assert place == pytest.approx(middle, abs=1)
@@ -109,7 +91,7 @@ def test_a_part_that_a_person_moved_to_stays(fold):
     fold.page.mouse.move(340, 450, steps=4)
     fold.page.mouse.up()
     before = seen(fold)[0]
-    resize(fold, 1200)
+    fold.show_in(width=1200)
     after = seen(fold)[0]
     assert after["places"] == before["places"]
     assert after["zoom"] == before["zoom"]
@@ -137,26 +119,28 @@ def numbered(count):
     return graph
 
 
-def test_ops_with_numbers_for_names_are_grouped_without_a_cycle(browse, keep):
-    page = browse(report.view(numbered(700)))
-    keep(page, "numbered")
-    groups = {key for key in page.drawn() if "{" in key}
+def in_turn(count):
+    """Return layers whose names have a beginning in common and read each other."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        for at in range(count):
+            x = tf.exp(tf.tanh(x, name=f"left_{at}"), name=f"right_{at}")
+    return graph
+
+
+def test_groups_of_ops_make_no_cycle(browse, keep):
+    pages = {count: browse(report.view(make(count))) for make, count in MAKERS}
+    for page in pages.values():
+        edges = ((edge["source"], edge["target"]) for edge in page.edges())
+        drawn = networkx.DiGraph(edges)
+        assert networkx.is_directed_acyclic_graph(drawn)
+        assert len(drawn) > 3
+    keep(pages[700], "numbered")
+    groups = {key for key in pages[700].drawn() if "{" in key}
     assert len(groups) > 10
-    drawn = networkx.DiGraph((edge["source"], edge["target"]) for edge in page.edges())
-    assert networkx.is_directed_acyclic_graph(drawn)
     # Where a person chose a name, the group is called so.
     named = {key for key in groups if "chosen_" in key}
     assert len(named) >= 14
 
 
-def test_groups_by_name_make_no_cycle(browse):
-    """Layers whose names have a beginning in common read each other in turn."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        for at in range(30):
-            x = tf.tanh(x, name=f"left_{at}")
-            x = tf.exp(x, name=f"right_{at}")
-    page = browse(report.view(graph))
-    drawn = networkx.DiGraph((edge["source"], edge["target"]) for edge in page.edges())
-    assert networkx.is_directed_acyclic_graph(drawn)
-    assert len(drawn) > 3
+MAKERS = [(numbered, 700), (in_turn, 30)]

@@ -12,6 +12,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import Plan, PlanCurve
 from geutil.memory import LiveTensor, Moment, Timeline
 from geutil.memory.program import PHASES
+from tests.report.browsing import numbers
 
 MEGABYTE = 1_000_000
 
@@ -39,17 +40,8 @@ def sizes_in(text):
 def test_the_curve_of_plans_is_drawn(browse, steps, keep):
     plans = tuple(
         Plan(
-            budget,
-            budget - 1,
-            40_000_000,
-            extra,
-            extra / 2,
-            (("Tanh", 3),),
-            ((0, 1),),
-            (),
-            (),
-            2,
-            "",
+            *(budget, budget - 1, 40_000_000, extra, extra / 2, (("Tanh", 3),)),
+            *(((0, 1),), (), (), 2, ""),
             loops=loops,
         )
         for budget, extra, loops in (
@@ -71,18 +63,7 @@ def test_the_curve_of_plans_is_drawn(browse, steps, keep):
     assert rows.nth(1).get_attribute("class") == "chosen"
     assert "no plan was found for 1.0 MB" in page.page.locator(".plans").inner_text()
     # The points and the line between them, in the colour of plans.
-    orange = page.page.evaluate(
-        """() => {
-          const canvas = document.querySelector('.plans canvas');
-          const { data } = canvas.getContext('2d').getImageData(
-            0, 0, canvas.width, canvas.height);
-          let count = 0;
-          for (let i = 0; i < data.length; i += 4)
-            count += data.slice(i, i + 3).join() === '224,122,31';
-          return count;
-        }"""
-    )
-    assert orange > 200
+    assert page.dots(".plans canvas")[0][224, 122, 31] > 200
 
 
 def test_what_is_no_curve_is_refused(steps):
@@ -90,36 +71,18 @@ def test_what_is_no_curve_is_refused(steps):
         report.memory(steps.plain, curve=[1, 2])
 
 
-def test_the_peaks_are_told(trained, steps):
+def test_the_peaks_are_told_and_drawn(trained, steps, keep):
     headline = trained.page.locator(".headline").inner_text()
     plain, saving = sizes_in(headline)[:2]
     assert plain == pytest.approx(steps.plain.peak, rel=1e-3)
     assert saving == pytest.approx(steps.saving.peak, rel=1e-3)
     ratio = float(re.search(r"ratio ([\d.]+)", headline)[1])
     assert ratio == pytest.approx(steps.saving.peak / steps.plain.peak, abs=0.005)
-
-
-def test_two_curves_are_drawn(trained, keep):
-    colours = trained.page.evaluate(
-        """() => {
-          const canvas = document.querySelector('.chart canvas');
-          const { data } = canvas.getContext('2d').getImageData(
-            0, 0, canvas.width, canvas.height);
-          const seen = {};
-          for (let i = 0; i < data.length; i += 4) {
-            const key = data.slice(i, i + 3).join();
-            seen[key] = (seen[key] ?? 0) + 1;
-          }
-          return seen;
-        }"""
-    )
     # The colours of the two, at full strength: more than the marks of the peaks.
-    assert colours.get("51,101,138", 0) > 200
-    assert colours.get("224,122,31", 0) > 200
+    (colours,) = trained.dots(".chart canvas")
+    assert colours[51, 101, 138] > 200
+    assert colours[224, 122, 31] > 200
     keep(trained, "memory")
-
-
-def test_what_is_held_at_each_peak_is_listed(trained, steps):
     for line, text in zip(
         (steps.plain, steps.saving),
         trained.page.locator(".held").all_inner_texts(),
@@ -129,6 +92,9 @@ def test_what_is_held_at_each_peak_is_listed(trained, steps):
         for tensor in line.at_peak[:5]:
             assert tensor.name in text
         assert line.moments[line.peak_index].op in text
+    rows = trained.page.locator(".report tr")
+    assert rows.count() == len(steps.report.kept) + len(steps.report.recomputed)
+    assert steps.report.kept[0].name in rows.first.inner_text()
 
 
 def test_smaller_ones_are_listed_on_request(browse):
@@ -158,24 +124,14 @@ def test_strips_count_the_phases(trained, steps):
 def test_strips_have_the_colours_of_the_legend(trained):
     legend = trained.page.locator("main .phases")
     assert legend.locator("span").all_inner_texts() == list(PHASES)
-    wanted = legend.locator("i").evaluate_all(
-        "(marks) => marks.map((one) => one.style.background.match(/\\d+/g).join())"
+    marks = legend.locator("i").evaluate_all(
+        "(marks) => marks.map((one) => one.style.background)"
     )
-    drawn = trained.page.evaluate(
-        """() => [...document.querySelectorAll('.strip canvas')].map((canvas) => {
-          const { data } = canvas.getContext('2d').getImageData(
-            0, 0, canvas.width, canvas.height);
-          const seen = new Set();
-          for (let i = 0; i < data.length; i += 4) {
-            seen.add(data.slice(i, i + 3).join());
-          }
-          return [...seen];
-        })"""
-    )
-    forward, recompute, backward, update = wanted
-    assert {forward, backward, update} <= set(drawn[0])
-    assert recompute not in drawn[0]
-    assert set(wanted) <= set(drawn[1])
+    forward, recompute, backward, update = wanted = list(map(numbers, marks))
+    plain, saving = trained.dots(".strip canvas")
+    assert {forward, backward, update} <= set(plain)
+    assert recompute not in plain
+    assert set(wanted) <= set(saving)
 
 
 def test_the_curve_is_read_under_the_pointer(browse):
@@ -206,9 +162,3 @@ def test_one_timeline_has_one_curve(browse, steps):
 def test_a_step_without_ops_is_a_page(browse):
     page = browse(report.memory(Timeline((), (), 0, 0, "predicted")))
     assert "peak 0 B" in page.page.locator(".headline").inner_text()
-
-
-def test_the_report_is_listed(trained, steps):
-    rows = trained.page.locator(".report tr")
-    assert rows.count() == len(steps.report.kept) + len(steps.report.recomputed)
-    assert steps.report.kept[0].name in rows.first.inner_text()

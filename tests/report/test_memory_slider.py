@@ -9,7 +9,7 @@ from geutil import memory, report
 from geutil.errors import ReportError
 from geutil.memory import Moment, Timeline
 from tests.report import samples
-from tests.report.test_keyboard import faults
+from tests.report.test_keyboard import VIEWS, faults
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,7 @@ def chain():
 
 @pytest.fixture
 def opened(browse, chain):
-    page = browse(report.view(chain[0], report=chain[1]))
-    yield page
-    page.page.emulate_media(color_scheme="light")
-    page.page.set_viewport_size({"width": 1400, "height": 900})
+    return browse(report.view(chain[0], report=chain[1]))
 
 
 def held_bytes(timeline, step):
@@ -103,11 +100,9 @@ def test_a_closed_scope_is_lit_by_what_is_held_in_it(opened, chain):
     assert fills[":third"] == "#ffffff"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 360])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_an_audit_finds_nothing(opened, scheme, width, keep):
-    opened.page.emulate_media(color_scheme=scheme)
-    opened.page.set_viewport_size({"width": width, "height": 900})
+    opened.show_in(scheme, width)
     keep(opened, f"slider-{scheme}-{width}")
     assert faults(opened) == []
     overflow = "document.documentElement.scrollWidth - innerWidth"

@@ -61,24 +61,15 @@ def nasty():
     )
 
 
-def test_a_page_is_saved_as_it_is(page, tmp_path):
-    path = page.save(tmp_path / "graph.html")
-    assert path == tmp_path / "graph.html"
-    assert path.read_bytes() == page.html.encode("utf-8")
-
-
-def test_a_path_may_be_a_str(page, tmp_path):
-    assert page.save(f"{tmp_path}/graph.html").exists()
-
-
-def test_what_exists_is_not_overwritten(page, tmp_path):
+def test_a_page_is_saved_as_it_is_and_replaces_nothing(page, tmp_path):
     path = tmp_path / "graph.html"
     path.write_text("mine")
     with pytest.raises(ReportError, match=r"exists; pass overwrite=True"):
         page.save(path)
     assert path.read_text() == "mine"
-    page.save(path, overwrite=True)
-    assert path.read_text(encoding="utf-8") == page.html
+    # A path may be a str.
+    assert page.save(str(path), overwrite=True) == path
+    assert path.read_bytes() == page.html.encode("utf-8")
 
 
 def test_the_same_graph_makes_the_same_bytes(page):
@@ -96,17 +87,15 @@ def test_the_parts_of_a_page(page):
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
-    for tag, attributes in Parts(page.html).tags:
+    parts = Parts(page.html)
+    for tag, attributes in parts.tags:
         for name in ("src", "href", "action", "data", "srcset"):
             assert attributes.get(name, "data:,") == "data:,", (tag, attributes)
-    style = "".join(Parts(page.html).text_of("style"))
+    style = "".join(parts.text_of("style"))
     assert not re.search(r"@import|url\(\s*['\"]?\s*(?!data:)", style)
-
-
-def test_the_policy_forbids_the_network(page):
     (policy,) = (
         attributes["content"]
-        for tag, attributes in Parts(page.html).tags
+        for tag, attributes in parts.tags
         if attributes.get("http-equiv") == "Content-Security-Policy"
     )
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -144,20 +133,16 @@ def test_a_notebook_shows_the_page_in_a_frame(nasty):
     bundle = page_module.read_bundle()
     assert unpacked(viewer) == {"script": bundle.script, "style": bundle.style}
     assert loader == bundle.loader.strip()
-
-
-def unpacked(text):
-    return json.loads(zlib.decompress(base64.b64decode(text)))
-
-
-def test_a_frame_asks_for_nothing_either(page):
-    ((_, attributes),) = Parts(page._repr_html_()).tags
-    parts = Parts(attributes["srcdoc"])
+    # It asks for nothing, either.
     policies = [tag.get("content", "") for _, tag in parts.tags if "http-equiv" in tag]
     assert [policy.partition(";")[0] for policy in policies] == ["default-src 'none'"]
     assert "http" not in policies[0]
     assert not any("src" in tag or "href" in tag for _, tag in parts.tags)
     assert "dagre" in attributes["srcdoc"]
+
+
+def unpacked(text):
+    return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def test_a_page_says_little_of_itself(page):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 from geutil import report
@@ -22,27 +23,22 @@ def names(before, after):
     ]
 
 
-def test_the_graphs_themselves_come_first():
-    before, after = subject(), subject("f")
-    assert pairs_of(before, after)[0] == (before, after)
-
-
-def test_functions_of_one_name_belong_together():
-    assert names(subject("f", "g"), subject("g", "f")) == [("g", "g"), ("f", "f")]
-
-
-def test_numbers_at_the_end_may_differ():
-    before, after = subject("body_12", "body_3", "cond_4"), subject("body_20", "cond_9")
-    assert names(before, after) == [
-        ("body_12", "body_20"),
-        ("cond_4", "cond_9"),
-        ("body_3", "-"),
-    ]
-
-
-def test_what_only_one_has_stands_alone():
-    before, after = subject("old"), subject("new")
-    assert names(before, after) == [("-", "new"), ("old", "-")]
+@pytest.mark.parametrize(
+    ("before", "after", "pairs"),
+    [
+        ("f g", "g f", "g/g f/f"),
+        # Numbers at the end may differ.
+        (
+            *("body_12 body_3 cond_4", "body_20 cond_9"),
+            "body_12/body_20 cond_4/cond_9 body_3/-",
+        ),
+        ("old", "new", "-/new old/-"),
+    ],
+)
+def test_functions_of_one_name_belong_together(before, after, pairs):
+    sides = subject(*before.split()), subject(*after.split())
+    assert pairs_of(*sides)[0] == sides
+    assert names(*sides) == [tuple(pair.split("/")) for pair in pairs.split()]
 
 
 def test_two_models_of_one_function_have_the_same_functions(flow):

@@ -4,66 +4,39 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from geutil import model, report
-from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, ModelError, ReportError
-from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.quantize import compare_int8
 from geutil.report.differences import SAME
+from tests import tflite_files
 from tests.report import samples
-from tests.report.test_keyboard import faults
+from tests.report.test_keyboard import VIEWS, faults
 
 LABELS = ("original", "folded", "quantized", "int8 file")
 
 
-def network():
-    """Return a small network with a batch norm of random statistics."""
-    layers = tf.keras.layers
-    tf.keras.utils.set_random_seed(0)
-    net = tf.keras.Sequential(
-        [
-            tf.keras.Input([8, 8, 3], name="image"),
-            layers.Conv2D(4, 3, use_bias=False, name="first"),
-            layers.BatchNormalization(name="norm"),
-            layers.ReLU(name="relu"),
-            layers.GlobalAveragePooling2D(name="pool"),
-            layers.Dense(5, name="last"),
-        ],
-        name="net",
-    )
-    random = np.random.default_rng(0)
-    norm = net.get_layer("norm")
-    norm.set_weights([random.uniform(0.5, 1.5, 4) for _ in range(4)])
-    return net
-
-
 @pytest.fixture(scope="module")
 def stages():
-    net = network()
-    data = np.random.default_rng(1).normal(size=(6, 8, 8, 3)).astype(np.float32)
-    original, folded, quantized = (model.open(net) for _ in range(3))
-    fold_batch_norms(folded)
-    fold_batch_norms(quantized)
-    quantize(quantized, is_training=False)
-    calibrate(quantized, data, "min_max")
-    blob = to_int8(quantized)
-    noise = compare_int8(quantized, blob, data, layers=True)
+    quantized, blob = tflite_files.int8().model, tflite_files.int8().blob
+    original, folded = model.open(tflite_files.network()), tflite_files.floats().model
+    noise = compare_int8(quantized, blob, tflite_files.IMAGE, layers=True)
     return dict(zip(LABELS, (original, folded, quantized, blob), strict=True)), noise
 
 
-@pytest.fixture
-def opened(browse, stages):
+@pytest.fixture(scope="module")
+def page(stages):
     named, noise = stages
-    page = browse(report.pipeline(named, noise=noise))
-    yield page
-    page.page.emulate_media(color_scheme="light")
-    page.page.set_viewport_size({"width": 1400, "height": 900})
+    return report.pipeline(named, noise=noise)
 
 
-def compared(page, first, second):
+@pytest.fixture
+def opened(browse, page):
+    return browse(page)
+
+
+def comparison(page, first, second):
     (found,) = (
         c
         for c in page.payload["pipeline"]["comparisons"]
@@ -76,27 +49,25 @@ def headings(page):
     return page.page.locator("section.drawing header strong").all_inner_texts()
 
 
-def test_changes_are_those_of_a_comparison(stages):
+def test_changes_are_those_of_a_comparison(stages, page):
     named, _ = stages
-    page = report.pipeline(named)
     values = list(named.values())
     for first, second in ((0, 1), (0, 2), (1, 2)):
         told = report.difference(values[first], values[second])
-        counts = compared(page, first, second)["counts"]
+        counts = comparison(page, first, second)["counts"]
         assert counts["added"] == len(told.added) > 0
         assert counts["removed"] == len(told.removed)
         assert counts["rewired"] == len(told.rewired)
         assert counts["altered"] == len(told.altered)
     told = report.difference(values[2], values[3])
-    counts = compared(page, 2, 3)["counts"]
+    counts = comparison(page, 2, 3)["counts"]
     assert counts["added"] == len(told.added)
     assert counts["removed"] == len(told.missing)
     assert counts["fused"] == sum(len(op.named + op.placed) > 1 for op in told.ops) > 0
 
 
-def test_each_graph_is_stored_once(stages, flow):
-    named, _ = stages
-    assert len(report.pipeline(named).payload["graphs"]) == len(named)
+def test_each_graph_is_stored_once(page, flow):
+    assert len(page.payload["graphs"]) == len(LABELS)
     page = report.pipeline({"one": flow, "again": flow, "third": samples.flow()})
     assert len(page.payload["graphs"]) <= 2 * (1 + len(flow.functions))
     (sheets, *_) = (c["sheets"] for c in page.payload["pipeline"]["comparisons"])
@@ -110,35 +81,29 @@ def test_each_graph_is_stored_once(stages, flow):
 def test_a_function_without_counterpart_stands_beside_nothing(flow):
     graph = samples.nested()
     page = report.pipeline({"flow": flow, "graph": graph})
-    (main, *functions) = compared(page, 0, 1)["sheets"]
+    (main, *functions) = comparison(page, 0, 1)["sheets"]
     assert main["graphs"] == [0, 1]
     assert [sheet["graphs"][1] for sheet in functions] == [-1] * len(flow.functions)
     assert all(set(sheet["status"][0]) == {"2"} for sheet in functions)
 
 
-def test_sizes(stages):
+def test_sizes_and_noise_of_each_stage(stages, page):
     named, _ = stages
-    told = report.pipeline(named).payload["pipeline"]["stages"]
+    told = page.payload["pipeline"]["stages"]
     assert told[3]["sizes"] == {"file": len(named["int8 file"])}
-    weights = sum(w.size * w.itemsize for w in network().get_weights())
+    weights = sum(w.size * w.itemsize for w in tflite_files.network().get_weights())
     assert told[0]["sizes"]["variables"] == weights
     assert told[0]["ops"] == len(named["original"].reached_ops())
-
-
-def test_noise_is_of_the_quantized_stages(stages):
-    named, noise = stages
-    graphs = report.pipeline(named, noise=noise).payload["graphs"]
+    graphs = page.payload["graphs"]
     assert ["noises" in graph for graph in graphs] == [False, False, True, True]
     for graph in graphs[2:]:
         assert any(band >= 0 for band in graph["noises"])
 
 
-def test_files_are_named_after_the_graph_before(stages):
-    named, _ = stages
-    page = report.pipeline(named)
+def test_files_are_named_after_the_graph_before(page):
     file, quantized = (page.payload["graphs"][at] for at in (3, 2))
     assert len({*file["names"]}) == len(file["names"])
-    partners = compared(page, 2, 3)["sheets"][0]["partners"][1]
+    partners = comparison(page, 2, 3)["sheets"][0]["partners"][1]
     for at, ops in partners.items():
         assert file["names"][at] in [quantized["names"][op] for op in ops]
     json.dumps(page.payload)
@@ -176,7 +141,7 @@ def test_the_strip_tells_of_each_stage(opened, keep):
     keep(opened, "pipeline")
 
 
-def test_keys_step_along(opened):
+def test_keys_step_along_and_any_two_are_shown(opened):
     opened.page.keyboard.press("]")
     assert headings(opened) == ["folded", "quantized"]
     for _ in range(3):
@@ -186,19 +151,16 @@ def test_keys_step_along(opened):
     assert headings(opened) == ["folded", "quantized"]
     pressed = opened.page.locator(".stages li button[aria-pressed='true'] strong")
     assert pressed.all_inner_texts() == ["folded", "quantized"]
-
-
-def test_any_two_are_shown(opened):
+    opened.page.locator(".stages li button").first.click()
+    assert headings(opened) == ["original", "folded"]
     opened.page.get_by_label("right stage").select_option("int8 file")
     assert headings(opened) == ["original", "int8 file"]
     opened.page.get_by_label("left stage").select_option("int8 file")
     assert headings(opened) == ["quantized", "int8 file"]
-    opened.page.locator(".stages li button").first.click()
-    assert headings(opened) == ["original", "folded"]
 
 
 def test_what_is_chosen_stays_chosen(opened):
-    (name,) = opened.search("last_1/MatMul")[:1] or [""]
+    (name,) = opened.search("head_1/MatMul")[:1] or [""]
     opened.page.locator(".results button.link").first.click()
     assert opened.chosen(0) == opened.chosen(1) == {f":{name}"}
     opened.page.keyboard.press("Escape")
@@ -208,7 +170,7 @@ def test_what_is_chosen_stays_chosen(opened):
     assert headings(opened) == ["quantized", "int8 file"]
     assert opened.chosen(0) == {f":{name}"}
     (at_file,) = opened.chosen(1)
-    assert "last" in at_file
+    assert "head" in at_file
     for _ in range(2):
         opened.page.keyboard.press("[")
     assert opened.chosen(0) == opened.chosen(1) == {f":{name}"}
@@ -227,11 +189,9 @@ def test_a_line_of_noise_goes_to_its_stage(opened, keep):
     keep(opened, "pipeline-noise")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 360])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_an_audit_finds_nothing(opened, scheme, width, keep):
-    opened.page.emulate_media(color_scheme=scheme)
-    opened.page.set_viewport_size({"width": width, "height": 900})
+    opened.show_in(scheme, width)
     keep(opened, f"pipeline-{scheme}-{width}")
     assert faults(opened) == []
     overflow = "document.documentElement.scrollWidth - innerWidth"

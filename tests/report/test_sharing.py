@@ -12,104 +12,69 @@ import tensorflow as tf
 
 from geutil import report
 from tests.report import samples
-from tests.report.browsing import Opened
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture
-def nested(browse):
-    return browse(report.view(samples.nested(), title="Some scopes"))
+def test_a_link_leads_to_an_op_or_a_scope(browse):
+    for link, key, heading in (
+        ("outer/left/product", ":outer/left/product", "outer/left/product"),
+        ("outer/left", "outer/left", "left"),
+    ):
+        page = browse(report.view(samples.nested()), f"#op={link}")
+        assert page.chosen() == {key}
+        assert page.heading == heading
+    graph = samples.nested()
+    page = browse(report.diff(graph, graph), "#op=joined")
+    assert page.chosen(0) == page.chosen(1) == {":joined"}
+    page = browse(report.view(graph), "#op=not/there")
+    assert "'not/there', which is no op or scope of this page" in page.details
 
 
-@pytest.fixture
-def followed(tabs, tmp_path):
-    """Return what opens a page by a link to something on it."""
-    _, new_tab = tabs
-    opened = []
-
-    def open_link(page, link):
-        path = page.save(tmp_path / f"linked{len(opened)}.html")
-        opened.append(Opened(new_tab(), path, link))
-        return opened[-1]
-
-    yield open_link
-    for page in opened:
-        page.page.close()
-        assert page.complaints == []
-
-
-def test_a_link_leads_to_an_op(followed):
-    page = followed(report.view(samples.nested()), "#op=outer/left/product")
-    assert page.chosen() == {":outer/left/product"}
-    assert page.heading == "outer/left/product"
-
-
-def test_a_link_leads_to_a_scope(followed):
-    page = followed(report.view(samples.nested()), "#op=outer/left")
-    assert page.chosen() == {"outer/left"}
-    assert page.heading == "left"
-
-
-def test_a_link_leads_into_a_function(followed, flow):
+def test_a_link_leads_into_a_function(browse, flow):
     body = next(name for name in flow.functions if "body" in name)
     ops = flow.functions[body].graph.get_operations()
     (op,) = (op.name for op in ops if op.type == "Relu")
     query = urllib.parse.urlencode({"op": op, "graph": body})
-    page = followed(report.view(flow), f"#{query}")
+    page = browse(report.view(flow), f"#{query}")
     assert page.chosen() == {f":{op}"}
     assert page.page.get_by_label("graph", exact=True).input_value() == body
     page.search("While", "type")
     page.page.get_by_label("graph", exact=True).select_option(index=0)
-    page.search("While", "type")
-    page.page.get_by_label("search ops").press("Enter")
+    page.go("While", "type")
     assert address_of(page).partition("#")[2].startswith("op=")
     assert "graph=" not in address_of(page)
-
-
-def test_a_link_leads_to_both_sides_of_a_comparison(followed):
-    graph = samples.nested()
-    page = followed(report.diff(graph, graph), "#op=joined")
-    assert page.chosen(0) == page.chosen(1) == {":joined"}
-
-
-def test_a_link_to_nothing_says_so(followed):
-    page = followed(report.view(samples.nested()), "#op=not/there")
-    assert "'not/there', which is no op or scope of this page" in page.details
 
 
 def address_of(page):
     return page.page.evaluate("location.href")
 
 
-def test_the_address_is_a_link_to_what_is_chosen(nested, followed):
+def test_the_address_is_a_link_to_what_is_chosen(nested, browse):
     nested.press("open all")
     nested.click(":outer/left/product")
     address = address_of(nested)
     assert address.endswith("#op=outer%2Fleft%2Fproduct")
-    page = followed(report.view(samples.nested()), address.removeprefix(nested.url))
+    page = browse(report.view(samples.nested()), address.removeprefix(nested.url))
     assert page.chosen() == {":outer/left/product"}
+    # A link is followed on an open page, too.
+    page.page.evaluate("location.hash = '#op=joined'")
+    page.page.locator("section.details h2", has_text="joined").wait_for()
+    assert page.chosen() == {":joined"}
     canvas = nested.page.locator(".canvas").bounding_box()
     nested.page.mouse.click(canvas["x"] + 5, canvas["y"] + canvas["height"] - 5)
     assert address_of(nested) == nested.url
 
 
-def test_a_link_is_followed_on_an_open_page(nested):
-    nested.page.evaluate("location.hash = '#op=joined'")
-    nested.page.locator("section.details h2", has_text="joined").wait_for()
-    assert nested.chosen() == {":joined"}
-
-
-def test_names_with_any_letters_are_linked_to(browse, followed):
+def test_names_with_any_letters_are_linked_to(browse):
     name = "a.b/c-d_e/f\\g>h"
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.tanh(x, name=name)
     page = browse(report.view(graph))
-    page.search("tanh", "type")
-    page.page.get_by_label("search ops").press("Enter")
+    page.go("tanh", "type")
     link = address_of(page).removeprefix(page.url)
-    assert followed(report.view(graph), link).heading == name
+    assert browse(report.view(graph), link).heading == name
 
 
 def saved(page, kind, folder):
@@ -131,6 +96,9 @@ def test_a_picture_of_what_is_shown(nested, tmp_path):
     size = (2 * canvas["width"], 2 * canvas["height"])
     assert (width, height) == pytest.approx(size, abs=1)
     assert difference(nested, "png", data) < 2
+    # By its dots: another drawing is another picture.
+    nested.press("close all")
+    assert difference(nested, "png", data) > 2
 
 
 def difference(page, kind, data):
@@ -159,30 +127,19 @@ def difference(page, kind, data):
     )
 
 
-def test_pictures_are_compared_by_their_dots(nested, tmp_path):
-    nested.press("open all")
-    picture = saved(nested, "PNG", tmp_path).read_bytes()
-    assert difference(nested, "png", picture) < 2
-    nested.press("close all")
-    assert difference(nested, "png", picture) > 2
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_drawing_of_what_is_shown(browse, scheme, tmp_path):
     page = browse(report.diff(samples.nested(), samples.skipping()))
-    page.page.emulate_media(color_scheme=scheme)
+    page.show_in(scheme)
     page.press("open all")
     page.click(":joined")
     path = saved(page, "SVG", tmp_path)
-    page.page.emulate_media(color_scheme="light")
     assert path.name == "before.svg"
     root = ET.parse(path).getroot()
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert {"product", "MatMul", "tanh", "joined", "AddV2"} <= set(texts)
     assert any(text.startswith("outer") for text in texts)
-    page.page.emulate_media(color_scheme=scheme)
     assert difference(page, "svg", path.read_bytes()) < 1
-    page.page.emulate_media(color_scheme="light")
 
 
 def test_markup_in_names_stays_text_in_a_drawing(browse, tmp_path):
@@ -193,21 +150,24 @@ def test_markup_in_names_stays_text_in_a_drawing(browse, tmp_path):
     assert texts == ["a>b", "Placeholder"]
 
 
+def wait_for_copy(page, text):
+    page.page.get_by_text("copied", exact=True).wait_for()
+    page.page.wait_for_function(
+        "async (text) => await navigator.clipboard.readText() === text", arg=text
+    )
+
+
 def test_a_click_copies_a_name(nested):
     nested.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    nested.search("product")
-    nested.page.get_by_label("search ops").press("Enter")
+    nested.go("product")
     nested.page.get_by_role("button", name="outer/left/product").first.focus()
     nested.page.locator("section.details h2 button").click()
-    nested.page.get_by_text("copied", exact=True).wait_for()
-    text = nested.page.evaluate("navigator.clipboard.readText()")
-    assert text == "outer/left/product"
+    wait_for_copy(nested, "outer/left/product")
     # The whole path of a scope is copied, of which the heading shows the end.
     nested.press("open all")
     nested.click("outer/right")
     nested.page.locator("section.details h2 button").click()
-    nested.page.get_by_text("copied", exact=True).wait_for()
-    assert nested.page.evaluate("navigator.clipboard.readText()") == "outer/right"
+    wait_for_copy(nested, "outer/right")
 
 
 def test_a_name_is_copied_where_the_clipboard_is_forbidden(nested):
@@ -218,8 +178,7 @@ def test_a_name_is_copied_where_the_clipboard_is_forbidden(nested):
         "() => document.addEventListener('copy', () => { "
         "window.copied = document.activeElement.value; })"
     )
-    nested.search("joined")
-    nested.page.get_by_label("search ops").press("Enter")
+    nested.go("joined")
     nested.page.locator("section.details h2 button").click()
     nested.page.get_by_text("copied", exact=True).wait_for()
     assert nested.page.evaluate("window.copied") == "joined"

@@ -24,16 +24,8 @@ def mixed(browse):
     return browse(report.view(tflite_files.mixed().blob, title="a mixed file"))
 
 
-def test_ops_are_drawn_in_their_scopes(mixed, keep):
-    assert {"before", "between", "behind"} <= mixed.drawn()
-    mixed.press("open all")
-    assert ":between/sine" in mixed.drawn()
-    keep(mixed, "tflite_view")
-
-
 def test_the_details_of_an_op(mixed):
-    mixed.search("behind/conv")
-    mixed.page.get_by_role("button", name="behind/conv", exact=True).click()
+    mixed.go("behind/conv")
     assert "computes in int8" in mixed.details
     assert "CONV_2D" in mixed.details
     (output,) = mixed.listed("outputs")
@@ -42,8 +34,10 @@ def test_the_details_of_an_op(mixed):
     assert mixed.table()["padding"] == "SAME"
 
 
-def test_floats_are_coloured_and_listed_first(mixed):
+def test_floats_are_coloured_and_listed_first(mixed, keep):
+    assert {"before", "between", "behind"} <= mixed.drawn()
     mixed.press("open all")
+    keep(mixed, "tflite_view")
     told = legend(mixed)
     assert {"converts", "float", "int8"} <= {text.strip() for text in told}
     colours = mixed.colours("fill")
@@ -186,12 +180,3 @@ def test_layers_are_coloured_by_their_noise(browse, keep, noise):
     first.locator("button.link").click()
     assert worst.op in opened.heading
     assert f"noise of its own {NOISE_BANDS[noise_band(worst)]}" in opened.details
-
-
-def test_noise_beside_the_file(browse, keep, noise):
-    sample, _, comparison = noise
-    opened = browse(report.diff(sample.model, sample.blob, report=comparison))
-    for side in (0, 1):
-        opened.press("open all", side)
-    keep(opened, "noise_diff")
-    assert {"fused", "not quantized"} <= {text.strip() for text in legend(opened)}

@@ -46,22 +46,14 @@ def test_phases_are_places_in_the_names():
 
 
 def test_two_timelines_stand_in_one_page():
-    page = report.memory(timeline(4, 8), timeline(2, 3, 1))
+    """So do a comparison and a measurement, which is its timeline."""
+    before, after = timeline(4, 8), timeline(2, 3, 1)
+    page = report.memory(before, after)
     assert [line["label"] for line in lines(page)] == ["plain", "saving"]
     assert [line["bytes"] for line in lines(page)] == [[4, 8], [2, 3, 1]]
-
-
-def test_a_comparison_is_both_of_its_timelines():
-    before, after = timeline(4, 8), timeline(2, 3)
-    page = report.memory(memory.compare(before, after))
-    assert lines(page) == lines(report.memory(before, after))
-
-
-def test_a_measurement_is_its_timeline():
-    line = timeline(1, 5)
-    assert lines(report.memory(measurement(line))) == lines(report.memory(line))
-    both = report.memory(measurement(line), line)
-    assert len(lines(both)) == 2
+    assert lines(report.memory(memory.compare(before, after))) == lines(page)
+    assert lines(report.memory(measurement(before))) == lines(report.memory(before))
+    assert lines(report.memory(measurement(before), after)) == lines(page)
 
 
 def test_a_step_without_ops():
@@ -69,20 +61,14 @@ def test_a_step_without_ops():
     assert line["ops"] == line["held"] == []
 
 
-def test_a_measurement_without_a_timeline_is_refused():
+def test_what_is_no_timeline_is_refused():
     with pytest.raises(MeasurementError):
         report.memory(measurement(None))
-
-
-@pytest.mark.parametrize("wrong", ["step", 3, [timeline(1)]])
-def test_what_is_no_timeline_is_refused(wrong):
-    with pytest.raises(ArgumentTypeError, match=r"geutil\.memory\.predict"):
-        report.memory(wrong)
-    with pytest.raises(ArgumentTypeError, match=r"geutil\.memory\.predict"):
-        report.memory(timeline(1), wrong)
-
-
-def test_nothing_is_refused():
+    for wrong in ("step", 3, [timeline(1)]):
+        with pytest.raises(ArgumentTypeError, match=r"geutil\.memory\.predict"):
+            report.memory(wrong)
+        with pytest.raises(ArgumentTypeError, match=r"geutil\.memory\.predict"):
+            report.memory(timeline(1), wrong)
     with pytest.raises(ArgumentTypeError):
         report.memory(None)
 

@@ -12,36 +12,35 @@ from tests.report import samples
 
 
 @pytest.fixture
-def nested(browse):
-    return browse(report.view(samples.nested(), title="Some scopes"))
-
-
-@pytest.fixture
 def flowing(browse, flow):
     return browse(report.view(flow))
 
 
-def test_the_title_and_the_versions_are_told(nested):
+def test_a_page_tells_its_title_and_versions_and_asks_for_no_other_file(nested):
     assert nested.page.title() == "Some scopes"
     assert nested.page.locator("h1").inner_text() == "Some scopes"
     assert "TensorFlow" in nested.page.locator("header.title").inner_text()
-
-
-def test_nothing_but_the_file_is_asked_for(nested):
     assert [url for url in nested.requests if url != "data:,"] == [nested.url]
 
 
-def test_scopes_are_closed_at_first(nested):
-    assert {":x", "outer", ":joined"} <= nested.drawn()
-    assert "outer/left" not in nested.drawn() or nested.open_scopes() == {"outer"}
-    assert ":outer/left/product" not in nested.drawn()
+def test_scopes_are_closed_at_first_and_open_and_close_at_once(nested):
+    before = nested.drawn()
+    assert {":x", "outer", ":joined"} <= before
+    assert "outer/left" not in before or nested.open_scopes() == {"outer"}
+    assert ":outer/left/product" not in before
+    nested.press("open all")
+    names = {op.name for op in samples.nested().get_operations()}
+    shown = {key[1:] for key in nested.drawn() if key.startswith(":")}
+    assert shown == names - {"outer/left/ones", "ready"}
+    nested.press("close all")
+    assert nested.drawn() == before
 
 
-def test_scopes_open_and_close_where_they_are(browse, mobilenet_folded, keep):
-    page = browse(report.view(mobilenet_folded.before, title="MobileNetV2"))
+def test_scopes_open_and_close_where_they_are(browse, folded, keep):
+    page = browse(report.view(folded.before, title="MobileNetV2"))
     network = next(iter(page.open_scopes()))
-    scope = f"{network}/Conv1_1"
-    op = f":{network}/Conv1_1/convolution"
+    scope = f"{network}/stem_1"
+    op = f":{network}/stem_1/convolution"
     assert op not in page.drawn()
     x, y = page.place(scope)
     page.toggle(scope)
@@ -69,43 +68,34 @@ def test_what_is_drawn_is_within_its_scope(nested):
         assert top < y1 < y2 < bottom
 
 
-def test_everything_opens_and_closes_at_once(nested):
-    before = nested.drawn()
+def test_weights_are_drawn_on_request_and_when_one_is_gone_to(nested):
     nested.press("open all")
-    names = {op.name for op in samples.nested().get_operations()}
-    shown = {key[1:] for key in nested.drawn() if key.startswith(":")}
-    assert shown == names - {"outer/left/ones", "ready"}
-    nested.press("close all")
-    assert nested.drawn() == before
-
-
-def test_weights_are_drawn_on_request(nested):
-    nested.press("open all")
+    weights = nested.page.get_by_label("weights")
     assert ":outer/left/ones" not in nested.drawn()
-    nested.page.get_by_label("weights").check()
+    weights.check()
     assert ":outer/left/ones" in nested.drawn()
-    nested.page.get_by_label("weights").uncheck()
+    weights.uncheck()
     assert ":outer/left/ones" not in nested.drawn()
+    nested.go("ones")
+    assert nested.chosen() == {":outer/left/ones"}
+    assert weights.is_checked()
 
 
-def test_edges_carry_what_the_tensors_hold(nested):
+def test_edges_carry_what_the_tensors_hold(nested, browse):
     nested.press("open all")
     edges = {(edge["source"], edge["target"]): edge for edge in nested.edges()}
     product = edges[":x", ":outer/left/product"]
     assert product["label"] == "float32 [?, 3]"
     assert not product["control"]
     assert (":outer/right/tanh", ":joined") in edges
-
-
-def test_an_edge_of_one_tensor_that_is_read_twice_names_it(browse):
+    # One tensor that is read twice in a scope is named once.
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         with tf.name_scope("scope"):
             tf.add(tf.tanh(x), tf.exp(x))
     page = browse(report.view(graph))
     page.press("close all")
-    labels = {edge["target"]: edge["label"] for edge in page.edges()}
-    assert set(labels.values()) == {"float32 [2]"}
+    assert {edge["label"] for edge in page.edges()} == {"float32 [2]"}
 
 
 def crosses(points, box):
@@ -131,7 +121,7 @@ def test_edges_go_around_ops(browse):
         assert not crosses(skip["points"], boxes[f":{name}"])
 
 
-def test_details_of_an_op(nested):
+def test_details_of_ops_and_scopes(nested):
     nested.press("open all")
     nested.click(":outer/left/product")
     assert nested.chosen() == {":outer/left/product"}
@@ -147,27 +137,15 @@ def test_details_of_an_op(nested):
     table = nested.table()
     assert table["transpose_a"] == "False"
     assert table["T"] == "float32"
-
-
-def test_details_of_an_op_that_waits(nested):
-    nested.press("open all")
-    nested.click(":joined")
-    assert nested.listed("waits for") == ["ready"]
-    assert "device any" in nested.details
-
-
-def test_details_of_a_scope(nested):
-    nested.press("open all")
     nested.click("outer/right")
     assert nested.heading == "right"
     assert "holds 1 op" in nested.details
     assert nested.table() == {"Tanh": "1"}
-
-
-def test_a_click_beside_the_ops_chooses_nothing(nested):
-    nested.press("open all")
     nested.click(":joined")
     assert nested.chosen() == {":joined"}
+    assert nested.listed("waits for") == ["ready"]
+    assert "device any" in nested.details
+    # Beside the ops nothing is chosen.
     canvas = nested.page.locator(".canvas").bounding_box()
     nested.page.mouse.click(canvas["x"] + 5, canvas["y"] + canvas["height"] - 5)
     assert nested.chosen() == set()
@@ -177,9 +155,7 @@ def test_two_quick_clicks_on_two_scopes_close_neither(nested):
     nested.press("open all")
     before = nested.open_scopes()
     # At once, as in a double click, but at two places.
-    first, second = nested.place("outer/left"), nested.place("outer/right")
-    nested.page.mouse.click(*first)
-    nested.page.mouse.click(*second)
+    nested.tap(nested.place("outer/left"), nested.place("outer/right"))
     assert nested.open_scopes() == before
     assert nested.chosen() == {"outer/right"}
 
@@ -208,87 +184,75 @@ def test_a_consumer_can_be_gone_to(nested):
     assert nested.chosen() == {":outer/right/tanh"}
 
 
-def test_a_weight_that_is_gone_to_is_drawn(nested):
-    nested.search("ones")
-    nested.page.get_by_label("search ops").press("Enter")
-    assert nested.chosen() == {":outer/left/ones"}
-    assert nested.page.get_by_label("weights").is_checked()
+PRODUCT, TANH = "outer/left/product", "outer/right/tanh"
+SEARCHES = [
+    ("TANH", "name", [TANH]),
+    ("transpose_a", "name", []),
+    ("relu", "type", ["outer/left/Relu"]),
+    ("tanh", "type", [TANH]),
+    ("outer", "type", []),
+    (r"^outer/.*(tanh|product)$", "regex", [PRODUCT, TANH]),
+    ("outer/(", "regex", []),
+    ("outer/(left/p)", "regex", [PRODUCT]),
+    ("transpose_a", "attribute", [PRODUCT]),
+    ("matmul", "anything", [PRODUCT]),
+    ("product", "anything", [PRODUCT]),
+    ("transpose_a=false", "anything", [PRODUCT]),
+]
 
 
-def test_search_by_name(nested):
-    assert nested.search("TANH") == ["outer/right/tanh"]
-    assert "1 found" in nested.page.locator(".results").inner_text()
-    marked = nested.marked()
-    assert len(marked) == 1
-    assert next(iter(marked)).startswith("outer")
-
-
-def test_ops_that_are_called_just_so_are_found_first(browse):
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        for name in ("tanh_before", "scope/tanh_before", "scope/tanh", "tanh"):
-            tf.tanh(x, name=name)
-    page = browse(report.view(graph))
-    names = ["tanh", "scope/tanh", "tanh_before", "scope/tanh_before"]
-    assert page.search("tanh") == names
-
-
-def test_search_by_type(nested):
-    assert nested.search("relu", "type") == ["outer/left/Relu"]
-    assert nested.search("tanh", "type") == ["outer/right/tanh"]
-    assert nested.search("outer", "type") == []
-
-
-def test_search_by_regular_expression(nested):
-    assert nested.search(r"^outer/.*(tanh|product)$", "regex") == [
-        "outer/left/product",
-        "outer/right/tanh",
-    ]
-
-
-def test_a_bad_expression_is_told(nested):
-    assert nested.search("outer/(", "regex") == []
+def test_searches(nested):
+    found = [(query, way, nested.search(query, way)) for query, way, _ in SEARCHES]
+    assert found == SEARCHES
+    assert "transpose_a=False" in nested.page.locator(".results li").inner_text()
+    nested.search("outer/(", "regex")
     told = nested.page.locator(".results .removed").inner_text()
     assert "Unterminated group" in told
-    assert nested.search("outer/(left)", "regex")
-
-
-def test_an_empty_search_marks_nothing(nested):
-    nested.search("outer")
-    assert nested.marked()
+    nested.search("TANH")
+    assert "1 found" in nested.page.locator(".results").inner_text()
+    (marked,) = nested.marked()
+    assert marked.startswith("outer")
     assert nested.search("") == []
     assert nested.marked() == set()
 
 
-def test_enter_goes_from_one_result_to_the_next(nested):
+def test_the_nearest_hits_come_first(browse):
+    """Ops that are called just so, then by their names, then by their attributes."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2, 2], name="x")
+        tf.matmul(x, x, name="first")
+        for name in ("tanh_before", "scope/tanh_before", "scope/tanh", "tanh"):
+            tf.tanh(x, name=name)
+        tf.tanh(x, name="transpose_a")
+    page = browse(report.view(graph))
+    names = ["tanh", "scope/tanh", "tanh_before", "scope/tanh_before"]
+    assert page.search("tanh") == names
+    assert page.search("transpose_a", "anything") == ["transpose_a", "first"]
+
+
+def test_keys_go_through_the_results(nested):
     results = nested.search("^outer/.*", "regex")
     assert len(results) > 2
+    count = nested.page.locator(".results .count").inner_text()
+    assert count.startswith(f"{len(results)} found")
     field = nested.page.get_by_label("search ops")
     visited = []
     for _ in range(len(results) + 1):
         field.press("Enter")
         visited.append(nested.heading)
     assert visited == [*results, results[0]]
-
-
-def test_arrows_go_through_the_results(nested):
-    results = nested.search("^outer/.*", "regex")
-    field = nested.page.get_by_label("search ops")
-    field.press("ArrowDown")
-    nested.page.keyboard.press("ArrowDown")
-    nested.page.keyboard.press("Enter")
+    field.press("Shift+Enter")
+    assert nested.heading == results[-1]
+    count = nested.page.locator(".results .count").inner_text()
+    assert count.startswith(f"{len(results)} of {len(results)} found")
+    keyboard = nested.page.keyboard
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        keyboard.press(key)
     assert nested.heading == results[1]
-    nested.page.keyboard.press("ArrowUp")
-    nested.page.keyboard.press("ArrowUp")
-    nested.page.keyboard.type("nothing")
+    for key in ("ArrowUp", "ArrowUp"):
+        keyboard.press(key)
+    keyboard.type("nothing")
     assert field.input_value().endswith("nothing")
-
-
-def test_a_slash_goes_to_the_search(nested):
-    nested.page.locator("h1").click()
-    nested.page.keyboard.press("/")
-    nested.page.keyboard.type("joined")
-    assert nested.page.get_by_label("search ops").input_value() == "joined"
 
 
 def test_bodies_can_be_picked(flowing, flow, keep):
@@ -303,16 +267,12 @@ def test_bodies_can_be_picked(flowing, flow, keep):
     assert set(flowing.search(".", "regex")) == set(names)
     picker.select_option(options[0])
     assert flowing.search("in_loop") == []
-
-
-def test_a_call_leads_to_the_body(flowing, flow):
-    flowing.search("While", "type")
-    flowing.page.get_by_label("search ops").press("Enter")
+    # A call leads to the body, too.
+    flowing.go("While", "type")
     called = flowing.page.locator("section.details p:has-text('calls') button")
     assert called.count() == 2
-    body = next(name for name in called.all_inner_texts() if "body" in name)
     called.get_by_text(body).click()
-    assert flowing.page.get_by_label("graph", exact=True).input_value() == body
+    assert picker.input_value() == body
     assert flowing.search("in_loop") != []
 
 
@@ -357,8 +317,7 @@ def test_markup_in_a_graph_stays_text(browse):
     with tf.Graph().as_default() as graph:
         tf.constant(nasty, name="text")
     page = browse(report.view(graph, title=nasty, report=f"{nasty}\n{nasty}"))
-    page.search("text")
-    page.page.get_by_label("search ops").press("Enter")
+    page.go("text")
     assert nasty in page.details
     assert page.page.title() == nasty
     assert page.page.locator("img").count() == 0
