@@ -1,74 +1,89 @@
 """What is added to a layer: biases, one number for all channels, tables, in int8 files.
 
-The forms are those that people write; the reference is the simulated model.
+The forms are those that people write; the reference is the simulated model. Each layer
+has weights of its own, and all numbers differ.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from geutil.graph.tflite_files import ops_of
-from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from tests.quantize.small_networks import STORES_COLUMNS, normal, opened, spec
+from tests.quantize.converted import Together, spec
+from tests.quantize.small_networks import STORES_COLUMNS, normal
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
 
-IMAGE = spec([None, 8, 8, 3], "x")
-IMAGES = normal(4, 8, 8, 3, seed=5)
+IMAGE, ANY_BATCH = spec(4, 8, 8, 3), spec(None, 8, 8, 3)
 KERNEL = normal(3, 3, 3, 6) * np.geomspace(0.1, 3.0, 6, dtype=np.float32)
 MATRIX = normal(192, 6, seed=3)
-
-
-def quantized(compute, image=IMAGE):
-    m = opened(compute, image)
-    quantize(m, is_training=False)
-    calibrate(m, {"x": IMAGES})
-    return m
-
-
-def stored_as_simulated(layer):
-    """Tell whether this TensorFlow's converter stores a layer's ranges."""
-    return STORES_COLUMNS or layer not in ("dense", "einsum", "matmul")
-
-
 LAYERS = {
-    "conv": lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"),
-    "depthwise": lambda x: tf.nn.depthwise_conv2d(
-        x, KERNEL[..., 4:], [1, 1, 1, 1], "SAME"
+    "conv": lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"),
+    "depthwise": lambda x, k: tf.nn.depthwise_conv2d(
+        x, k[..., 4:], [1, 1, 1, 1], "SAME"
     ),
-    "transposed": lambda x: tf.nn.conv2d_transpose(
-        x, KERNEL.transpose(0, 1, 3, 2), [4, 8, 8, 6], 1
+    "transposed": lambda x, k: tf.nn.conv2d_transpose(
+        x, k.transpose(0, 1, 3, 2), [4, 8, 8, 6], 1
     ),
-    "conv1d": lambda x: tf.nn.conv1d(tf.reshape(x, [-1, 64, 3]), KERNEL[0], 1, "SAME"),
-    "dense": lambda x: tf.matmul(tf.reshape(x, [-1, 3]), tf.constant(KERNEL[0, 0])),
+    "conv1d": lambda x, k: tf.nn.conv1d(tf.reshape(x, [-1, 64, 3]), k[0], 1, "SAME"),
+    "dense": lambda x, k: tf.matmul(tf.reshape(x, [-1, 3]), k[0, 0]),
+    "einsum": lambda x, k: tf.einsum("abcd,de->abce", x, k[0, 0]),
+    "matmul": lambda x, k: tf.matmul(
+        tf.reshape(x, [4, 192]), MATRIX * (k / KERNEL).max()
+    ),
 }
+
+
+def far_off(cases, most, *, in_float=True):
+    """Return what is more steps off than its case may be, or in float.
+
+    Left out is what this TensorFlow's converter stores in other ranges.
+    """
+    return {
+        case: (part.most, part.floats)
+        for case, part in Together(cases).parts().items()
+        if (in_float and part.floats)
+        or (
+            part.most > most(case)
+            and (STORES_COLUMNS or not case.startswith(("dense", "einsum", "matmul")))
+        )
+    }
+
+
+def kernels():
+    """Yield kernels that differ."""
+    return (KERNEL * np.float32(1 + 0.01 * n) for n in itertools.count())
+
+
 ONE_NUMBER = {
-    "sum": lambda y: y + 2.0,
-    "first": lambda y: 2.0 + y,
-    "vector of one": lambda y: y + tf.constant([2.0]),
-    "difference": lambda y: y - 2.0,
-    "relu": lambda y: tf.nn.relu(y + 2.0),
-    "relu6": lambda y: tf.nn.relu6(y + 3.0),
+    "sum": lambda y, c: y + c,
+    "first": lambda y, c: c + y,
+    "vector of one": lambda y, c: y + tf.constant([c]),
+    "difference": lambda y, c: y - c,
+    "relu": lambda y, c: tf.nn.relu(y + c),
+    "relu6": lambda y, c: tf.nn.relu6(y + (c + 1.0)),
 }
 
 
-@pytest.mark.parametrize("form", ONE_NUMBER)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_one_number_for_all_channels_is_added_to_each(layer, form):
+def test_one_number_for_all_channels_is_added_to_each():
     """The converter stores it with the steps of the first channel."""
-    shared = tf.constant(2.0)
 
-    def compute(x):
-        y = ONE_NUMBER[form](LAYERS[layer](x))
-        return {"y": y, "other": x + shared}
+    def adding(layer, form, kernel):
+        number = float(2 * (kernel / KERNEL).max())
+        return lambda x: (form(layer(x, kernel), number), x + number)
 
-    image = spec([4, 8, 8, 3], "x") if layer == "transposed" else IMAGE
-    m = quantized(compute, image)
-    comparison = compare_int8(m, to_int8(m), {"x": IMAGES})
-    assert comparison.most <= 1 or not stored_as_simulated(layer)
+    wrong = {}
+    for layer in list(LAYERS)[:5]:
+        image = IMAGE if layer == "transposed" else ANY_BATCH
+        cases = {
+            f"{layer}, {name}": (adding(LAYERS[layer], form, kernel), (image,))
+            for (name, form), kernel in zip(ONE_NUMBER.items(), kernels(), strict=False)
+        }
+        wrong |= far_off(cases, lambda _: 1, in_float=False)
+    assert wrong == {}
 
 
 ADDENDS = {
@@ -84,27 +99,30 @@ ADDENDS = {
 BIASES = ("vector", "row", "number with axes", "number with two axes")
 
 
-@pytest.mark.parametrize("addend", ADDENDS)
-@pytest.mark.parametrize("layer", [*sorted({*LAYERS} - {"dense"}), "einsum", "matmul"])
-def test_what_is_added_has_any_shape_that_broadcasts(layer, addend):
+def test_what_is_added_has_any_shape_that_broadcasts():
     """A table of positions is no bias, and is added by a kernel of its own."""
-    compute_layer = {
-        **LAYERS,
-        "einsum": lambda x: tf.einsum("abcd,de->abce", x, KERNEL[0, 0]),
-        "matmul": lambda x: tf.matmul(tf.reshape(x, [4, 192]), MATRIX),
-    }[layer]
 
-    def compute(x):
-        y = compute_layer(x)
-        shape = ADDENDS[addend](y.shape.as_list())
-        return {"y": tf.nn.relu(y + tf.constant(normal(*shape, seed=7)))}
+    def adding(layer, addend, kernel):
+        def compute(x):
+            y = layer(x, kernel)
+            shape = addend(y.shape.as_list())
+            factor = (kernel / KERNEL).max()
+            return tf.nn.relu(y + tf.constant(normal(*shape, seed=7) * factor))
 
-    m = quantized(compute, spec([4, 8, 8, 3], "x"))
-    blob = to_int8(m)
-    assert [op.kind for op in ops_of(blob) if op.is_float] == []
-    steps = compare_int8(m, blob, {"x": IMAGES}).most
-    # Where these are two kernels, a step of the first may be two of the second.
-    assert steps <= (1 if addend in BIASES else 3) or not stored_as_simulated(layer)
+        return compute
+
+    def most(case):
+        # Where these are two kernels, a step of the first may be two of the second.
+        return 1 if case.partition(", ")[2] in BIASES else 3
+
+    wrong = {}
+    for layer in LAYERS.keys() - {"dense"}:
+        cases = {
+            f"{layer}, {name}": (adding(LAYERS[layer], addend, kernel), (IMAGE,))
+            for (name, addend), kernel in zip(ADDENDS.items(), kernels(), strict=False)
+        }
+        wrong |= far_off(cases, most)
+    assert wrong == {}
 
 
 BETWEEN = {
@@ -130,24 +148,22 @@ SHIFTS = {
 }
 
 
-@pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("layer", ["conv", "dense"])
-def test_a_layer_computes_in_int8_whatever_stands_before_its_bias(layer, between):
+def test_a_layer_computes_in_int8_whatever_stands_before_its_bias():
     """The converter moves biases and activations over few ops."""
 
-    def compute(x):
-        outputs = {}
-        for index, (name, shift) in enumerate(SHIFTS.items()):
-            kernel = tf.constant(np.roll(KERNEL, index, 0))
-            if layer == "conv":
-                y = tf.nn.conv2d(x, kernel, 1, "SAME")
-            else:
-                y = tf.einsum("abcd,de->abce", x, kernel[index, 0])
-            outputs[name] = shift(BETWEEN[between](y))
-        return outputs
+    def shifted(layer, between, kernel):
+        return lambda x: [
+            shift(between(layer(x, np.roll(kernel, index, 0))))
+            for index, shift in enumerate(SHIFTS.values())
+        ]
 
-    m = quantized(compute)
-    blob = to_int8(m)
-    assert [op.kind for op in ops_of(blob) if op.is_float] == []
-    steps = compare_int8(m, blob, {"x": IMAGES}).most
-    assert steps <= 3 or not stored_as_simulated(layer)
+    cases = {
+        f"{layer}, {between}": (
+            shifted(LAYERS[layer], BETWEEN[between], kernel),
+            (ANY_BATCH,),
+        )
+        for (layer, between), kernel in zip(
+            itertools.product(["conv", "einsum"], BETWEEN), kernels(), strict=False
+        )
+    }
+    assert far_off(cases, lambda _: 3) == {}

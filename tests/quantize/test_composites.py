@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.quantize import calibrate, quantize
-from tests.quantize.converted import converted, is_simulated, opened, spec
+from tests.quantize.converted import Together, is_simulated, opened, spec
 from tests.select.layer_norms import fused_layer_norm
 from tests.settings import needs_eager
 
@@ -32,74 +32,88 @@ ONE_OP = {
 }
 
 
-@pytest.mark.parametrize("activation", ONE_OP)
-def test_an_activation_is_one_kernel(activation):
-    function, kind = ONE_OP[activation]
-    result = converted(function, IMAGE)
-    assert result.kinds == [kind]
-    assert len(result.fake_quants()) == 2
-    assert result.most <= 1
-    (end,) = {e.kernel for e in result.report.quantized if e.op_type != "Placeholder"}
-    assert end in {e.op for e in result.report.quantized}
+SILU = {
+    "silu of Keras": tf.keras.activations.silu,
+    "silu": tf.nn.silu,
+    "silu by hand": lambda x: x * tf.sigmoid(x),
+}
+KNOWN = {
+    "sigmoid": (tf.sigmoid, (0.0, 255 / 256)),
+    "softmax": (tf.nn.softmax, (0.0, 255 / 256)),
+    "tanh": (tf.tanh, (-1.0, 127 / 128)),
+}
 
 
-@pytest.mark.parametrize(
-    "function",
-    [tf.keras.activations.silu, tf.nn.silu, lambda x: x * tf.sigmoid(x)],
-    ids=["Keras", "tf.nn", "by hand"],
-)
-def test_silu_is_a_sigmoid_and_a_product(function):
-    result = converted(function, IMAGE)
-    assert not result.floats
-    assert "LOGISTIC" in result.kinds
-    assert result.most <= 1
+def read_inside(x):
+    inner = tf.nn.relu6(x + 3)
+    return {"y": x * inner / 6, "inner": inner * 2.0}
 
 
-@pytest.mark.parametrize(
-    ("function", "ends"),
-    [
-        (tf.sigmoid, (0.0, 255 / 256)),
-        (tf.nn.softmax, (0.0, 255 / 256)),
-        (tf.tanh, (-1.0, 127 / 128)),
-    ],
-    ids=["sigmoid", "softmax", "tanh"],
-)
-def test_known_ranges_are_fixed(function, ends):
-    result = converted(function, IMAGE)
-    (op,) = [op for op in result.fake_quants() if op.type.endswith("Args")]
-    assert (op.get_attr("min"), op.get_attr("max")) == pytest.approx(ends)
-    assert len(result.report.variables) == 2
-    assert result.most <= 1
+NO_COMPOSITE = {
+    "read inside": read_inside,
+    "something else": lambda x: x * tf.nn.relu6(x + 2) / 6,
+}
 
 
-def test_what_is_read_inside_is_no_composite():
-    def function(x):
-        inner = tf.nn.relu6(x + 3)
-        return {"y": x * inner / 6, "inner": inner * 2.0}
-
-    result = converted(function, IMAGE)
-    assert "HARD_SWISH" not in result.kinds
-    assert not result.floats
-    assert result.most <= 1
-
-
-def test_what_computes_something_else_is_no_composite():
-    result = converted(lambda x: x * tf.nn.relu6(x + 2) / 6, IMAGE)
-    assert "HARD_SWISH" not in result.kinds
-    assert result.most <= 1
+def test_activations_are_one_kernel_each():
+    functions = {name: function for name, (function, _) in ONE_OP.items()}
+    functions |= SILU | NO_COMPOSITE
+    functions |= {name: function for name, (function, _) in KNOWN.items()}
+    made = Together({name: (f, (IMAGE,)) for name, f in functions.items()})
+    simulated = [op for op in made.model.graph.get_operations() if is_simulated(op)]
+    wrong = {}
+    for name, part in made.parts().items():
+        rounded = [op for op in simulated if made.is_of(op.name, name)]
+        right = not part.floats and part.most <= 1
+        if name in ONE_OP:
+            entries = [e for e in made.report.quantized if made.is_of(e.op, name)]
+            (end,) = {e.kernel for e in entries if e.op_type != "Placeholder"}
+            right &= part.kinds == [ONE_OP[name][1]] and len(rounded) == 2
+            right &= end in {e.op for e in entries}
+        elif name in SILU:
+            right &= "LOGISTIC" in part.kinds
+        elif name in NO_COMPOSITE:
+            right &= "HARD_SWISH" not in part.kinds
+        else:
+            (op,) = [op for op in rounded if op.type.endswith("Args")]
+            ends = op.get_attr("min"), op.get_attr("max")
+            right &= ends == pytest.approx(KNOWN[name][1])
+            right &= sum(made.is_of(n, name) for n in made.report.variables) == 2
+        if not right:
+            wrong[name] = part
+    assert wrong == {}
 
 
 def prelu(x):
     return tf.nn.relu(x) + -tf.constant(ALPHA) * tf.nn.relu(-x)
 
 
-def test_a_prelu_is_written_in_a_form_that_is_int8():
-    result = converted(prelu, IMAGE)
-    assert sorted(result.kinds) == ["ADD", "MINIMUM", "MUL", "QUANTIZE"]
-    assert not result.report.skipped
-    assert result.most <= 1
-    (line,) = result.report.rewritten
+def test_prelus_and_layer_norms_are_written_in_forms_that_are_int8():
+    start = tf.keras.initializers.Constant(0.3)
+    layer = tf.keras.layers.PReLU(start, shared_axes=[1, 2])
+    layer.build(IMAGE.shape)
+    norm = tf.keras.layers.LayerNormalization()
+    norm.build((2, 6, 8))
+    rows = (spec(2, 6, 8),)
+    made = Together(
+        {
+            "prelu": (prelu, (IMAGE,)),
+            "prelu of Keras": (layer, (IMAGE,)),
+            "norm of Keras": (norm, rows),
+            "norm of one op": (lambda x: fused_layer_norm(x)[0], rows),
+        }
+    )
+    parts = made.parts()
+    assert {name: part for name, part in parts.items() if not part.is_int8} == {}
+    assert sorted(parts["prelu"].kinds) == ["ADD", "MINIMUM", "MUL", "QUANTIZE"]
+    assert parts["prelu"].most <= 1
+    (line,) = parts["prelu"].rewritten
     assert "a PReLU, computes relu(x) + alpha * min(x, 0)" in line
+    assert parts["prelu of Keras"].rewritten
+    ends = made.model.outputs.items()
+    assert all(is_simulated(t.op) for n, t in ends if made.is_of(n, "norm of Keras"))
+    (line,) = parts["norm of one op"].rewritten
+    assert "a layer norm, computes (x - mean) * rsqrt(variance + epsilon)" in line
 
 
 def test_a_prelu_computes_what_it_did():
@@ -115,36 +129,10 @@ def test_a_prelu_computes_what_it_did():
     assert m.graph.as_graph_def() == before
 
 
-def test_the_prelu_of_keras():
-    start = tf.keras.initializers.Constant(0.3)
-    layer = tf.keras.layers.PReLU(start, shared_axes=[1, 2])
-    layer.build(IMAGE.shape)
-    result = converted(layer, IMAGE)
-    assert not result.floats
-    assert result.report.rewritten
-
-
 def test_a_prelu_that_is_not_asked_for_stays():
     m = opened(prelu, IMAGE)
     report = quantize(m, is_training=False, overrides={"Relu_1": "skip"})
     assert not any("PReLU" in line for line in report.rewritten)
-
-
-def test_layer_norms_are_int8():
-    layer = tf.keras.layers.LayerNormalization()
-    layer.build((2, 6, 8))
-    result = converted(layer, spec(2, 6, 8))
-    assert not result.floats
-    assert not result.report.skipped
-    assert all(is_simulated(t.op) for t in result.model.outputs.values())
-
-
-def test_a_layer_norm_of_one_op_is_written_in_a_form_that_is_int8():
-    result = converted(lambda x: fused_layer_norm(x)[0], spec(2, 6, 8))
-    assert not result.floats
-    assert not result.report.skipped
-    (line,) = result.report.rewritten
-    assert "a layer norm, computes (x - mean) * rsqrt(variance + epsilon)" in line
 
 
 def test_a_layer_norm_of_one_op_computes_what_it_did():

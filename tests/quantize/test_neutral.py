@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import quantize, to_int8
-from tests.quantize.converted import converted, opened, samples, spec
+from tests.quantize.converted import Together, converted, opened, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -21,9 +23,8 @@ LAST = random.normal(size=(3, 3, 8, 4)).astype(np.float32) * 0.3
 AROUND, NONE = [[0, 0], [0, 1], [0, 1], [0, 0]], [[0, 0]] * 4
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.2])
-@pytest.mark.parametrize("scale", [1.0, 1.3])
-def test_learnable_affine_blocks_that_are_joined(scale, shift):
+def affine(scale, shift, factor):
+    """Return learnable affine blocks that are joined, with weights of their own."""
     scales = [tf.Variable(scale) for _ in range(2)]
     shifts = [tf.Variable(shift) for _ in range(2)]
 
@@ -32,15 +33,13 @@ def test_learnable_affine_blocks_that_are_joined(scale, shift):
         return y * scales[index] + shifts[index]
 
     def function(a):
-        padded = tf.pad(block(a, FIRST, 0), AROUND)
+        padded = tf.pad(block(a, factor * FIRST, 0), AROUND)
         pooled = tf.nn.max_pool2d(padded, 2, 1, "VALID")
-        joined = tf.concat([pooled, block(tf.pad(padded, NONE), SECOND, 1)], -1)
-        return tf.nn.conv2d(joined, LAST, 1, "SAME")
+        second = block(tf.pad(padded, NONE), factor * SECOND, 1)
+        joined = tf.concat([pooled, second], -1)
+        return tf.nn.conv2d(joined, factor * LAST, 1, "SAME")
 
-    result = converted(function, IMAGE)
-    assert result.report.coverage == 1.0
-    assert result.floats == []
-    assert result.most <= 1
+    return function, (IMAGE,)
 
 
 NEUTRAL = {
@@ -53,20 +52,34 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("case", NEUTRAL)
-def test_what_changes_nothing(case, rank):
+def unchanged(change, rank, factor):
     zeros, ones = (tf.Variable(np.full([4] * rank, v, np.float32)) for v in (0, 1))
 
     def function(a):
-        y = tf.nn.relu(tf.nn.conv2d(a, FIRST, 1, "SAME"))
-        changed = NEUTRAL[case](y, zeros, ones)
+        y = tf.nn.relu(tf.nn.conv2d(a, factor * FIRST, 1, "SAME"))
+        changed = change(y, zeros, ones)
         return tf.concat([tf.nn.max_pool2d(changed, 2, 1, "SAME"), 3.0 * y], -1)
 
-    result = converted(function, IMAGE)
-    assert result.report.coverage == 1.0
-    assert result.floats == []
-    assert result.most <= 1
+    return function, (IMAGE,)
+
+
+def numbered(make, cases):
+    """Return functions by name, each made with a factor of its own for its weights."""
+    return {
+        name: make(*case, np.float32(1 + 0.01 * n))
+        for n, (name, case) in enumerate(cases.items())
+    }
+
+
+def test_what_a_network_may_have_to_be_trained():
+    blocks = itertools.product([1.0, 1.3], [0.0, 0.2])
+    cases = numbered(affine, {f"affine {n}": case for n, case in enumerate(blocks)})
+    neutral = itertools.product(NEUTRAL, (0, 1))
+    cases |= numbered(
+        unchanged, {f"{n} of rank {rank}": (NEUTRAL[n], rank) for n, rank in neutral}
+    )
+    parts = Together(cases).parts()
+    assert {n: p for n, p in parts.items() if not p.is_int8 or p.most > 1} == {}
 
 
 CONSTANT = {
@@ -80,30 +93,38 @@ CONSTANT = {
 }
 
 
-@pytest.mark.parametrize("case", CONSTANT)
-def test_constants_that_change_nothing_cost_nothing(case):
+def between_layers(change, factor):
+    bias = factor * np.float32([1, 2, 3, 4])
+
     def function(a):
-        y = CONSTANT[case](tf.nn.conv2d(a, FIRST, 1, "SAME"))
-        return tf.nn.conv2d(tf.nn.relu(y + np.float32([1, 2, 3, 4])), FIRST, 1, "SAME")
+        y = change(tf.nn.conv2d(a, factor * FIRST, 1, "SAME"))
+        return tf.nn.conv2d(tf.nn.relu(y + bias), factor * FIRST, 1, "SAME")
 
-    result = converted(function, IMAGE)
-    assert result.report.coverage == 1.0
-    assert result.kinds == ["CONV_2D", "CONV_2D"]
-    assert result.floats == []
-    assert result.most <= 1
+    return function, (IMAGE,)
 
 
-@pytest.mark.parametrize("case", ["reversed difference", "reciprocal", "more axes"])
-def test_constants_that_change_something_are_computed(case):
-    changed = {
-        "reversed difference": lambda y: 0.0 - y,
-        "reciprocal": lambda y: 1.0 / (1.0 + tf.abs(y)),
-        "more axes": lambda y: tf.ones([2, 1, 8, 8, 4])[:, 0] * y,
-    }[case]
-    result = converted(lambda a: changed(tf.nn.conv2d(a, FIRST, 1, "SAME")), IMAGE)
-    quantized = {entry.op_type for entry in result.report.quantized}
-    assert quantized & {"Sub", "Mul"} or case == "reciprocal"
-    assert result.most <= 2
+CHANGING = {
+    "reversed difference": lambda y: 0.0 - y,
+    "reciprocal": lambda y: 1.0 / (1.0 + tf.abs(y)),
+    "more axes": lambda y: tf.ones([2, 1, 8, 8, 4])[:, 0] * y,
+}
+
+
+def test_constants_cost_nothing_where_they_change_nothing():
+    cases = numbered(between_layers, {name: (f,) for name, f in CONSTANT.items()})
+    cases |= {
+        name: (lambda a, f=change: f(tf.nn.conv2d(a, FIRST, 1, "SAME")), (IMAGE,))
+        for name, change in CHANGING.items()
+    }
+    wrong = {}
+    for case, part in Together(cases).parts().items():
+        if case in CONSTANT:
+            right = part.is_int8 and part.kinds == ["CONV_2D", "CONV_2D"]
+        else:
+            right = case == "reciprocal" or {"Sub", "Mul"} & set(part.types)
+        if not right or part.most > (1 if case in CONSTANT else 2):
+            wrong[case] = part
+    assert wrong == {}
 
 
 def test_inputs_outputs_and_other_types():

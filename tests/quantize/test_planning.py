@@ -11,7 +11,7 @@ import geutil as ge
 from geutil import model
 from geutil.errors import QuantizeError
 from geutil.quantize import Spec, quantize
-from tests.quantize.converted import converted, is_simulated, opened, spec
+from tests.quantize.converted import Together, converted, is_simulated, opened, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -36,12 +36,12 @@ def biased(x, kernel=KERNEL, **more):
     return tf.nn.bias_add(conv(x, kernel, **more), BIAS)
 
 
-def sources(m):
+def sources(m, is_of=lambda name: True):
     """Return the types of the ops whose results are quantized, weights left out."""
     return [
         op.inputs[0].op.type
         for op in m.graph.get_operations()
-        if is_simulated(op) and "weights_quant" not in op.name
+        if is_simulated(op) and "weights_quant" not in op.name and is_of(op.name)
     ]
 
 
@@ -51,88 +51,108 @@ def names(m):
     return [op.name.rpartition("/")[0] for op in ops if is_simulated(op)]
 
 
-def test_nothing_stands_between_an_op_and_what_it_fuses_with():
-    result = converted(lambda a: tf.nn.relu(biased(a)), IMAGE)
-    assert sources(result.model) == ["Placeholder", "Relu"]
-    assert result.kinds == ["CONV_2D"]
-    assert result.most <= 1
-    parts = {e.op_type: e.kernel for e in result.report.quantized}
-    assert parts["Relu"] == parts["BiasAdd"] == parts["Conv2D"]
+def behind_an_activation(a):
+    y = tf.nn.relu(biased(a))
+    return tf.nn.relu6(biased(y, POINT)) + y
 
 
-def test_a_convolution_before_a_bypass_is_quantized_as_such():
-    result = converted(lambda a: tf.nn.relu(biased(a, name="conv") + a), IMAGE)
-    assert sorted(sources(result.model)) == ["BiasAdd", "Placeholder", "Relu"]
-    assert "conv/conv_quant" in names(result.model)
-    assert result.kinds == ["CONV_2D", "ADD"]
-    assert not result.floats
-    assert result.most <= 1
+def separable(a):
+    half = tf.nn.depthwise_conv2d(a, DEPTH, [1] * 4, "SAME")
+    return tf.nn.relu(biased(half, POINT))
 
 
-def test_a_bypass_without_an_activation_is_quantized_itself():
-    result = converted(lambda a: biased(biased(a) + a, POINT), IMAGE)
-    assert sources(result.model).count("AddV2") == 1
-    assert result.kinds == ["CONV_2D", "ADD", "CONV_2D"]
-    assert result.most <= 2
+def with_shape_read(a):
+    y = conv(a)
+    size = tf.shape(y)[0]
+    return tf.reshape(tf.nn.relu(tf.nn.bias_add(y, BIAS)), [size, -1])
 
 
-def test_a_bypass_behind_an_activation():
-    def function(a):
-        y = tf.nn.relu(biased(a))
-        return tf.nn.relu6(biased(y, POINT)) + y
-
-    result = converted(function, IMAGE)
-    types = ["AddV2", "Placeholder", "Relu", "Relu6"]
-    assert sorted(sources(result.model)) == types
-    assert result.kinds == ["CONV_2D", "CONV_2D", "ADD"]
-    assert result.most <= 1
-
-
-def test_a_product_is_quantized():
-    result = converted(lambda a: biased(a) * tf.sigmoid(a), IMAGE)
-    types = ["BiasAdd", "Mul", "Placeholder", "Sigmoid"]
-    assert sorted(sources(result.model)) == types
-    assert sorted(result.kinds) == ["CONV_2D", "LOGISTIC", "MUL"]
-    assert result.most <= 1
-
-
-@pytest.mark.parametrize("before", ["relu", "max_pool", "pad"])
-def test_a_pool_shares_the_range_of_what_it_reads(before):
-    def function(a):
-        y = tf.nn.relu(biased(a))
-        if before == "max_pool":
-            y = tf.nn.max_pool2d(y, 3, 1, "SAME")
-        if before == "pad":
-            y = tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]])
-        pooled = tf.nn.avg_pool2d(y, 3, 1, "SAME")
-        return {"pooled": pooled, "other": biased(y, POINT)}
-
-    result = converted(function, IMAGE)
-    (pool,) = [
-        op
-        for op in result.model.graph.get_operations()
-        if is_simulated(op) and op.inputs[0].op.type == "AvgPool"
-    ]
-    (relu,) = [
-        op
-        for op in result.model.graph.get_operations()
-        if is_simulated(op) and op.inputs[0].op.type == "Relu"
-    ]
-    assert all(a is b for a, b in zip(pool.inputs[1:], relu.inputs[1:], strict=True))
-    assert not result.floats
-    assert result.most <= 1
+# The results that are quantized, and the kernels; None where those may be others.
+PLACED = {
+    "fused": (
+        lambda a: tf.nn.relu(biased(a)),
+        ["Placeholder", "Relu"],
+        ["CONV_2D"],
+    ),
+    "before a bypass": (
+        lambda a: tf.nn.relu(biased(a, name="conv") + a),
+        ["BiasAdd", "Placeholder", "Relu"],
+        ["CONV_2D", "ADD"],
+    ),
+    "a bypass by itself": (
+        lambda a: biased(biased(a) + a, POINT),
+        ["AddV2", "BiasAdd", "BiasAdd", "Placeholder"],
+        ["CONV_2D", "ADD", "CONV_2D"],
+    ),
+    "a bypass behind an activation": (
+        behind_an_activation,
+        ["AddV2", "Placeholder", "Relu", "Relu6"],
+        ["CONV_2D", "CONV_2D", "ADD"],
+    ),
+    "product": (
+        lambda a: biased(a) * tf.sigmoid(a),
+        ["BiasAdd", "Mul", "Placeholder", "Sigmoid"],
+        None,
+    ),
+    "separable": (
+        separable,
+        ["DepthwiseConv2dNative", "Placeholder", "Relu"],
+        ["DEPTHWISE_CONV_2D", "CONV_2D"],
+    ),
+    "a shape is read": (with_shape_read, ["Placeholder", "Relu"], None),
+}
 
 
-def test_a_separable_convolution_is_quantized_between_its_halves():
-    def function(a):
-        half = tf.nn.depthwise_conv2d(a, DEPTH, [1] * 4, "SAME")
-        return tf.nn.relu(biased(half, POINT))
+def test_results_are_quantized_where_kernels_end():
+    cases = {name: (f, (IMAGE,)) for name, (f, *_) in PLACED.items()}
+    cases["a shape is read"] = with_shape_read, (spec(None, 8, 8, 4),)
+    made, wrong = Together(cases), {}
+    parts = made.parts()
+    for name, part in parts.items():
+        _, wanted, kinds = PLACED[name]
+        found = sources(made.model, lambda op, name=name: made.is_of(op, name))
+        right = sorted(found) == wanted and kinds in (None, part.kinds)
+        most = 2 if name == "a bypass by itself" else 1
+        if not right or part.floats or part.most > most:
+            wrong[name] = found, part
+    assert wrong == {}
+    assert sorted(parts["product"].kinds) == ["CONV_2D", "LOGISTIC", "MUL"]
+    assert "before_a_bypass/conv_quant" in names(made.model)
+    kernels = {e.op: e.kernel for e in made.report.quantized}
+    (kernel,) = {kernels[f"fused/{op}"] for op in ("Relu", "BiasAdd", "Conv2D")}
+    assert kernel in kernels
 
-    result = converted(function, IMAGE)
-    types = ["DepthwiseConv2dNative", "Placeholder", "Relu"]
-    assert sorted(sources(result.model)) == types
-    assert result.kinds == ["DEPTHWISE_CONV_2D", "CONV_2D"]
-    assert result.most <= 1
+
+POOLED = {
+    "relu": lambda y: y,
+    "max_pool": lambda y: tf.nn.max_pool2d(y, 3, 1, "SAME"),
+    "pad": lambda y: tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]]),
+}
+
+
+def test_a_pool_shares_the_range_of_what_it_reads():
+    def pooling(before):
+        def function(a):
+            y = before(tf.nn.relu(biased(a)))
+            return tf.nn.avg_pool2d(y, 3, 1, "SAME"), biased(y, POINT)
+
+        return function, (IMAGE,)
+
+    made = Together({name: pooling(before) for name, before in POOLED.items()})
+    simulated = [op for op in made.model.graph.get_operations() if is_simulated(op)]
+    for name, part in made.parts().items():
+        (pool,), (relu,) = (
+            [
+                op
+                for op in simulated
+                if made.is_of(op.name, name) and op.inputs[0].op.type == kind
+            ]
+            for kind in ("AvgPool", "Relu")
+        )
+        pairs = zip(pool.inputs[1:], relu.inputs[1:], strict=True)
+        assert all(a is b for a, b in pairs), name
+        assert not part.floats, name
+        assert part.most <= 1, name
 
 
 def by_batch(a):
@@ -192,26 +212,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_are_int8(layer):
-    function, given = LAYERS[layer]
-    result = converted(function, given)
-    assert result.report.coverage == 1.0
-    assert not result.report.skipped
-    assert not result.floats
-    assert result.most <= 1
-
-
-def test_a_shape_that_is_read_on_the_way_does_not_part_a_kernel():
-    def function(a):
-        y = conv(a)
-        size = tf.shape(y)[0]
-        return tf.reshape(tf.nn.relu(tf.nn.bias_add(y, BIAS)), [size, -1])
-
-    result = converted(function, spec(None, 8, 8, 4))
-    assert not result.floats
-    assert result.most <= 1
-    assert sources(result.model) == ["Placeholder", "Relu"]
+def test_layers_are_int8():
+    parts = Together({n: (f, (given,)) for n, (f, given) in LAYERS.items()}).parts()
+    assert {n: p for n, p in parts.items() if not p.is_int8 or p.most > 1} == {}
 
 
 def test_what_decides_by_values_reads_them_quantized():
@@ -267,42 +270,45 @@ def _fixed(y):
     return tf.quantization.fake_quant_with_min_max_args(y, 0.0, 6.0)
 
 
-@pytest.mark.parametrize("kind", HANDED_ON)
-def test_a_fake_quant_is_seen_behind_what_hands_values_on(kind):
+def handed_on(hand):
+    last = weights(256, 4)
+
     def function(a):
-        y = _fixed(HANDED_ON[kind](tf.nn.relu6(biased(a))))
-        return biased(y, POINT) if y.shape.rank == 4 else y @ weights(256, 4)
+        y = _fixed(hand(tf.nn.relu6(biased(a))))
+        return biased(y, POINT) if y.shape.rank == 4 else y @ last
 
-    result = converted(function, IMAGE)
-    assert "Relu6" not in sources(result.model)
-    assert not result.floats
-    assert result.most <= 1
-    assert result.report.coverage == 1.0
+    return function
 
 
-@pytest.mark.parametrize("kind", SPLIT)
-def test_a_fake_quant_is_seen_behind_all_parts(kind):
-    def function(a):
-        parts = SPLIT[kind](tf.nn.relu6(biased(a)))
-        return [3.0 * _fixed(part) for part in parts]
-
-    result = converted(function, IMAGE)
-    assert "Relu6" not in sources(result.model)
-    assert not result.floats
-    assert result.most <= 1
+def split(parted):
+    return lambda a: [3.0 * _fixed(part) for part in parted(tf.nn.relu6(biased(a)))]
 
 
-def test_all_that_hands_values_on_has_to_be_quantized():
-    def function(a):
-        y = tf.nn.relu6(biased(a))
-        z = _fixed(tf.reshape(y, [1, 16, 16])) * 2.0
-        return {"y": y[:, 1:] * 2.0, "z": z}
+def partly_quantized(a):
+    y = tf.nn.relu6(biased(a))
+    z = _fixed(tf.reshape(y, [1, 16, 16])) * 2.0
+    return {"y": y[:, 1:] * 2.0, "z": z}
 
-    result = converted(function, IMAGE)
-    assert "Relu6" in sources(result.model)
-    assert not result.floats
-    both = lambda a: [_fixed(f(tf.nn.relu6(biased(a)))) for f in HANDED_ON.values()]  # noqa: E731
-    assert "Relu6" not in sources(converted(both, IMAGE).model)
+
+def all_quantized(a):
+    y = tf.nn.relu6(biased(a))
+    return [_fixed(hand(y)) for hand in HANDED_ON.values()]
+
+
+def test_a_fake_quant_is_seen_behind_what_hands_values_on():
+    functions = {name: handed_on(hand) for name, hand in HANDED_ON.items()}
+    functions |= {name: split(parted) for name, parted in SPLIT.items()}
+    functions |= {"partly": partly_quantized, "all": all_quantized}
+    made = Together({name: (f, (IMAGE,)) for name, f in functions.items()})
+    wrong = {}
+    for name, part in made.parts().items():
+        found = sources(made.model, lambda op, name=name: made.is_of(op, name))
+        right = ("Relu6" in found) == (name == "partly") and not part.floats
+        if name in SPLIT | HANDED_ON:
+            right &= part.is_int8 and part.most <= 1
+        if not right:
+            wrong[name] = found, part
+    assert wrong == {}
 
 
 def test_a_fake_quant_is_seen_before_weights_that_are_turned():
@@ -337,15 +343,18 @@ def test_a_number_that_is_an_index_is_no_input():
     assert "Placeholder" not in {entry.op_type for entry in report.quantized}
 
 
-@pytest.mark.parametrize("kind", ["constant", "variable"])
-def test_a_lookup_is_int8(kind):
-    value = weights(10, 4)
-    table = tf.constant(value) if kind == "constant" else tf.Variable(value)
-    given = spec(7, dtype=tf.int32)
-    result = converted(lambda a: tf.nn.embedding_lookup(table, a) @ MATRIX, given)
-    assert result.kinds == ["GATHER", "FULLY_CONNECTED"]
-    assert not result.report.skipped
-    assert result.most <= 1
+def test_a_lookup_is_int8():
+    given = (spec(7, dtype=tf.int32),)
+    tables = {"constant": tf.constant(weights(10, 4))}
+    tables["variable"] = tf.Variable(weights(10, 4))
+    cases = {
+        kind: (lambda a, t=table: tf.nn.embedding_lookup(t, a) @ MATRIX, given)
+        for kind, table in tables.items()
+    }
+    for part in Together(cases).parts().values():
+        assert part.kinds == ["GATHER", "FULLY_CONNECTED"]
+        assert not part.skipped
+        assert part.most <= 1
 
 
 def test_overrides():
