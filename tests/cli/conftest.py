@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,14 +48,29 @@ class Said:
     err: str
 
 
-@pytest.fixture
-def geutil(capsys):
-    """Return what runs the command."""
+class Command:
+    """Runs the command."""
 
-    def call(*arguments):
-        capsys.readouterr()
+    def __init__(self, capsys):
+        self._capsys = capsys
+
+    def __call__(self, *arguments):
+        self._capsys.readouterr()
         code = run(app, [str(argument) for argument in arguments])
-        said = capsys.readouterr()
+        said = self._capsys.readouterr()
         return Said(code, said.out, said.err)
 
-    return call
+    def done(self, *arguments, code=0):
+        """Return what it printed; unless told else, it did what was asked for."""
+        said = self(*arguments)
+        assert said.code == code, said
+        return said.out
+
+    def json(self, *arguments, code=0):
+        """Return what it tells programs."""
+        return json.loads(self.done(*arguments, "--json", code=code))
+
+
+@pytest.fixture
+def geutil(capsys):
+    return Command(capsys)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 from tests.processes import ROOT
@@ -15,13 +14,3 @@ def environment(**variables):
     """Return this process's environment, with geutil importable from anywhere."""
     inherited = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     return inherited | {"PYTHONPATH": str(ROOT)} | variables
-
-
-def run(*arguments, **variables):
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-    )

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from tests.cli.processes import environment, run
+from geutil.cli.app import app
+from geutil.cli.main import run
+from tests import tflite_files
+from tests.cli.processes import environment
 from tests.settings import needs_eager
-from tests.thorough import chosen
 
 pytestmark = [needs_eager]
 
@@ -18,13 +20,24 @@ pytestmark = [needs_eager]
 NAMED = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
 
 
-def complete_bash(line):
-    words = line.split(" ")
-    return run(
-        _GEUTIL_COMPLETE="complete_bash",
-        COMP_WORDS=line,
-        COMP_CWORD=str(len(words) - 1),
-    )
+@pytest.fixture
+def complete(capsys):
+    """Return what a shell asks for: the command, told so by variables."""
+
+    def ask(*arguments, **variables):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            capsys.readouterr()
+            try:
+                code = run(app, list(arguments))
+            except SystemExit as ended:
+                code = ended.code or 0
+        said = capsys.readouterr()
+        assert (code, said.err) == (0, "")
+        return said.out
+
+    return ask
 
 
 CASES = [
@@ -44,43 +57,35 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "expected"), CASES, ids=[line for line, _ in CASES])
-def test_bash(line, expected):
-    done = complete_bash(line)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == expected
+def test_bash(complete):
+    found = []
+    for line, _ in CASES:
+        asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        told = complete(_GEUTIL_COMPLETE="complete_bash", **asked)
+        found.append((line, told.split()))
+    assert found == CASES
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells(shell):
-    done = run(
-        _GEUTIL_COMPLETE=f"complete_{shell}",
-        _TYPER_COMPLETE_ARGS="geutil in",
-        _TYPER_COMPLETE_FISH_ACTION="get-args",
-    )
-    assert done.returncode == 0
-    assert "inspect" in done.stdout
-    assert "splice" not in done.stdout
+def test_other_shells(complete):
+    for shell in ("zsh", "fish"):
+        told = complete(
+            _GEUTIL_COMPLETE=f"complete_{shell}",
+            _TYPER_COMPLETE_ARGS="geutil in",
+            _TYPER_COMPLETE_FISH_ACTION="get-args",
+        )
+        assert "inspect" in told
+        assert "splice" not in told
+    asked = {"_TYPER_COMPLETE_ARGS": "geutil inspect ne"}
+    told = complete(_GEUTIL_COMPLETE="complete_zsh", **asked)
+    # It goes on to files.
+    assert told.strip() == "_files"
 
 
-def test_zsh_goes_on_to_files():
-    done = run(
-        _GEUTIL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="geutil inspect ne"
-    )
-    assert done.stdout.strip() == "_files"
-
-
-@pytest.mark.parametrize("shell", chosen(["bash", "zsh", "fish"], "bash"))
-def test_the_script_is_shown(shell):
-    done = run("--show-completion", shell, **NAMED)
-    assert done.returncode == 0
-    assert f"_GEUTIL_COMPLETE=complete_{shell}" in done.stdout
-
-
-@pytest.mark.parametrize("shell", chosen(["bash", "zsh", "fish"], "bash"))
-def test_the_script_is_installed(shell, tmp_path):
-    done = run("--install-completion", shell, HOME=str(tmp_path), **NAMED)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_shown_and_installed(complete, shell, tmp_path):
+    told = complete("--show-completion", shell, **NAMED)
+    assert f"_GEUTIL_COMPLETE=complete_{shell}" in told
+    complete("--install-completion", shell, HOME=str(tmp_path), **NAMED)
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert any(f"complete_{shell}" in p.read_text() for p in files)
 
@@ -108,36 +113,47 @@ echo "${{COMPREPLY[@]}}"
     assert done.stdout.split() == ["entropy"]
 
 
-WITHOUT_TENSORFLOW = [
-    ["--help"],
-    ["--version"],
-    ["quantize", "--help"],
-    ["--show-completion", "bash"],
-    # What is wrong with the arguments is said at once.
-    ["inspect", "/nowhere"],
-    ["fold", "/nowhere", "-o", "x"],
-    ["cut", "/nowhere", "-o", "x"],
-    ["check", "/", "/nowhere"],
-]
-
-
-@pytest.mark.parametrize("arguments", WITHOUT_TENSORFLOW, ids=" ".join)
-def test_tensorflow_is_not_imported(arguments):
-    code = f"""
+WITHOUT_TENSORFLOW = """
+--help
+--version
+quantize --help
+--show-completion bash
+inspect /nowhere
+fold /nowhere -o x
+cut /nowhere -o x
+check / /nowhere
+inspect mixed.tflite
+"""
+CODE = """
 import sys
 from geutil.cli.main import main
-sys.argv = ["geutil", *{arguments!r}]
-try:
-    main()
-finally:
-    print("imported:", *sorted({{"tensorflow", "numpy"}} & set(sys.modules)))
+for line in sys.argv[1].split("\\n"):
+    sys.argv = ["geutil", *line.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    imported = sorted({"tensorflow", "numpy"} & set(sys.modules))
+    print("imported by", line, code, *imported)
 """
+
+
+def test_tensorflow_is_not_imported(tmp_path):
+    """What is wrong with the arguments is said at once."""
+    (tmp_path / "mixed.tflite").write_bytes(tflite_files.mixed().blob)
+    lines = WITHOUT_TENSORFLOW.strip()
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", CODE, lines],
         env=environment(**NAMED),
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.splitlines()[-1] == "imported:"
     assert "Traceback" not in done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("imported by")]
+    *none, last = [
+        f"imported by {line} {int('/nowhere' in line)}" for line in lines.splitlines()
+    ]
+    # What is in a file of TFLite is read with numpy.
+    assert told == [*none, f"{last} numpy"]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.graph.tflite_runtime import new_interpreter
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 pytestmark = [needs_eager]
 
@@ -69,9 +70,8 @@ def test_batch(geutil, place, tmp_path):
         y = outputs_of(interpreter, archive["image"][:1])
     np.testing.assert_allclose(y, np.load(place / "expected.npy")[:1], atol=1e-5)
     (folder / "bad.pb").unlink()
-    said = geutil(*call)
-    assert said.code == 0
-    assert "1 of 1 model(s) done (1 before): fold,tflite" in said.out
+    said = geutil.done(*call)
+    assert "1 of 1 model(s) done (1 before): fold,tflite" in said
 
 
 def outputs_of(interpreter, x):
@@ -81,78 +81,42 @@ def outputs_of(interpreter, x):
     return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--pipeline", "folds"], "there is no step 'folds'"),
-        (["--pipeline", "quantize,tflite"], "pass --data to calibrate with"),
-        (["--pipeline", "fold", "--data", "random"], "leave --data out"),
-        (["--pipeline", "fold", "--timeout", "0"], "--timeout 0.0: pass seconds"),
-    ],
-)
-def test_what_batch_refuses(geutil, place, tmp_path, arguments, said):
-    told = geutil("batch", place / "net.keras", "-o", tmp_path / "out", *arguments)
-    assert told.code == 1
-    assert said in told.err
-    assert not (tmp_path / "out").exists()
-
-
+SOURCES = ["net.keras", "net.h5"]
 TARGETS = ["net", "net.pb", "net.pbtxt", "net.tflite"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("source", ["net.keras", "net.h5"])
-def test_what_is_converted_computes_the_same(geutil, place, tmp_path, source, target):
-    said = geutil("convert", place / source, "-o", tmp_path / target)
+@pytest.mark.parametrize(("source", "target"), crossed(SOURCES, TARGETS, together=1))
+def test_what_is_converted_computes_the_same_and_is_read(
+    geutil, place, tmp_path, source, target
+):
+    file = tmp_path / target
+    said = geutil("convert", place / source, "-o", file)
     assert (said.code, said.err) == (0, "")
     assert "largest difference from what was read: " in said.out
     out = tmp_path / "out.npz"
     data = ["--data", place / "data.npz"]
-    assert geutil("run", tmp_path / target, *data, "-o", out).code == 0
+    geutil.done("run", file, *data, "-o", out)
     with np.load(out) as archive:
         (found,) = (archive[name] for name in archive.files)
     expected = np.load(place / "expected.npy")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for read in (place / source, file)[: 1 + (target != "net.tflite")]:
+        assert geutil("ops", read, "--type", "Conv2D").out.count("\n") == 1
+        found = geutil.json("inspect", read, "--scopes")
+        assert len(found["scopes"]) > 1
+        assert found["bytes_total"] > 1000
+        geutil.done("diff", read, read)
+        geutil.done("check", place / source, read, "--samples", "1")
 
 
-@pytest.mark.parametrize("source", ["net.keras", "net.h5"])
-def test_layers_are_written_of_layers(geutil, place, tmp_path, source):
-    target = tmp_path / "new.keras"
-    said = geutil("convert", place / source, "-o", target, "--json")
-    assert said.code == 0, said.err
-    assert json.loads(said.out)["written"]["format"] == "keras"
-    with np.load(place / "data.npz") as archive:
-        found = tf.keras.models.load_model(target)(archive["image"])
-    np.testing.assert_array_equal(found, np.load(place / "expected.npy"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["net", "-o", "new.keras"], "holds a graph, which does not tell them"),
-        (["net", "-o", "new.h5"], "geutil does not write"),
-        (["net.keras", "-o", "new.keras", "--format", "pbtxt"], "--format is pbtxt"),
-        (["net.keras", "-o", "net.keras"], "pass --force"),
-        (["net.keras", "-o", "new.pb", "--tf-ops"], "--tf-ops is for .tflite files"),
-    ],
-)
-def test_conversions_that_are_refused(
-    geutil, place, folder, tmp_path, monkeypatch, arguments, said
-):
-    monkeypatch.chdir(tmp_path)
-    for name, where in (("net", folder), ("net.keras", place)):
-        (tmp_path / name).symlink_to(where / name)
-    found = geutil("convert", *arguments)
-    assert (found.code, found.out) == (1, "")
-    assert said in found.err
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_name_that_does_not_say_the_format(geutil, place, tmp_path):
-    target = tmp_path / "odd.name"
-    said = geutil("convert", place / "net.keras", "-o", target, "--format", "pbtxt")
-    assert said.code == 0
-    assert "not run beside what was read: '.name' does not say" in said.out
+def test_layers_are_written_of_layers(geutil, place, tmp_path):
+    for source in SOURCES:
+        target = tmp_path / f"{source}.keras"
+        said = geutil.json("convert", place / source, "-o", target)
+        assert said["written"]["format"] == "keras"
+        with np.load(place / "data.npz") as archive:
+            found = tf.keras.models.load_model(target)(archive["image"])
+        np.testing.assert_array_equal(found, np.load(place / "expected.npy"))
 
 
 def test_ops_that_tensorflow_lite_lacks(geutil, words, tmp_path):
@@ -165,12 +129,14 @@ def test_ops_that_tensorflow_lite_lacks(geutil, words, tmp_path):
     said = geutil("convert", words / "net", "-o", target, "--tf-ops")
     assert (said.code, said.err) == (0, "")
     assert b"FlexAsString" in target.read_bytes()
+    said = geutil("run", target, "--data", words / "data.npz")
+    assert said.code == 1
+    assert "has ops of TensorFlow (" in said.err
 
 
 def test_what_outputs_hold(geutil, place, folder):
-    said = geutil("run", place / "net.keras", "--data", place / "data.npz")
-    assert said.code == 0
-    ((name, dtype, shape, *numbers),) = (x.split("\t") for x in said.out.splitlines())
+    said = geutil.done("run", place / "net.keras", "--data", place / "data.npz")
+    ((name, dtype, shape, *numbers),) = (x.split("\t") for x in said.splitlines())
     expected = np.load(place / "expected.npy")
     assert (name, dtype, shape) == ("last", "float32", "[6,5]")
     wanted = [expected.min(), expected.max(), expected.mean()]
@@ -186,9 +152,8 @@ def test_what_outputs_hold(geutil, place, folder):
 
 def test_strings_nothing_and_totals(geutil, words, tmp_path):
     target, data = tmp_path / "out.npz", ["--data", words / "data.npz"]
-    said = geutil("run", words / "net", *data, "-o", target)
-    assert said.code == 0, said.err
-    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in said.out.splitlines()}
+    said = geutil.done("run", words / "net", *data, "-o", target)
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in said.splitlines()}
     assert rows["file"] == ["string", "[6,4]", "-", "-", "-"]
     assert rows["empty"] == ["float32", "[0,4]", "-", "-", "-"]
     assert rows["total"] == ["float32", "[]", "276", "276", "276"]
@@ -205,16 +170,16 @@ def test_outputs_are_compared(geutil, place, folder, tmp_path):
     m = model.open(str(first))
     m.outputs["last"] = _plus(m, m.outputs["last"], 0.25)
     m.save(other)
-    assert geutil("run", first, *data, "--against", first).code == 0
+    geutil.done("run", first, *data, "--against", first)
     said = geutil("run", first, *data, "--against", other)
     assert said.code == 1
     assert "last: largest difference 0.25 absolute" in said.out
     assert "sample" not in said.out
-    told = json.loads(geutil("run", first, *data, "--against", other, "--json").out)
+    told = geutil.json("run", first, *data, "--against", other, code=1)
     assert told["equal"] is False
     assert told["differences"][0]["absolute"] == pytest.approx(0.25, rel=1e-5)
     near = ["--against", other, "--atol"]
-    assert geutil("run", first, *data, *near, "0.26").code == 0
+    geutil.done("run", first, *data, *near, "0.26")
     assert geutil("run", first, *data, *near, "0.24").code == 1
 
 
@@ -226,12 +191,12 @@ def _plus(m, tensor, number):
 def test_a_file_is_run_in_the_steps_of_its_own(geutil, place, tmp_path):
     file, out = tmp_path / "q.tflite", tmp_path / "out.npz"
     data = ["--data", place / "data.npz"]
-    assert geutil("quantize", place / "net.keras", "-o", file, *data).code == 0
+    geutil.done("quantize", place / "net.keras", "-o", file, *data)
     said = geutil("run", file, *data, "-o", out, "--against", place / "net.keras")
     assert said.code == 1
     assert "(too much)" in said.out
     near = ["--against", place / "net.keras", "--atol", "0.05"]
-    assert geutil("run", file, *data, *near).code == 0
+    geutil.done("run", file, *data, *near)
     # By hand, one sample at a time: integers in, integers out.
     interpreter = new_interpreter(file.read_bytes())
     interpreter.allocate_tensors()
@@ -254,62 +219,13 @@ def test_a_model_of_one_batch_size(geutil, place, tmp_path):
     data = ["--data", place / "data.npz"]
     for size, code in (("2", 0), ("4", 1)):
         fixed = tmp_path / f"fixed{size}"
-        assert geutil("batch-size", place / "net.keras", size, "-o", fixed).code == 0
+        geutil.done("batch-size", place / "net.keras", size, "-o", fixed)
         for name in (fixed, tmp_path / f"fixed{size}.tflite"):
             if name is not fixed:
-                assert geutil("convert", fixed, "-o", name).code == 0
+                geutil.done("convert", fixed, "-o", name)
             said = geutil("run", name, *data, "--against", place / "net.keras")
             assert said.code == code, said
             assert ("a multiple of 4 samples" in said.err) is bool(code)
-
-
-REFUSED = [
-    (["--data", "other.npz"], "no array for input 'image'"),
-    (["--data", "more.npz"], "an array 'label' for no input"),
-    (["--data", "wide.npz"], "convert it first"),
-    (["--data", "none.npz"], "there is no data"),
-    (["--data", "empty.npz"], "has no sample"),
-    (["--data", "data.npz", "--rtol", "1"], "--against"),
-    (["--data", "data.npz", "-o", "out.txt"], ".npz"),
-    (["--data", "data.npz", "-o", "data.npz"], "--force"),
-    (["--data", "data.npz", "--against", "none"], "there is nothing at"),
-]
-
-
-@pytest.mark.parametrize("form", ["net.keras", "net.tflite"])
-@pytest.mark.parametrize(("options", "said"), REFUSED, ids=str)
-def test_runs_that_are_refused(
-    geutil, place, tmp_path, monkeypatch, form, options, said
-):
-    monkeypatch.chdir(tmp_path)
-    with np.load(place / "data.npz") as archive:
-        image = archive["image"]
-    np.savez("data.npz", image=image)
-    np.savez("other.npz", picture=image)
-    np.savez("more.npz", image=image, label=np.zeros(6))
-    np.savez("wide.npz", image=np.zeros([6, 8, 8, 4], np.float32))
-    np.savez("empty.npz")
-    if form == "net.tflite":
-        converted = geutil("convert", place / "net.keras", "-o", form)
-        assert converted.code == 0
-    else:
-        (tmp_path / form).symlink_to(place / form)
-    found = geutil("run", form, *options)
-    assert (found.code, found.out) == (1, "")
-    (line,) = found.err.splitlines()
-    assert said in line
-
-
-def test_files_that_are_not_run(geutil, place, words, tmp_path):
-    file, data = tmp_path / "net.tflite", ["--data", place / "data.npz"]
-    assert geutil("convert", place / "net.keras", "-o", file).code == 0
-    said = geutil("run", file, *data, "--signature", "nope")
-    assert "has no signature 'nope'; it has ['serving_default']" in said.err
-    flex = tmp_path / "flex.tflite"
-    assert geutil("convert", words / "net", "-o", flex, "--tf-ops").code == 0
-    said = geutil("run", flex, "--data", words / "data.npz")
-    assert said.code == 1
-    assert "has ops of TensorFlow (" in said.err
 
 
 def test_names_that_python_cannot_call(geutil, tmp_path):
@@ -324,39 +240,15 @@ def test_names_that_python_cannot_call(geutil, tmp_path):
     assert "largest difference from what was read: 0, on 2" in said.out
     np.savez(data, **{"in/x": np.ones([3, 2], np.float32)})
     against = ["--against", tmp_path / "net.pb", "--json"]
-    said = geutil("run", file, "--data", data, *against)
-    assert said.code == 0, said
-    told = json.loads(said.out)
+    said = geutil.done("run", file, "--data", data, *against)
+    told = json.loads(said)
     means = {entry["name"]: entry["mean"] for entry in told["outputs"]}
     assert means == {"to/a": 2.0, "in": 3.0}
     assert [each["absolute"] for each in told["differences"]] == [0.0, 0.0]
     # Files of geutil.quantize have other names, which mean the same.
     options = ["--scheme", "float16", "--force"]
-    assert geutil("quantize", tmp_path / "net.pb", "-o", file, *options).code == 0
-    said = geutil("run", file, "--data", data, *against)
-    assert said.code == 0, said
-    told = json.loads(said.out)
+    geutil.done("quantize", tmp_path / "net.pb", "-o", file, *options)
+    said = geutil.done("run", file, "--data", data, *against)
+    told = json.loads(said)
     means = {entry["name"]: entry["mean"] for entry in told["outputs"]}
     assert means == {"to_a": 2.0, "in_": 3.0}
-
-
-def test_a_file_with_two_signatures_is_not_run(geutil, tmp_path):
-    class Both(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([1, 2], name="x")])
-        def one(self, x):
-            return {"y": x + 1.0}
-
-        @tf.function(input_signature=[tf.TensorSpec([1, 2], name="x")])
-        def two(self, x):
-            return {"y": x + 2.0}
-
-    both = Both()
-    signatures = {"one": both.one, "two": both.two}
-    tf.saved_model.save(both, str(tmp_path / "both"), signatures=signatures)
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "both"))
-    (tmp_path / "both.tflite").write_bytes(converter.convert())
-    np.savez(tmp_path / "data.npz", x=np.ones([1, 2], np.float32))
-    data = ["--data", tmp_path / "data.npz"]
-    said = geutil("run", tmp_path / "both.tflite", *data)
-    assert said.code == 1
-    assert "has 2 signatures" in said.err

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from geutil.cli import child
 from geutil.cli.output import counted, show_rows, working
 from tests.cli.processes import COMMAND, environment
 from tests.processes import run_python
@@ -40,7 +41,7 @@ def terminal():
         with os.fdopen(other, "w") as file:
             yield file, said
     finally:
-        reader.join(10)
+        reader.join(300)
         os.close(main)
 
 
@@ -48,12 +49,16 @@ def shown(said):
     return "".join(said)
 
 
-def test_a_bar_counts(monkeypatch):
+def test_a_bar_counts_and_what_has_no_total_shows_the_time(monkeypatch):
     with terminal() as (file, said), monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", file)
         assert list(counted("abc", "calibrating", 3)) == ["a", "b", "c"]
+        with working("opening net"):
+            pass
     assert "calibrating" in shown(said)
     assert "3/3" in shown(said)
+    assert "opening net" in shown(said)
+    assert re.search(r"\d:\d\d:\d\d", shown(said))
 
 
 def test_an_error_ends_the_bar(monkeypatch):
@@ -67,15 +72,6 @@ def test_an_error_ends_the_bar(monkeypatch):
             list(counted(items(), "calibrating", 3))
     hidden, shown_again = "\x1b[?25l", "\x1b[?25h"
     assert shown(said).rindex(shown_again) > shown(said).rindex(hidden)
-
-
-def test_what_has_no_total_shows_the_time(monkeypatch):
-    with terminal() as (file, said), monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", file)
-        with working("opening net"):
-            pass
-    assert "opening net" in shown(said)
-    assert "0:00:0" in shown(said)
 
 
 def test_tables_fit_into_a_terminal(monkeypatch):
@@ -129,34 +125,33 @@ def test_progress_goes_to_a_terminal_and_the_result_into_a_pipe(folder, tmp_path
     assert "oneDNN" not in shown(said)
 
 
+def as_child(folder):
+    """Return variables of a process that needs no child: it is one."""
+    noted = folder / "noted"
+    noted.touch()
+    return {child._VARIABLE: str(noted)}
+
+
 def test_a_pipe_gets_the_result_alone(folder, tmp_path):
-    file = tmp_path / "net.tflite"
-    arguments = ["-o", file, "--data", folder / "data.npz"]
+    target = ["-o", tmp_path / "q", "--data", folder / "data.npz"]
     # Wishes for colours are for terminals.
     done = run_python(
         *COMMAND[1:],
-        *("quantize", folder / "net", *arguments),
-        environment=environment(FORCE_COLOR="1"),
+        *("quantize", folder / "net", *target),
+        environment=environment(FORCE_COLOR="1", **as_child(tmp_path)),
     )
-    assert done.returncode == 0
-    assert done.stderr == b""
+    assert (done.returncode, done.stderr) == (0, b"")
     assert b"\x1b" not in done.stdout
     assert b"coverage 1.000" in done.stdout
 
 
-def test_who_reads_may_leave(folder):
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as closed:
-        done = subprocess.run(
-            [*COMMAND, "ops", str(folder / "net")],
-            env=environment(),
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (1, "")
+def test_who_reads_may_leave(folder, tmp_path):
+    leave = "import os; ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 1); "
+    done = run_python(
+        *("-c", leave + COMMAND[-1], "ops", folder / "net"),
+        environment=environment(**as_child(tmp_path)),
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_what_tensorflow_says_when_it_does_not_start_is_shown(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.cli import wording
+from geutil.cli.app import app
 from geutil.cli.output import cut_in_middle
+from tests import tflite_files
 from tests.processes import ROOT
 from tests.settings import needs_eager
 
@@ -44,6 +47,8 @@ def wrong(folder, tmp_path_factory):
     signatures = {"one": both.one, "text": both.text}
     tf.saved_model.save(both, str(place / "both"), signatures=signatures)
     tf.saved_model.save(tf.Module(), str(place / "none"))
+    layers = [tf.keras.Input([3, 2], name="x"), tf.keras.layers.LSTM(2)]
+    tf.keras.Sequential(layers).save(place / "lstm.keras")
     (place / "net").symlink_to(folder / "net")
     m = model.open(str(folder / "net"))
     m.save(place / "net.tflite", "tflite")
@@ -51,29 +56,72 @@ def wrong(folder, tmp_path_factory):
     m.rename(outputs={next(iter(m.outputs)): "other"}).save(place / "other")
     m.rename(inputs={"image": "pixels"}).save(place / "pixels")
     m.rename(inputs={"image": "a/b"}).save(place / "slash.pb", "graph_def")
-    (place / "taken").mkdir()
+    m.outputs["more"] = next(iter(m.outputs.values()))
+    m.save(place / "more")
+    (place / "two.tflite").write_bytes(tflite_files.two_signatures().blob)
+    for name in ("taken", "page.html", "damaged"):
+        (place / name).mkdir()
+    for name in ("small.keras", "small.h5", "small.onnx", "there.html", "text.npz"):
+        (place / name).write_text("somebody's work")
     (place / "plan.json").write_text("{}")
+    for name in ("damaged/saved_model.pb", "damaged.pb", "damaged.pbtxt"):
+        (place / name).write_bytes(b"\xff\xfe nothing that anybody reads")
+    (place / "damaged.keras").write_bytes(b"\xff\xfe nothing that anybody reads")
+    (place / "empty.tflite").touch()
+    (place / "short.tflite").write_bytes(b"\0\0\0\0TFL3")
+    (place / "odd.tflite").write_bytes(b"\x20\0\0\0TFL3" + bytes(range(200)))
     with np.load(folder / "data.npz") as archive:
-        np.savez(place / "data.npz", image=archive["image"])
-        np.savez(place / "named.npz", picture=archive["image"])
-        np.savez(place / "wide.npz", image=np.zeros([2, 8, 8, 4], np.float32))
+        image = archive["image"]
+    np.savez(place / "data.npz", image=image)
+    np.savez(place / "named.npz", picture=image)
+    np.savez(place / "more.npz", image=image, label=np.zeros(6))
+    np.savez(place / "apart.npz", image=image, other=np.zeros(3))
+    np.savez(place / "wide.npz", image=np.zeros([2, 8, 8, 4], np.float32))
     np.savez(place / "empty.npz")
+    np.save(place / "array.npy", image)
+    (place / "cut.npy").write_bytes(b"PK\3\4 and no more")
     return place
 
 
+USAGE = """
+nonsense | nonsense & see `geutil --help`
+fold | see `geutil fold --help`
+fold net -o new --format png | see `geutil fold --help`
+fold net -o new --nonsense | see `geutil fold --help`
+"""
 ERRORS = """
 inspect nowhere | there is nothing at
+inspect '' | the path is empty
 inspect plan.json | pass a SavedModel
+inspect small.onnx | SavedModel directory & .tflite
+inspect empty.tflite | empty.tflite & convert
+inspect short.tflite | short.tflite & convert
+inspect odd.tflite | odd.tflite & convert
+inspect damaged | damaged
+inspect damaged.pb | damaged
+inspect damaged.pbtxt | damaged
+inspect damaged.keras | damaged
+inspect net --signature serving_default | --signature goes with --scopes
+inspect net.tflite --signature one | --signature is of models
+ops damaged | damaged
+ops damaged.pb | damaged
+ops damaged.pbtxt | damaged
+ops damaged.keras | damaged
+ops empty.tflite | SavedModel directory
+ops short.tflite | is a TensorFlow Lite model & `geutil run` & inspect
 ops both | pass --signature with one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops none | save it again with a signature
-ops net --regex ( | no regular expression
+ops net --regex ( | no regular expression & re.escape
+cut net -o new | --input or --to
 cut net -o new --to nope | scope 'nope'; similar are
 cut net -o new --to out=nope | scope 'nope'; similar are
+cut net -o new --to nothing | nothing & its ends are
 cut net -o new --to Mat | similar are
 cut net -o new --input Mat | similar are
 cut net -o new --input first --to image | no output depends on 'first'
 cut net -o taken --to image | pass --force
+cut net -o no/where --to image | no directory
 splice net other -o new --replace nope=other | 'nope'
 splice net both -o new --replace image=y | pass --other-signature with one of
 splice net both -o new --replace image=y --other-signature nope | no signature 'nope'
@@ -81,60 +129,148 @@ splice net other -o new --replace image=nope | 'nope'; it has
 rename net -o new --input nope=a | 'nope'; there are
 rename net -o new --to nope=a | 'nope'; there are
 rename net -o new --result nope=a | 'nope'; there are
+rename net -o new --input half | old=new
+rename net -o new --input =b | old=new
+rename net -o new --input a= | old=new
 rename net -o new | --input, --to or --to-signature
 rename net -o new --input image=a/b | `geutil rename --input 'a/b=a_b'`
 batch-size net many -o new | 'any'
+batch-size net 0 -o new | 'any'
+batch-size net -o new -- -3 | 'any'
 strip net -o new --keep nope | 'nope'
 strip slash.pb -o new | `geutil rename --input 'a/b=a_b'`
 strip both --signature text -o new.tflite | `geutil convert --tf-ops`
 unroll net -o new | has no loop
+unroll lstm.keras -o new --max-ops 20 | pass --max-ops, or --loop
 fold net -o new.onnx | does not write
+fold net.pb -o small.keras --force | geutil does not write & .pb, .pbtxt, .tflite
+fold damaged.pb -o small.h5 --force | geutil does not write & .pb, .pbtxt, .tflite
+fold damaged.pb -o small.onnx --force | geutil does not write & .pb, .pbtxt, .tflite
+fold net -o new --scope nope | there is no layer or scope 'nope'
 fold both -o new | pass --signature with one of ['one', 'text']
+bits net --data data.npz | pass --size or --noise
+bits net --data data.npz --size 1 --noise 1 | pass --size or --noise
+bits net --data data.npz --size half | --size half is no size
+bits net --data data.npz --size 1% | the smallest takes
+bits net --data data.npz --size 60% -o data.npz | data.npz' is there already
 bits net --data data.npz --size 101% | --size
 bits net --data empty.npz --size 90% | empty
 quantize net -o new --data named.npz | 'image'
+quantize net -o new --data empty.npz | empty
+quantize net -o new.tflite | --data
+quantize net -o new.tflite --data text.npz | numpy.savez
 quantize net -o new --skip ( | no regular expression
-quantize net -o new --bits plan.json | `geutil bits -o` writes one
+quantize net -o new --bits nowhere.json | no plan of bits at
+quantize net -o new --bits plan.json | no plan of bits & `geutil bits -o` writes one
+quantize net -o new --rounding adaround | --rounding adaround needs data; pass --data
+quantize net -o new --order least_memory | name the output so, or pass --format tflite
 quantize net -o new --scheme int16x8 --weight-bits 4 | bits
 quantize net -o new.tflite --data wide.npz | 'image'
 calibrate net -o new --data data.npz | `geutil quantize`
 calibrate net -o new.tflite --data data.npz | `geutil quantize`
 memory net --budget much | 1.5GB
-memory net.pb | frozen
+memory net --extra-time 5 | '20%'
+memory net --budget 50% --extra-time 5% | ask one
+memory net --largest-batch | --memory
+memory net --largest-batch --memory 4MB --extra-time 5% | leave out others
+memory net --largest-batch --memory 4MB --curve | ask one
+memory net --html there.html | --force
+memory net --size 8,8,3 | input=8,8,3
+memory net --size image= | input=8,8,3
+memory net --size image=8,x | input=8,8,3
+memory net --size x=8,8,3 | ['image']
+memory net.pb | frozen from
 diff net nowhere | there is nothing at
 check net other --data named.npz | 'picture'
+check net net --data array.npy | numpy.savez
+check net net --data cut.npy | numpy.savez
+check net net --data apart.npz | different numbers of samples
+check net net --data none.npz | there is no data
+check net net --data taken | no .npz file & numpy.savez
+check net more | do not match
 check net pixels | `geutil rename --input`
 check both net | pass --signature with one of
 check net.tflite --against net --data data.npz --layers | `geutil quantize`
-convert net -o new.keras | holds a graph
+convert net -o new.keras | holds a graph, which does not tell them
+convert net -o new.h5 | geutil does not write
+convert lstm.keras -o new.keras --format pbtxt | --format is pbtxt
+convert lstm.keras -o lstm.keras | pass --force
+convert net -o new.pb --tf-ops | --tf-ops is for .tflite files
 convert both --signature text -o new.tflite | `geutil convert --tf-ops`
 convert net.tflite -o new | `geutil run`
-run net --data wide.npz | convert it first
+run NET --data named.npz | no array for input 'image'
+run NET --data more.npz | an array 'label' for no input
+run NET --data wide.npz | convert it first
+run NET --data none.npz | there is no data
+run NET --data empty.npz | has no sample
+run NET --data data.npz --rtol 1 | --against
+run NET --data data.npz -o new.txt | .npz
+run NET --data data.npz -o data.npz | --force
+run NET --data data.npz --against nowhere | there is nothing at
 run net --data data.npz --against pixels | 'pixels'
+run net.tflite --data data.npz --signature nope | 'nope'; it has ['serving_default']
+run two.tflite --data data.npz | has 2 signatures
 batch nowhere -o new --pipeline fold | there is nothing at
-batch net -o new --pipeline folds | the steps are fold
+batch net -o new --pipeline folds | there is no step 'folds' & the steps are fold
 batch net -o new --pipeline quantize,tflite | pass --data to calibrate with
 batch net -o new --pipeline quantize:rounding=gptq | pass --data
 batch net -o new --pipeline fold --data random | leave --data out
 batch net -o new --pipeline fold --timeout 0 | --timeout 0.0: pass seconds
+view short.tflite -o new.html | short.tflite & convert
+view net -o new.html --memory --training | one of the two
+view net -o new.html --size x=1 | --size goes with
+view net -o there.html | --force
+view net -o page.html --force | is a directory
 view net.tflite -o taken | .html
 """
 
 
-@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
-def test_errors_in_the_words_of_the_command(geutil, wrong, monkeypatch, line):
+def rows(table):
+    """Return the calls of a table, each with the words that its refusal has."""
+    found = []
+    for line in table.strip().splitlines():
+        call, _, words = line.partition(" | ")
+        for form in ("net", "net.tflite") if " NET " in call else ("",):
+            found.append((shlex.split(call.replace("NET", form)), words.split(" & ")))
+    return found
+
+
+def files_of(place):
+    return {path: path.stat().st_size for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(c[0] for c, _ in rows(ERRORS)))
+def test_errors_in_the_words_of_the_command(geutil, wrong, monkeypatch, command):
+    """In one line, without a word of Python; nothing is written."""
     monkeypatch.chdir(wrong)
-    command, _, words = line.partition(" | ")
-    said = geutil(*command.split())
-    new = wrong / command.partition(" -o ")[2].partition(" ")[0]
-    is_new = new.name.startswith("new") and new.exists()
-    if is_new:
-        new.rename(new.with_name(f"written-{len(list(wrong.iterdir()))}"))
-    assert said.code != 0, said
-    assert not is_new
-    (told,) = said.err.splitlines()
-    assert words in told
-    assert OF_PYTHON.search(told) is None, told
+    before = files_of(wrong)
+    found = {}
+    for call, words in rows(ERRORS):
+        if call[0] == command:
+            said = geutil(*call)
+            lines = said.err.splitlines()
+            is_told = len(lines) == 1 and all(word in lines[0] for word in words)
+            # What was typed is told as it was.
+            own = re.sub("|".join(re.escape(f"'{c}'") for c in call), "", said.err)
+            is_told = is_told and not OF_PYTHON.search(own)
+            if not is_told or said.code not in (1, 2) or said.out:
+                found[" ".join(call)] = said
+    assert found == {}
+    assert files_of(wrong) == before
+
+
+def test_wrong_use_points_to_the_help_of_the_command(geutil):
+    for call, words in rows(USAGE):
+        said = geutil(*call)
+        (line,) = said.err.splitlines()
+        assert line.startswith("geutil: ")
+        assert [word for word in words if word not in line] == []
+        assert said.code == 2
+
+
+def test_every_command_has_an_error_in_the_table():
+    listed = {call[0] for call, _ in rows(ERRORS)}
+    assert listed == {command.name for command in app.registered_commands}
 
 
 def test_what_is_not_known_is_told_in_words(geutil, wrong):
@@ -143,9 +279,6 @@ def test_what_is_not_known_is_told_in_words(geutil, wrong):
     again = geutil("inspect", wrong / "both", "--scopes", "--signature", "one")
     assert "not known" not in again.out
     assert "ops by scope" in again.out
-    lite = geutil("inspect", wrong / "net.tflite", "--signature", "one")
-    assert lite.code == 1
-    assert "--signature is of models" in lite.err
 
 
 def test_reports_are_told_in_words(geutil, wrong, tmp_path):
@@ -154,13 +287,6 @@ def test_reports_are_told_in_words(geutil, wrong, tmp_path):
     assert said.code == 0
     assert "with `geutil fold`" in said.out
     assert "fold_batch_norms" not in said.out + said.err
-
-
-def test_every_command_has_an_error_in_the_table(geutil):
-    listed = {line.split()[0] for line in ERRORS.strip().splitlines()}
-    from geutil.cli.app import app
-
-    assert listed == {command.name for command in app.registered_commands}
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +310,16 @@ def _part(value):
     return "'x'" if getattr(value, "conversion", -1) == ord("r") else "x"
 
 
-@pytest.mark.parametrize("phrase", [phrase for phrase, _ in wording._PHRASES])
-def test_each_phrase_is_one_of_the_library(said_by_the_library, phrase):
-    assert any(re.search(phrase, text) for text in said_by_the_library)
-
-
-@pytest.mark.parametrize("words", [words for _, words in wording._PHRASES])
-def test_what_stands_for_it_is_none_of_python(words):
-    assert OF_PYTHON.search(words) is None
+def test_each_phrase_is_one_of_the_library_and_is_told_in_other_words(
+    said_by_the_library,
+):
+    unknown = [
+        phrase
+        for phrase, _ in wording._PHRASES
+        if not any(re.search(phrase, text) for text in said_by_the_library)
+    ]
+    assert unknown == []
+    assert [w for _, w in wording._PHRASES if OF_PYTHON.search(w)] == []
 
 
 def test_warnings_are_told_as_refusals_are(geutil, tmp_path):
