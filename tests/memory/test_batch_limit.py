@@ -8,6 +8,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import gradients
 from geutil.memory import largest_batch, measure, predict
+from tests.memory.refusals import refused
 from tests.processes import forked
 
 WIDTH = 96
@@ -75,7 +76,7 @@ def test_what_fits_at_the_ends_of_the_range():
 
 def test_what_is_no_memory_or_no_number_is_refused():
     for memory in ("much", 0, -5, None, True, float("inf")):
-        with pytest.raises(ArgumentTypeError, match="8GB"):
+        with refused(ArgumentTypeError, "8GB", memory):
             largest_batch(step, memory)
     with pytest.raises(ArgumentTypeError, match="most is a number from 1 up"):
         largest_batch(step, "1GB", most=0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
 from geutil.memory import Node, Program, execution_order, predict, simulate, worst_case
 from geutil.memory.bounds import heaviest_closure, worst_of
+from tests.memory.refusals import refused
 from tests.memory.test_simulation import chain, programs
 from tests.memory.tracing import traced_peaks
 from tests.thorough import examples, length
@@ -176,7 +177,7 @@ def test_threads_are_a_number_from_1_up():
     with tf.Graph().as_default():
         y = tf.ones([2]) * 2.0
     for threads in (0, -1, 1.5, True, "2"):
-        with pytest.raises(ArgumentTypeError, match="from 1 up"):
+        with refused(ArgumentTypeError, "from 1 up", threads):
             worst_case(y, threads=threads)
 
 

@@ -85,10 +85,7 @@ BY_HAND = {
         2 * 7 * 8 * 3 * 5,
     ),
     # Groups of 3 channels: each output channel sees 3 of the 6.
-    "grouped": (
-        lambda: convolution((2, 8, 8, 6), (3, 3, 3, 4)),
-        2 * 8 * 8 * 4 * 9 * 3,
-    ),
+    "grouped": (lambda: convolution((2, 8, 8, 6), (3, 3, 3, 4)), 2 * 8 * 8 * 4 * 9 * 3),
     "dilated": (
         lambda: convolution((1, 8, 8, 2), (3, 3, 2, 4), dilations=2),
         8 * 8 * 4 * 9 * 2,

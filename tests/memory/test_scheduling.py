@@ -146,10 +146,7 @@ def test_what_is_used_up_at_once_runs_in_one_burst():
 
 
 def test_a_cycle_is_refused():
-    nodes = [
-        Node("x", "Op", [], [0], controls=[1]),
-        Node("y", "Op", [0], [1]),
-    ]
+    nodes = [Node("x", "Op", [], [0], controls=[1]), Node("y", "Op", [0], [1])]
     with pytest.raises(PredictionError, match="waits for itself"):
         frugal_order(Program(nodes, [1, 1], [1]))
 

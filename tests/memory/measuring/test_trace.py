@@ -85,11 +85,9 @@ def test_single_records():
 
 def test_the_memory_of_a_gpu_and_that_of_its_host_stay_apart():
     metadata = metadata_of(("a", 1, [(2, 30)], []), allocator="GPU_0_bfc")
+    metadata.MergeFrom(metadata_of(("b", 3, [(4, 50)], []), allocator="gpu_host_bfc"))
     metadata.MergeFrom(
-        metadata_of(("b", 3, [(4, 50)], []), allocator="gpu_host_bfc"),
-    )
-    metadata.MergeFrom(
-        metadata_of(("a", 1, [(2, 30)], []), device="/device:GPU:0/stream:all"),
+        metadata_of(("a", 1, [(2, 30)], []), device="/device:GPU:0/stream:all")
     )
     assert trace(metadata, device="GPU:0").peak == 30
     assert trace(metadata, device="CPU:0").peak == 50
