@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from tests.quantize.converted import opened, samples, spec
+from tests.quantize.converted import Together, opened, samples, spec
 from tests.settings import needs_eager
-from tests.thorough import crossed
+from tests.thorough import some
 
 pytestmark = needs_eager
 
@@ -77,27 +79,28 @@ MASKED = {
 }
 
 
-@pytest.mark.parametrize(("case", "method"), crossed(MASKED, METHODS, together=1))
-def test_masks_do_not_count(case, method):
-    function = MASKED[case]
-    m = opened(function, ROWS)
-    quantize(m, is_training=False)
+def test_masks_do_not_count():
+    made = Together({case: (function, (ROWS,)) for case, function in MASKED.items()})
+    m = made.model
     # Small values, of which the lowest is not far from the others.
     data = [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
-    report = calibrate(m, data, method)
-    for low, high in report.ranges.values():
-        assert np.all(np.isfinite(low))
-        assert np.all(np.isfinite(high))
-    x = data[0]["a"]
-    exact = function(tf.constant(x)).numpy()
-    (found,) = m.run(a=x).values()
-    tolerance = 0.3 if method in ("entropy", "moving_average") else 0.05
-    # A log of values near zero has no end.
-    assert case == "dead" or np.abs(found - exact).max() < tolerance
-    blob = to_int8(m)
-    comparison = compare_int8(m, blob, data)
-    assert comparison.float_ops == ()
-    assert comparison.most <= 2
+    for method in METHODS:
+        report = calibrate(m, data, method)
+        assert np.all(np.isfinite(np.hstack([*map(np.ravel, report.ranges.values())])))
+        found = m.run(**data[0])
+        tolerance = 0.3 if method in ("entropy", "moving_average") else 0.05
+        off = {}
+        for case, function in MASKED.items():
+            (x,) = (v for n, v in data[0].items() if made.is_of(n, case))
+            (y,) = (v for n, v in found.items() if made.is_of(n, case))
+            off[case] = np.abs(y - function(tf.constant(x)).numpy()).max()
+        # A log of values near zero has no end.
+        del off["dead"]
+        assert {case: d for case, d in off.items() if d >= tolerance} == {}, method
+        if method == "best":
+            comparison = compare_int8(m, to_int8(m), data)
+            assert comparison.float_ops == ()
+            assert {o.output: o.most for o in comparison.outputs if o.most > 2} == {}
 
 
 CULPRITS = {
@@ -179,9 +182,23 @@ COMPARED = {
 }
 
 
-@pytest.mark.parametrize(("case", "scale"), crossed(COMPARED, SCALES, together=1))
-def test_comparisons_are_right_at_any_scale(case, scale):
-    m = opened(lambda x: tf.where(COMPARED[case](x * scale, scale), x, -x), spec(4, 4))
+def chosen_by(compare, scale):
+    function = lambda x: tf.where(compare(x * scale, scale), x, -x)  # noqa: E731
+    return function, (spec(4, 4),), {"low": -0.5, "high": 0.5}
+
+
+def test_comparisons_are_right_at_any_scale():
+    cases = {
+        f"{case} {SCALES.index(scale)}": chosen_by(COMPARED[case], scale)
+        for case, scale in itertools.product(COMPARED.keys() - {"equal"}, SCALES)
+    }
+    parts = Together(cases).parts()
+    assert {n: p for n, p in parts.items() if p.floats or p.most > 1} == {}
+
+
+@pytest.mark.parametrize("scale", some(SCALES, 2))
+def test_values_are_equal_at_any_scale(scale):
+    m = opened(chosen_by(COMPARED["equal"], scale)[0], spec(4, 4))
     quantize(m, is_training=False)
     data = [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
     calibrate(m, data, "min_max")
