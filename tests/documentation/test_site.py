@@ -15,6 +15,8 @@ pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+from tests.kept import kept
+
 ROOT = Path(__file__).parents[2]
 
 _NAMES = """
@@ -27,15 +29,23 @@ ALIASES = {"ph", "sgv", "sgv_scope", "__version__"}
 """Names of `geutil` that stand for documented ones, or need no page."""
 
 
+SOURCES = [
+    *(ROOT / "docs", ROOT / "geutil"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *(ROOT / "mkdocs.yml", ROOT / "LICENSE"),
+]
+
+
+def build_site(place):
+    path = str(ROOT / "mkdocs.yml")
+    build(load_config(path, strict=True, site_dir=str(place / "site")))
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site():
     """Return the built site: a warning would have ended it."""
-    place = tmp_path_factory.mktemp("site")
-    config = load_config(
-        str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(place / "site")
-    )
-    build(config)
-    return place / "site"
+    return kept(build_site, *SOURCES) / "site"
 
 
 @pytest.fixture(scope="module")
