@@ -1,4 +1,4 @@
-"""The harness that measures training steps."""
+"""The harness that measures training steps, and the networks it measures."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from benchmarks.gradients.peaks import Peak
 from benchmarks.gradients.rows import Outcome, StepRow
 from benchmarks.gradients.ways import RATE, WAYS, Way, traced
 from benchmarks.networks import NETWORKS
-from tests.gradients.networks import SMALL, small_step
-from tests.thorough import thorough
+from tests.gradients.networks import SMALL, small_step, trace_forward
+from tests.thorough import chosen, thorough
 
 CASE = Case("chain", "", DEFAULT, 0.5, 1.4)
 MB = 10**6
@@ -31,27 +31,19 @@ def test_the_ratios_are_to_plain():
     assert found.resident_ratio("memory") == pytest.approx(0.8)
     assert found.time_ratio("memory") == pytest.approx(1.2)
     assert found.ok
-
-
-def test_without_statistics_the_resident_memory_of_a_later_step_counts():
+    # Without statistics the resident memory of a later step counts.
     found = row(outcome(None, 40 * MB, 1.2), outcome(None, 100 * MB, 1.0))
     assert found.peak_ratio("memory") == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(
-    "ours",
-    [
+def test_a_row_misses_its_limits_or_has_no_baseline():
+    for ours in (
         outcome(51 * MB, MB, 1.2),
         outcome(50 * MB, MB, 1.5),
         Outcome(Peak(MB, MB, MB)),
         Outcome(raised=("ValueError: no",)),
-    ],
-)
-def test_a_row_misses_its_limits(ours):
-    assert not row(ours, outcome(100 * MB, MB, 1.0)).ok
-
-
-def test_nothing_is_reached_without_a_baseline():
+    ):
+        assert not row(ours, outcome(100 * MB, MB, 1.0)).ok, ours
     assert not row(outcome(MB, MB, 1.0), Outcome()).ok
 
 
@@ -84,3 +76,61 @@ def test_a_way_that_forgets_a_variable_is_no_way():
 def test_what_a_child_raises_is_told():
     with pytest.raises(ChildError, match=r"^KeyError: 'no such way'$"):
         in_a_child("peak", "chain", DEFAULT, "no such way")
+
+
+def largest(gradient):
+    return tf.reduce_max(tf.abs(tf.convert_to_tensor(gradient)))
+
+
+def test_every_network_has_a_small_size():
+    assert list(SMALL) == list(NETWORKS)
+
+
+@pytest.mark.parametrize(
+    "step", chosen(SMALL, "chain", "U-Net", "encoder"), indirect=True
+)
+def test_gradients_are_finite_and_the_state_is_what_a_step_moves(step):
+    @tf.function(autograph=False)
+    def sizes(*batch):
+        return [largest(g) for g in tf.gradients(step.loss(*batch), step.variables)]
+
+    before = [v.numpy() for v in (*step.state, *step.variables)]
+    values = np.array([size.numpy() for size in sizes(*step.tensors())])
+    assert len(values) == len(step.variables) > 0
+    assert np.isfinite(values).all()
+    assert values.max() > 0
+    after = [v.numpy() for v in (*step.state, *step.variables)]
+    moved = [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+    count = len(step.state)
+    assert all(moved[:count])
+    assert not any(moved[count:])
+
+
+def test_blocks_can_be_wrapped():
+    wrapped = {"chain": [], "U-Net": [], "encoder": []}
+
+    def wrapping(blocks):
+        def wrap(block):
+            return lambda *args: (blocks.append(block), block(*args))[1]
+
+        return wrap
+
+    for name, blocks in wrapped.items():
+        trace_forward(NETWORKS[name](**SMALL[name], wrap=wrapping(blocks)))
+    counts = {name: len(blocks) for name, blocks in wrapped.items()}
+    assert counts == {"chain": 3, "U-Net": 9, "encoder": 3}
+
+
+def test_the_encoder_has_what_real_ones_have():
+    forward = trace_forward(small_step("encoder"))
+    assert forward.loss.shape == []
+    assert [t.shape for t in forward.batch] == [x.shape for x in forward.step.batch]
+    with forward.graph.as_default():
+        gradients = tf.gradients(forward.loss, forward.xs)
+    sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+    assert len(sparse) == 2  # The embeddings of tokens and places.
+    types = [op.type for op in forward.graph.get_operations()]
+    assert types.count("StatelessRandomUniformV2") == 1 + 3 * 3
+    tokens = forward.step.batch[0]
+    assert (tokens == 0).any()
+    assert (tokens[:, 0] != 0).all()

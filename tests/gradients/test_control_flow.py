@@ -8,8 +8,16 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import by_type, gradients, last_report
-from tests.gradients.checking import assert_close, check, copied, run
-from tests.thorough import crossed
+from tests.gradients.checking import (
+    assert_close,
+    check,
+    copied,
+    deep,
+    named,
+    run,
+    unlike,
+)
+from tests.thorough import chosen
 
 v1 = tf.compat.v1
 SHAPE = [6, 8]
@@ -17,10 +25,6 @@ SHAPE = [6, 8]
 
 def start():
     return tf.constant(np.cos(np.arange(48.0)).reshape(SHAPE), tf.float32)
-
-
-def deep(x):
-    return tf.sin(tf.exp(tf.sin(x)))
 
 
 def looped(x):
@@ -102,14 +106,16 @@ BODIES = [
     loop_of_two,
     nested,
     branched,
-    branched_into_two,
     called,
+    branched_into_two,
     called_twice,
     mapped,
     scanned,
     arrays,
     switched,
 ]
+UNITS = {looped: "StatelessWhile", branched: "StatelessIf", called: "PartitionedCall"}
+IN_VERSION_1 = [b for b in BODIES if b not in (called, called_twice, switched)]
 KEPT = {
     "around it": lambda before, unit, after: [before, after],
     "its output": lambda before, unit, after: [before, unit, after],
@@ -139,90 +145,88 @@ def build(body):
     return x, before, unit, after, deep(deep(after))
 
 
-def check_values(body, choose, **options):
+def build_all(bodies):
+    """Return what `build` does with each body, which has an x of its own."""
+    built = []
+    for body in bodies:
+        with tf.name_scope(body.__name__):
+            built.append(build(body))
+    return built
+
+
+def check_values(bodies, choose, **options):
+    """Check gradients by the xs of bodies; return the types of copied ops, by body."""
     with tf.Graph().as_default() as graph:
-        x, *_, y = build(body)
-        plain = run(graph, tf.gradients(y, x))
+        xs, *_, ys = zip(*build_all(bodies), strict=True)
+        plain = run(graph, named(bodies, tf.gradients(ys, list(xs))))
     with tf.Graph().as_default() as graph:
-        x, before, unit, after, y = build(body)
+        built = build_all(bodies)
+        xs, *_, ys = zip(*built, strict=True)
         count = len(graph.get_operations())
-        ours = gradients(
-            y,
-            x,
-            checkpoints=choose(before, unit, after),
-            min_checkpoint_size=0,
-            **options,
-        )
+        options |= {"checkpoints": choose(built), "min_checkpoint_size": 0}
+        ours = gradients(ys, list(xs), **options)
         check(ours, last_report(), count)
-        assert_close(run(graph, ours), plain)
-        assert_close(run(graph, ours, optimize=True), plain)
-        return {op.type for op in copied(graph).values()}
+        ours = named(bodies, ours)
+        assert unlike(run(graph, ours), plain) == {}
+        assert unlike(run(graph, ours, optimize=True), plain) == {}
+        types = {body.__name__: set() for body in bodies}
+        for name, op in copied(graph).items():
+            types.setdefault(name.partition("/")[0], set()).add(op.type)
+        return types
 
 
-@pytest.mark.parametrize(("body", "kept"), crossed(BODIES, KEPT, together=1))
-def test_functional(body, kept):
-    types = check_values(body, KEPT[kept])
-    assert types or kept == "only its output"
+def in_turn(turn):
+    """Return a function that keeps for each body what stands at another place."""
+
+    def choose(built):
+        lists = [*KEPT.values()] * len(built)
+        turns = zip(built, lists[turn:], strict=False)
+        return [t for (_, *between, _), keep in turns for t in keep(*between)]
+
+    return choose
 
 
-@pytest.mark.parametrize(
-    ("body", "op_type"),
-    [
-        (looped, "StatelessWhile"),
-        (branched, "StatelessIf"),
-        (called, "PartitionedCall"),
-    ],
-)
-def test_units_are_run_again(body, op_type):
-    assert op_type in check_values(body, KEPT["around it"])
-    assert op_type not in check_values(body, lambda *_: "speed")
+TURNS = chosen(range(len(KEPT)), 0)
 
 
-@pytest.mark.parametrize(
-    ("kept", "body"),
-    crossed(
-        KEPT,
-        [b for b in BODIES if b not in (called, called_twice, switched)],
-        together=1,
-    ),
-)
-def test_version_1(body, kept):
+@pytest.mark.parametrize("bodies", [BODIES[:5], BODIES[5:]], ids=["first", "others"])
+@pytest.mark.parametrize("turn", TURNS)
+def test_functional(turn, bodies):
+    types = check_values(bodies, in_turn(turn))
+    kept = [*KEPT] * len(bodies)
+    for body, choice in zip(bodies, kept[turn:], strict=False):
+        assert types[body.__name__] or choice == "only its output"
+        if body in UNITS and choice in ("around it", "far behind"):
+            assert UNITS[body] in types[body.__name__]
+
+
+def test_speed_keeps_what_units_yield():
+    types = check_values([*UNITS], lambda _: "speed")
+    wrong = {b.__name__ for b in UNITS if UNITS[b] in types[b.__name__]}
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_version_1(turn):
     with version_1_control_flow():
-        types = check_values(body, KEPT[kept])
-    assert not types & {"Enter", "Exit", "Switch", "Merge", "NextIteration"}
+        types = check_values(IN_VERSION_1, in_turn(turn))
+    units = {"Enter", "Exit", "Switch", "Merge", "NextIteration"}
+    assert {body for body, found in types.items() if found & units} == set()
 
 
-@pytest.mark.parametrize("body", [looped, branched, branched_into_two, loop_of_two])
-def test_version_1_by_policy(body):
+@pytest.mark.parametrize("offload", [False, True])
+def test_version_1_by_policy_and_offloaded(offload):
+    bodies = [loop_of_two, branched]
+
+    def choose(built):
+        between = [t for _, *between, _ in built for t in between]
+        return between if offload else by_type("Exp")
+
     with version_1_control_flow():
-        check_values(body, lambda *_: by_type("Exp"))
+        check_values(bodies, choose, offload=offload)
 
 
-@pytest.mark.parametrize("body", [looped, loop_of_two, branched, nested])
-def test_version_1_offloaded(body):
-    with version_1_control_flow():
-        check_values(body, KEPT["its output"], offload=True)
-
-
-def test_gradients_within_a_version_1_loop():
-    def values(take):
-        with version_1_control_flow(), tf.Graph().as_default() as graph:
-
-            def step(i, h):
-                a = deep(h)
-                b = deep(a)
-                return i + 1, h + take(deep(b), h, [a, b])
-
-            result = tf.while_loop(lambda i, h: i < 2, step, (0, start()))[1]
-            ge.verify(graph)
-            return run(graph, [result])
-
-    plain = values(lambda y, x, kept: tf.gradients(y, x)[0])
-    ours = values(lambda y, x, kept: gradients(y, x, checkpoints=kept)[0])
-    assert_close(ours, plain)
-
-
-@pytest.mark.parametrize("unit", ["while", "cond", "call"])
+@pytest.mark.parametrize("unit", ["while", "cond", "call", "version 1"])
 def test_gradients_within_a_body(unit):
     def inner(take, h):
         a = deep(h)
@@ -230,9 +234,12 @@ def test_gradients_within_a_body(unit):
         return take(deep(b), h, [a, b])
 
     def values(take):
-        with tf.Graph().as_default() as graph:
+        with contextlib.ExitStack() as stack:
+            if unit == "version 1":
+                stack.enter_context(version_1_control_flow())
+            graph = stack.enter_context(tf.Graph().as_default())
             x = start()
-            if unit == "while":
+            if unit in ("while", "version 1"):
                 result = tf.while_loop(
                     lambda i, h: i < 2,
                     lambda i, h: (i + 1, h + inner(take, h)),
@@ -244,6 +251,7 @@ def test_gradients_within_a_body(unit):
                 )
             else:
                 result = tf.function(lambda h: inner(take, h))(x)
+            ge.verify(graph)
             return run(graph, [result])
 
     made = []
@@ -254,7 +262,8 @@ def test_gradients_within_a_body(unit):
         return result
 
     assert_close(values(ours), values(lambda y, x, kept: tf.gradients(y, x)[0]))
-    assert all(report.recomputed for report in made)
+    # What a loop of version 1 does stays as it is.
+    assert [bool(r.recomputed) for r in made] == [unit != "version 1"] * len(made)
 
 
 def test_second_gradients_through_a_loop():

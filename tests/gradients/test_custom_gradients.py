@@ -1,12 +1,23 @@
 """Gradients that somebody else defined, and gradients of gradients."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil.gradients import checkpointed, gradients, gradients_speed, last_report
 from geutil.gradients.step import build_step
-from tests.gradients.checking import assert_as_near, assert_close, check, copied, run
+from tests.gradients.checking import (
+    assert_as_near,
+    assert_close,
+    check,
+    copied,
+    deep,
+    named,
+    run,
+    unlike,
+)
 from tests.settings import needs_eager
 
 SHAPE = [6, 8]
@@ -14,10 +25,6 @@ SHAPE = [6, 8]
 
 def start():
     return tf.constant(np.cos(np.arange(48.0)).reshape(SHAPE), tf.float32)
-
-
-def deep(x):
-    return tf.sin(tf.exp(tf.sin(x)))
 
 
 @tf.custom_gradient
@@ -85,38 +92,52 @@ LAYERS = [
 def build(layer):
     x = start()
     before = deep(x)
-    between = layer(deep(before))
-    after = deep(between)
+    after = deep(layer(deep(before)))
     return x, [before, after], deep(deep(after))
 
 
+def build_all():
+    """Build each layer with an x of its own; return xs, what is kept, and ys."""
+    built = []
+    for layer in LAYERS:
+        with tf.name_scope(layer.__name__):
+            built.append(build(layer))
+    xs, kept, ys = zip(*built, strict=True)
+    return list(xs), list(chain.from_iterable(kept)), list(ys)
+
+
 @pytest.mark.usefixtures("determinism")
-@pytest.mark.parametrize("layer", LAYERS)
-def test_graphs(layer):
+def test_graphs():
     with tf.Graph().as_default() as graph:
-        x, _, y = build(layer)
-        plain = run(graph, tf.gradients(y, x))
+        xs, _, ys = build_all()
+        plain = run(graph, named(LAYERS, tf.gradients(ys, xs)))
     with tf.Graph().as_default() as graph:
-        x, kept, y = build(layer)
+        xs, kept, ys = build_all()
         count = len(graph.get_operations())
-        ours = gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
-        assert last_report().recomputed
+        ours = gradients(ys, xs, checkpoints=kept, min_checkpoint_size=0)
+        again = {op.name.partition("/")[0] for op in last_report().recomputed}
+        assert {layer.__name__ for layer in LAYERS} <= again
         # No backward op reads the original of what is recomputed: closures' too.
         check(ours, last_report(), count)
-        assert_as_near(run(graph, ours), plain)
+        assert unlike(run(graph, named(LAYERS, ours)), plain, assert_as_near) == {}
+        for layer, name in ((reading_inside, "inside"), (reading_outside, "outside")):
+            name = f"{layer.__name__}/{name}"
+            original = graph.get_operation_by_name(name).outputs[0].consumers()
+            copy = copied(graph)[name].outputs[0].consumers()
+            assert any(reader.name.startswith("gradients/") for reader in copy)
+            assert not any(reader.name.startswith("gradients/") for reader in original)
 
 
 @needs_eager
-@pytest.mark.parametrize("layer", LAYERS)
-def test_functions(layer):
-    @tf.function
+def test_functions():
+    @tf.function(autograph=False)
     def take(plain):
-        x, kept, y = build(layer)
+        xs, kept, ys = build_all()
         if plain:
-            return tf.gradients(y, x)
-        return gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
+            return tf.gradients(ys, xs)
+        return gradients(ys, xs, checkpoints=kept, min_checkpoint_size=0)
 
-    assert_close([take(False)[0].numpy()], [take(True)[0].numpy()])
+    assert unlike(named(LAYERS, take(False)), named(LAYERS, take(True))) == {}
 
 
 def test_backward_ops_are_sorted_where_a_gradient_function_edits():
@@ -136,29 +157,6 @@ def test_backward_ops_are_sorted_where_a_gradient_function_edits():
     assert created != sorted(created)
 
 
-@pytest.mark.parametrize(
-    ("layer", "name"), [(reading_inside, "inside"), (reading_outside, "outside")]
-)
-def test_what_a_closure_reads_is_recomputed(layer, name):
-    with tf.Graph().as_default() as graph:
-        x, kept, y = build(layer)
-        gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
-        original = graph.get_operation_by_name(name)
-        copy = copied(graph)[name]
-        forward = {op.name for op in original.outputs[0].consumers()}
-        backward = {op.name for op in copy.outputs[0].consumers()}
-    assert any(reader.startswith("gradients/") for reader in backward)
-    assert not any(reader.startswith("gradients/") for reader in forward)
-
-
-def second(first_by, second_by):
-    """Return the gradient of the sum of squares of a gradient, and the two reports."""
-    x, kept, y = build(tf.tanh)
-    (slope,) = first_by(y, x, kept)
-    (curve,) = second_by(tf.reduce_sum(tf.square(deep(slope))), x, kept)
-    return curve
-
-
 def plainly(y, x, kept):
     return tf.gradients(y, x)
 
@@ -171,43 +169,28 @@ def by_speed(y, x, kept):
     return gradients_speed(y, x, min_checkpoint_size=0)
 
 
-@pytest.mark.parametrize("inner", [plainly, by_list, by_speed])
-@pytest.mark.parametrize("outer", [plainly, by_list, by_speed])
-def test_second_gradients(inner, outer):
+def test_second_gradients():
+    """Of each way to take the first ones, by each way to take the second ones."""
+    ways = [plainly, by_list, by_speed]
     with tf.Graph().as_default() as graph:
-        expected = second(plainly, plainly)
-        actual = second(inner, outer)
-        assert_close(*run(graph, ([actual], [expected])))
-        assert_close(*run(graph, ([actual], [expected]), optimize=True))
-
-
-def test_third_gradients():
-    def third(take):
         x, kept, y = build(tf.tanh)
-        for _ in range(3):
-            (y,) = take(tf.reduce_sum(y), x, kept)
-        return y
-
-    with tf.Graph().as_default() as graph:
-        assert_close(*run(graph, ([third(by_list)], [third(plainly)])))
-
-
-def test_hessians():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant([0.3, -0.7, 1.1])
-        y = tf.reduce_sum(tf.sin(tf.exp(x)) * x)
-        (plain,) = tf.hessians(y, x)
-        (slope,) = by_list(deep(y), x, [y])
-        rows = [by_list(slope[i], x, [y])[0] for i in range(3)]
-        (reference,) = tf.hessians(deep(y), x)
-        assert_close(*run(graph, ([tf.stack(rows)], [reference])))
+        curves = {}
+        for inner in ways:
+            (slope,) = inner(y, x, kept)
+            z = tf.reduce_sum(tf.square(deep(slope)))
+            for outer in ways:
+                curves[f"{inner.__name__}, {outer.__name__}"] = outer(z, x, kept)
+        for optimize in (False, True):
+            values = run(graph, curves, optimize=optimize)
+            expected = dict.fromkeys(values, values["plainly, plainly"])
+            assert unlike(values, expected) == {}
 
 
 @needs_eager
 def test_a_tape_around():
     x = start()
 
-    @tf.function
+    @tf.function(autograph=False)
     def take(function):
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, PlanError, TransformError
@@ -17,7 +14,9 @@ from geutil.graph import adjacency
 from geutil.memory import Pipeline, Stage
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition
-from tests.processes import ROOT
+from tests.gradients.test_control_flow import version_1_control_flow
+from tests.processes import run_python
+from tests.thorough import crossed, examples, thorough
 
 v1 = tf.compat.v1
 DEVICES = [f"/device:CPU:{i}" for i in range(4)]
@@ -56,21 +55,10 @@ def convolutions(weight, x, y):
     return tf.reduce_mean(tf.square(tf.reduce_mean(x, [1, 2]) @ weight(6, 3) - y))
 
 
-def u_net(weight, x, y):
-    skips = []
-    for _ in range(3):
-        x = tf.nn.relu(tf.nn.conv2d(x, weight(3, 3, x.shape[-1], 4), 1, "SAME"))
-        skips.append(x)
-    for skip in reversed(skips):
-        x = tf.concat([x, skip], -1)
-        x = tf.nn.relu(tf.nn.conv2d(x, weight(3, 3, 8, 4), 1, "SAME"))
-    return tf.reduce_mean(tf.square(tf.reduce_mean(x, [1, 2]) @ weight(4, 3) - y))
-
-
 def decoder(weight, ids, _):
     embedding = weight(20, 8)
     x = tf.gather(embedding, ids)
-    for _ in range(3):
+    for _ in range(2):
         q, k, v = (tf.tensordot(norm(x, [-1]), weight(8, 8), 1) for _ in range(3))
         x += tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v)
         x += tf.tensordot(
@@ -81,7 +69,7 @@ def decoder(weight, ids, _):
     return tf.reduce_mean(losses)
 
 
-NETWORKS = {"convolutions": convolutions, "U-Net": u_net, "decoder": decoder}
+NETWORKS = {"convolutions": convolutions, "decoder": decoder}
 
 
 def inputs_of(name, rows):
@@ -119,9 +107,28 @@ def assert_same(found, wanted):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("recompute", [True, False], ids=["again", "kept"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", NETWORKS)
+def two_layers(x, reduce=tf.reduce_mean):
+    w = v1.get_variable("w", [5, 5], x.dtype, use_resource=True)
+    return w, reduce(tf.tanh(tf.tanh(x @ w) @ w))
+
+
+def built(loss, w, inputs, count=COUNT, **options):
+    cut = partition(loss, DEVICES[:2], "time")
+    return pipelined(loss, w, cut, inputs, count, **options)
+
+
+def assert_whole(step, wholes, whole, plain):
+    """Run a step and what it replaces, and compare them."""
+    fetches = [step.loss, dense(step.gradients)], [whole, dense(plain)]
+    (total, gradients), (wanted, plain) = run(fetches, values_for(wholes))
+    np.testing.assert_allclose(total, wanted, rtol=1e-13)
+    assert_same(gradients, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "recompute"),
+    crossed(NETWORKS, SCHEDULES, [True, False], together=1),
+)
 def test_gradients_are_those_of_the_whole_batch(name, schedule, recompute):
     with tf.Graph().as_default():
         weight = Weights()
@@ -129,46 +136,31 @@ def test_gradients_are_those_of_the_whole_batch(name, schedule, recompute):
         loss = NETWORKS[name](weight, *parts)
         weight.again()
         whole = NETWORKS[name](weight, *wholes)
-        plain = dense(v1.gradients(whole, weight.all))
-        found = partition(loss, DEVICES[:3], "time", micro_batches=COUNT)
+        plain = v1.gradients(whole, weight.all)
+        cut = partition(loss, DEVICES[:3], "time", micro_batches=COUNT)
         pairs = list(zip(parts, wholes, strict=True))
-        step = pipelined(
-            loss,
-            weight.all,
-            found,
-            pairs,
-            COUNT,
-            schedule=schedule,
-            recompute=recompute,
-        )
-        fetches = [step.loss, dense(step.gradients)], [whole, plain]
-        (total, gradients), (wanted, plain) = run(fetches, values_for(wholes))
-    np.testing.assert_allclose(total, wanted, rtol=1e-13)
-    assert_same(gradients, plain)
+        how = {"schedule": schedule, "recompute": recompute}
+        step = pipelined(loss, weight.all, cut, pairs, COUNT, **how)
+        assert_whole(step, wholes, whole, plain)
     assert {op.device for op in step.passes[1, True]} >= {DEVICES[1]}
 
 
 def test_a_whole_batch_is_split_in_its_own_graph():
     with tf.Graph().as_default():
         weight = Weights()
-        x, y = inputs_of("U-Net", BATCH)
-        loss = u_net(weight, x, y)
-        plain = v1.gradients(loss, weight.all)
-        found = partition(loss, DEVICES, "time")
-        step = pipelined(loss, weight.all, found, [x, y], COUNT)
-        fetches = [loss, plain], [step.loss, step.gradients]
-        (wanted, plain), (total, gradients) = run(fetches, values_for([x, y]))
-    np.testing.assert_allclose(total, wanted, rtol=1e-13)
-    assert_same(gradients, plain)
+        x, y = inputs_of("convolutions", BATCH)
+        loss = convolutions(weight, x, y)
+        cut = partition(loss, DEVICES, "time")
+        step = pipelined(loss, weight.all, cut, [x, y], COUNT)
+        assert_whole(step, [x, y], loss, v1.gradients(loss, weight.all))
 
 
 def test_a_batch_of_any_size_is_split_when_it_is_fed():
     with tf.Graph().as_default():
-        w = Weights()(5, 5)
         x = v1.placeholder(tf.float64, [None, 5])
-        loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
+        w, loss = two_layers(x)
         plain = v1.gradients(loss, w)
-        step = pipelined(loss, w, partition(loss, DEVICES[:2], "time"), x, COUNT)
+        step = built(loss, w, x)
         rows = np.random.default_rng(0).normal(size=[12, 5])
         plain, gradients = run([plain, step.gradients], {x: rows})
         assert_same(gradients, plain)
@@ -178,16 +170,9 @@ def test_a_batch_of_any_size_is_split_when_it_is_fed():
 
 def test_sums_of_losses():
     with tf.Graph().as_default():
-        w = Weights()(5, 5)
         x = v1.placeholder(tf.float64, [8, 5])
-        loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ w) @ w))
-        plain = v1.gradients(loss, w)
-        found = partition(loss, DEVICES[:2], "time")
-        step = pipelined(loss, w, found, x, COUNT, mean=False)
-        fetches = [loss, plain], [step.loss, step.gradients]
-        (wanted, plain), (total, gradients) = run(fetches, values_for([x]))
-    np.testing.assert_allclose(total, wanted, rtol=1e-13)
-    assert_same(gradients, plain)
+        w, loss = two_layers(x, tf.reduce_sum)
+        assert_whole(built(loss, w, x, mean=False), [x], loss, v1.gradients(loss, w))
 
 
 @st.composite
@@ -203,16 +188,21 @@ def networks(draw):
     return stages, layers, draw(st.sampled_from([1, 2, 3, 6])), draw(st.booleans())
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(networks(), st.sampled_from(SCHEDULES))
 def test_any_partition_of_any_network(drawn, schedule):
     stages, layers, count, recompute = drawn
-    with tf.Graph().as_default():
+    with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float64, [6, 4])
-        values, stage_of, xs = [x], {x.op: 0}, []
+        values, stage_of, xs = [x], {}, []
         rng = np.random.default_rng(0)
+
+        def put(stage):
+            for op in graph.get_operations():
+                stage_of.setdefault(op, stage)
+
+        put(0)
         for kind, reads, stage in layers:
-            before = frozenset(x.graph.get_operations())
             read = [values[i] for i in reads]
             if kind == "product":
                 xs.append(tf.constant(rng.normal(size=[4, 4])))
@@ -220,22 +210,16 @@ def test_any_partition_of_any_network(drawn, schedule):
             else:
                 result = tf.tanh(read[-1]) if kind == "tanh" else tf.add_n(read)
             values.append(result)
-            new = [op for op in x.graph.get_operations() if op not in before]
-            stage_of.update(dict.fromkeys(new, stage))
-        before = frozenset(x.graph.get_operations())
+            put(stage)
         loss = tf.reduce_mean(values[-1] ** 2)
-        new = [op for op in x.graph.get_operations() if op not in before]
-        stage_of.update(dict.fromkeys(new, layers[-1][2]))
+        put(layers[-1][2])
         plain = v1.gradients(loss, xs) if xs else []
         cut = partition_by(stage_of, stages)
-        step = pipelined(
-            loss, xs, cut, [x], count, schedule=schedule, recompute=recompute
-        )
+        how = {"schedule": schedule, "recompute": recompute}
+        step = pipelined(loss, xs, cut, [x], count, **how)
         assert [g is None for g in step.gradients] == [g is None for g in plain]
-        given_gradients = [
-            [g for g in gs if g is not None] for gs in (plain, step.gradients)
-        ]
-        plain, gradients = run(given_gradients, values_for([x]))
+        found = [[g for g in gs if g is not None] for gs in (plain, step.gradients)]
+        plain, gradients = run(found, values_for([x]))
         assert_same(gradients, plain)
         assert_order_is_kept(step, x, count, schedule)
 
@@ -308,32 +292,23 @@ def test_what_a_step_draws_is_not_drawn_again():
 
 
 def test_inside_a_function():
-    weights = [
-        tf.Variable(tf.random.stateless_normal([6, 6], [i, 0])) for i in range(4)
-    ]
-    x = tf.random.stateless_normal([8, 6], [9, 9])
+    weights = [tf.Variable(w) for w in np.random.default_rng(0).normal(size=[4, 6, 6])]
+    x = np.random.default_rng(1).normal(size=[8, 6])
 
-    def loss_of(x):
-        for w in weights:
-            x = tf.tanh(x @ w)
-        return tf.reduce_mean(x**2)
-
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
-        loss = loss_of(x)
-        found = partition(loss, ["/device:CPU:0"] * 1, "time")
-        built = pipelined(loss, weights, found, [x], COUNT)
-        assert built.weights == (4 * 36 * 4,)
-        return built.loss, built.gradients
-
-    total, gradients = step(x)
-    with tf.GradientTape() as tape:
-        loss = loss_of(x)
-    np.testing.assert_allclose(total, loss, rtol=1e-6)
-    for found, wanted in zip(gradients, tape.gradient(loss, weights), strict=True):
-        np.testing.assert_allclose(
-            found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max()
+        y = x
+        for w in weights:
+            y = tf.tanh(y @ w)
+        loss = tf.reduce_mean(y**2)
+        plain = tf.gradients(loss, weights)
+        built = pipelined(
+            loss, weights, partition(loss, ["/device:CPU:0"], "time"), [x], COUNT
         )
+        assert built.weights == (4 * 36 * 8,)
+        return [built.loss, *built.gradients], [loss, *plain]
+
+    assert_same(*step(x))
 
 
 def test_the_report():
@@ -367,28 +342,17 @@ def test_the_report():
 
 def test_all_forward_passes_first_keep_more():
     peaks = {}
-    for schedule in SCHEDULES:
-        with tf.Graph().as_default():
-            x = y = v1.placeholder(tf.float32, [16, 1000])
-            for _ in range(12):
-                y = tf.tanh(y)
-            w = v1.get_variable("w", [], use_resource=True)
-            loss = tf.reduce_mean(y * w)
-            found = partition(loss, DEVICES[:3], "time")
-            peaks[schedule] = pipelined(loss, w, found, x, 16, schedule=schedule).peaks
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [16, 1000])
+        for _ in range(12):
+            y = tf.tanh(y)
+        w = v1.get_variable("w", [], use_resource=True)
+        loss = tf.reduce_mean(y * w)
+        cut = partition(loss, DEVICES[:3], "time")
+        for schedule in SCHEDULES:
+            peaks[schedule] = pipelined(loss, w, cut, x, 16, schedule=schedule).peaks
     # With one schedule 16 micro-batches wait in the last stage, with the other two.
     assert peaks["gpipe"][2] >= 16 * 4000 > 2 * peaks["1f1b"][2]
-
-
-def two_layers(x):
-    w = v1.get_variable("w", [5, 5], use_resource=True)
-    return w, tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
-
-
-def built(loss, w, inputs, count=COUNT, **options):
-    return pipelined(
-        loss, w, partition(loss, DEVICES[:2], "time"), inputs, count, **options
-    )
 
 
 def with_constant_batch(x):
@@ -405,46 +369,38 @@ def with_labels_left_out(x):
     return tf.reduce_mean(x - tf.ones([8, 5]))
 
 
-def with_a_loop(x):
-    v1.disable_control_flow_v2()
-    try:
-        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), [0, x])
-    finally:
-        v1.enable_control_flow_v2()
-    return tf.reduce_mean(y)
+REFUSED = [
+    (with_constant_batch, 4, r"'Reshape' \(Reshape\) makes a first axis of 8"),
+    (with_a_counter, 4, "may change state, which would happen once for each"),
+    (with_labels_left_out, 4, "build the graph for one micro-batch"),
+    (with_labels_left_out, 8, r"'sub' \(Sub\) makes a first axis of 8"),
+    (tf.tanh, 4, "a loss is one number; pass tf.reduce_mean"),
+    (tf.reduce_mean, 3, "which 3 micro-batches do not divide"),
+    (lambda x: tf.constant(1.0) * 2, 4, "depends on none of"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "count", "message"),
-    [
-        (with_constant_batch, 4, r"'Reshape' \(Reshape\) makes a first axis of 8"),
-        (with_a_counter, 4, "may change state, which would happen once for each"),
-        (with_labels_left_out, 4, "build the graph for one micro-batch"),
-        (with_labels_left_out, 8, r"'sub' \(Sub\) makes a first axis of 8"),
-        (tf.tanh, 4, "a loss is one number; pass tf.reduce_mean"),
-        (tf.reduce_mean, 3, "which 3 micro-batches do not divide"),
-        (lambda x: tf.constant(1.0) * 2, 4, "depends on none of"),
-    ],
-)
+@pytest.mark.parametrize(("make", "count", "message"), REFUSED)
 def test_refused_forward_passes(make, count, message):
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [8, 5], name="x")
         loss = make(x)
-        found = partition(loss, DEVICES[:1], "time")
+        cut = partition(loss, DEVICES[:1], "time")
         before = graph.as_graph_def(add_shapes=False)
         with pytest.raises(TransformError, match=message):
-            pipelined(loss, [], found, x, count)
+            pipelined(loss, [], cut, x, count)
         assert graph.as_graph_def(add_shapes=False) == before
 
 
 def test_a_loop_of_version_1_is_refused():
-    with tf.Graph().as_default():
+    with version_1_control_flow(), tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [8, 5], name="x")
-        loss = with_a_loop(x)
-        ops = tuple(get_backward_walk_ops([loss], control_inputs=True))
-        whole = PartitionStage(DEVICES[0], ops, 1.0, (), 0)
+        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), [0, x])
+        loss = tf.reduce_mean(y)
+        ops = get_backward_walk_ops([loss], control_inputs=True)
+        cut = partition_by(dict.fromkeys(ops, 0), 1)
         with pytest.raises(TransformError, match="loop or conditional of version 1"):
-            pipelined(loss, [], Partition((whole,), "time", 1.0), x, 4)
+            pipelined(loss, [], cut, x, 4)
 
 
 def test_refused_arguments():
@@ -479,10 +435,11 @@ def test_norms_in_training_are_told():
     assert "  'norm': its statistics" in str(step)
 
 
+@thorough
 def test_two_processes_send_what_the_report_says():
-    command = [sys.executable, "-m", "benchmarks.pipelines", "--quick", "--processes"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[2:]]
+    done = run_python("-m", "benchmarks.pipelines", "--quick", "--processes")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.decode().splitlines()[2:]]
     assert [row[0].strip() for row in rows] == ["gpipe"] * 2 + ["1f1b"] * 2
     for _, _, measured, simulated, received, predicted in rows:
         assert float(measured) > 0

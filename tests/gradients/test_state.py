@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import by_name, gradients, last_report
-from tests.gradients.checking import assert_close, copied, run
+from tests.gradients.checking import assert_close, copied, run, unlike
 from tests.settings import needs_eager
 
 v1 = tf.compat.v1
@@ -41,69 +41,45 @@ def types_of_copies(graph=None):
     return {op.type for op in copied(graph or v1.get_default_graph()).values()}
 
 
+MASKS = {
+    "dropout": lambda x: tf.nn.dropout(x, 0.5),
+    "uniform": lambda x: x * tf.round(tf.random.uniform(SHAPE)),
+    "normal": lambda x: x * tf.random.normal(SHAPE),
+    "shuffle": lambda x: tf.gather(x, tf.random.shuffle(tf.range(64))),
+}
+
+
 @needs_eager
-@pytest.mark.parametrize(
-    "mask",
-    [
-        lambda x: tf.nn.dropout(x, 0.5),
-        lambda x: x * tf.round(tf.random.uniform(SHAPE)),
-        lambda x: x * tf.random.normal(SHAPE),
-        lambda x: tf.gather(x, tf.random.shuffle(tf.range(64))),
-        lambda x: (
-            x * tf.random.Generator.from_seed(1).normal(SHAPE)
-            if tf.executing_eagerly()
-            else x * tf.random.normal(SHAPE)
-        ),
-    ],
-)
-def test_random_numbers_are_the_same_forward_and_backward(mask):
-    @tf.function
+def test_random_numbers_are_the_same_forward_and_backward():
+    generator = tf.random.Generator.from_seed(1)
+    masks = MASKS | {"generator": lambda x: x * generator.normal(SHAPE)}
+
+    @tf.function(autograph=False)
     def both():
-        x = tf.constant(values())
-        kept = deep(x)
-        drawn = mask(kept)
-        y = deep(deep(drawn, "second"), "third")
+        xs, kept, ys = {}, [], []
+        for name, mask in masks.items():
+            xs[name] = tf.constant(values())
+            kept.append(deep(xs[name], name))
+            y = deep(deep(mask(kept[-1]), f"{name}/second"), f"{name}/third")
+            kept.append(y)
+            ys.append(deep(y, f"{name}/end"))
         # Both read the same numbers in one run.
-        return *plainly(y, x), *take(y, x, kept)
+        plain = tf.gradients(ys, [*xs.values()])
+        ours = gradients(ys, [*xs.values()], checkpoints=kept, min_checkpoint_size=0)
+        again = {op.name.partition("/")[0] for op in last_report().recomputed}
+        assert set(masks) <= again
+        return [dict(zip(masks, taken, strict=True)) for taken in (plain, ours)]
 
     for _ in range(2):
         plain, ours = both()
-        assert_close([ours.numpy()], [plain.numpy()])
-
-
-@needs_eager
-def test_the_gradient_of_dropout_is_its_mask():
-    @tf.function
-    def dropped():
-        x = tf.ones([1000])
-        kept = tf.identity(x)
-        y = tf.nn.dropout(tf.exp(tf.math.log(kept)), 0.5)
-        end = tf.exp(tf.math.log(y + 1.0))
-        gradient = gradients(end, x, checkpoints=[kept, y], min_checkpoint_size=0)[0]
-        assert last_report().recomputed
-        return y, gradient
-
-    y, gradient = dropped()
-    np.testing.assert_allclose(gradient, y, rtol=1e-5)
-    assert 300 < np.count_nonzero(y) < 700
-
-
-def test_stateless_random_numbers_may_be_drawn_again():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(values())
-        kept = tf.sin(x)
-        drawn = kept * tf.random.stateless_uniform(SHAPE, seed=[1, 2])
-        y = deep(deep(drawn, "second"), "third")
-        got = run(graph, [*plainly(y, x), *take(y, x, kept)])
-        assert "StatelessRandomUniformV2" in types_of_copies(graph)
-    np.testing.assert_array_equal(got[1], got[0])
+        assert unlike(ours, plain) == {}
 
 
 @needs_eager
 def test_moving_averages_move_once():
     moving = tf.Variable(tf.zeros(SHAPE))
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(take_gradients):
         x = tf.constant(values())
         kept = deep(x)
@@ -123,7 +99,7 @@ def test_moving_averages_move_once():
 def test_reads_around_an_assignment():
     v = tf.Variable(values())
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(take_gradients):
         v.assign(values())
         first = v.read_value()
@@ -175,41 +151,29 @@ def test_a_version_1_variable_is_not_read_again_after_it_moved():
 
 
 @needs_eager
-def test_python_functions_are_called_once():
+def test_python_functions_are_called_and_prints_come_once(capfd):
     calls = []
 
     def double(a):
         calls.append(1)
         return a * 2.0
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         x = tf.constant(values())
         kept = deep(x)
         called = tf.py_function(double, [tf.sin(kept)], tf.float32)
         called.set_shape(SHAPE)
-        return take(deep(deep(called * kept)), x, kept)
+        with tf.control_dependencies(
+            [tf.print("here", output_stream="file:///dev/null")]
+        ):
+            between = tf.sin(called)
+        printed = v1.Print(between, [tf.constant(7)], "once")
+        return take(deep(deep(printed * kept)), x, kept)
 
     step()
     # Once forward; the gradient of a py_function calls another one.
     assert len(calls) == 1
-
-
-@needs_eager
-def test_prints_come_once(capfd):
-    @tf.function
-    def step():
-        x = tf.constant(values())
-        kept = deep(x)
-        between = tf.sin(kept)
-        with tf.control_dependencies(
-            [tf.print("here", output_stream="file:///dev/null")]
-        ):
-            between = tf.sin(between)
-        printed = v1.Print(between, [tf.constant(7)], "once")
-        return take(deep(deep(printed)), x, kept)
-
-    step()
     assert capfd.readouterr().err.count("once") == 1
 
 
@@ -227,29 +191,23 @@ def test_a_queue_is_taken_from_once():
             assert session.run(queue.size()) == 2
 
 
-def test_outputs_of_stateful_ops_are_kept_and_said_why():
-    with tf.Graph().as_default():
-        x = tf.constant(values())
-        kept = tf.sin(x)
-        drawn = tf.random.uniform(SHAPE, name="drawn")
-        y = deep(deep(kept * drawn, "second"), "third")
-        take(y, x, kept)
-    reasons = {t.name: t.reason for t in last_report().kept}
-    assert "must run only once" in reasons["drawn/RandomUniform:0"]
-
-
-def test_a_stateful_body_is_not_called_again():
+@pytest.mark.parametrize("stateful", [True, False])
+def test_stateless_random_numbers_alone_are_drawn_again(stateful):
     with tf.Graph().as_default() as graph:
 
-        @tf.function
+        @tf.function(autograph=False)
         def noisy(a):
             return tf.sin(a) * tf.random.uniform(SHAPE)
 
         x = tf.constant(values())
         kept = tf.sin(x)
-        y = deep(deep(noisy(kept), "second"), "third")
+        drawn = kept * tf.random.stateless_uniform(SHAPE, seed=[1, 2])
+        y = noisy(kept) if stateful else drawn
+        y = deep(deep(y, "second"), "third")
         got = run(graph, [*plainly(y, x), *take(y, x, kept)])
-        assert "StatefulPartitionedCall" not in types_of_copies(graph)
+        types = types_of_copies(graph)
+        assert "StatefulPartitionedCall" not in types
+        assert ("StatelessRandomUniformV2" in types) is not stateful
         ge.verify(graph)
     np.testing.assert_array_equal(got[1], got[0])
 
@@ -257,7 +215,9 @@ def test_a_stateful_body_is_not_called_again():
 def test_a_policy_cannot_make_stateful_ops_run_again():
     with tf.Graph().as_default() as graph:
         x = tf.constant(values())
-        drawn = tf.random.uniform(SHAPE)
+        drawn = tf.random.uniform(SHAPE, name="drawn")
         y = deep(deep(tf.sin(x) * drawn, "second"), "third")
         gradients(y, x, checkpoints=by_name("second/last"), min_checkpoint_size=0)
         assert "RandomUniform" not in types_of_copies(graph)
+    reasons = {t.name: t.reason for t in last_report().kept}
+    assert "must run only once" in reasons["drawn/RandomUniform:0"]
