@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import geutil as ge
-from geutil.batchnorm import fold_batch_norms
+from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.adjacency import topological_sort
 
 EPSILON = 1e-3
@@ -55,8 +55,9 @@ class Builder:
         )
         return tf.convert_to_tensor(variable)
 
-    def norm(self, x, count, name="norm", center=True, scale=True):
+    def norm(self, x, count=None, name="norm", center=True, scale=True):
         """A batch norm by the function of TensorFlow that writes out its ops."""
+        count = x.shape[-1] if count is None else count
         mean, variance = self.weights(count), self.positive(count)
         offset = self.weights(count) if center else None
         gamma = self.positive(count) if scale else None
@@ -67,26 +68,61 @@ class Builder:
 
 def built(build, parameters="constants", seed=0):
     """Return a graph that ends in an op called `out`, and what to feed."""
-    builder = Builder(parameters, seed)
+    return built_together({"": build}, [parameters], seed)
+
+
+def built_together(builds, parameters, seed=0):
+    """Return a graph of several, each in a scope of its own, and what to feed."""
+    builder = Builder(seed=seed)
     with tf.Graph().as_default() as graph:
-        tf.negative(tf.cast(build(builder), tf.float32), name="out")
+        for scope, build in builds.items():
+            builder.parameters, *rest = parameters
+            parameters = [*rest, builder.parameters]
+            with tf.name_scope(scope):
+                tf.negative(tf.cast(build(builder), tf.float32), name="out")
     return graph, builder.feeds
 
 
-def run(graph, feeds):
+def run(graph, feeds, fetched="out:0"):
     config = tf.compat.v1.ConfigProto()
     # Channels first, of which the processor knows little, are turned for it.
     config.graph_options.rewrite_options.cpu_layout_conversion = 1
     session = tf.compat.v1.Session(graph=graph, config=config)
     with session, graph.as_default():
         session.run(tf.compat.v1.global_variables_initializer())
-        return session.run("out:0", feeds)
+        return session.run(fetched, feeds)
 
 
 def folded(build, parameters="constants", *, seed=0, bound=1e-5, **options):
     """Fold a graph, compare it with one that was not folded, and return the outcome."""
-    before, feeds = built(build, parameters, seed)
-    graph, _ = built(build, parameters, seed)
+    (outcome,) = _folded({"": build}, [parameters], seed, **options)
+    assert outcome.error <= bound * outcome.spread, (outcome.error, outcome.spread)
+    return outcome
+
+
+def check_together(builds, check, parameters=PARAMETERS, *, bound=1e-5, **options):
+    """Fold several at once, and check the outcome of each; name all that are wrong.
+
+    Args:
+        builds: functions of a builder by name.
+        check: a function of a name and an outcome that asserts.
+        parameters: kinds of parameters, which the builds take in turn.
+    """
+    scopes = {f"case_{i}/": build for i, build in enumerate(builds.values())}
+    wrong = {}
+    outcomes = _folded(scopes, [*parameters], 0, **options)
+    for name, outcome in zip(builds, outcomes, strict=True):
+        try:
+            check(name, outcome)
+            assert outcome.error <= bound * outcome.spread, outcome.error
+        except AssertionError as error:
+            wrong[name] = f"{error}\n{outcome.report}"
+    assert not wrong, wrong
+
+
+def _folded(builds, parameters, seed, **options):
+    before, feeds = built_together(builds, parameters, seed)
+    graph, _ = built_together(builds, parameters, seed)
     report = fold_batch_norms(graph, **options)
     ge.verify(graph)
     for op in graph.get_operations():
@@ -94,17 +130,27 @@ def folded(build, parameters="constants", *, seed=0, bound=1e-5, **options):
     again = fold_batch_norms(graph, **options)
     assert not again.folded, again
     assert [e.norm for e in again.refused] == [e.norm for e in report.refused]
-    types = data_types(graph)
-    expected, found = run(before, feeds), run(graph, feeds)
-    assert found.shape == expected.shape
-    error, spread = np.abs(found - expected).max(), np.ptp(expected)
-    assert error <= bound * spread, (error, spread)
-    return SimpleNamespace(report=report, types=types, graph=graph, spread=spread)
+    outs = [f"{scope}out:0" for scope in builds]
+    values = [run(g, feeds, outs) for g in (before, graph)]
+    outcomes = []
+    for scope, expected, found in zip(builds, *values, strict=True):
+        assert found.shape == expected.shape
+        part = FoldReport(
+            *(
+                tuple(e for e in entries if f"{e.norm}/".startswith(scope))
+                for entries in (report.folded, report.refused)
+            )
+        )
+        error, spread = np.abs(found - expected).max(), np.ptp(expected)
+        types = data_types(graph, f"{scope}out")
+        outcome = {"report": part, "types": types, "error": error, "spread": spread}
+        outcomes.append(SimpleNamespace(graph=graph, **outcome))
+    return outcomes
 
 
-def data_types(graph):
+def data_types(graph, out="out"):
     """Count the types of ops from the data to `out`."""
-    behind = dict.fromkeys([graph.get_operation_by_name("out")])
+    behind = dict.fromkeys([graph.get_operation_by_name(out)])
     queue = list(behind)
     while queue:
         new = [t.op for t in queue.pop().inputs if t.op not in behind]
@@ -130,8 +176,13 @@ def multiplications(types):
 def check_bare(outcome, norms=1, additions_left=1):
     """All norms are folded, and each layer is a layer and an addition."""
     report, types = outcome.report, outcome.types
-    assert outcome.spread > 0
+    assert outcome.spread > 0, "the result does not vary"
     assert len(report.folded) == norms, report
     assert not report.refused, report
     assert not multiplications(types), types
     assert additions(types) == additions_left, types
+
+
+def turned(parameters, turn):
+    """Return kinds of parameters, from another one on."""
+    return [*parameters[turn:], *parameters[:turn]]

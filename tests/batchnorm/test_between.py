@@ -1,12 +1,16 @@
 """What may stand between a layer and its batch norm, and what may come behind."""
 
-import itertools
-
 import pytest
 import tensorflow as tf
 
-from tests.batchnorm.checking import PARAMETERS, check_bare, folded
-from tests.thorough import crossed
+from tests.batchnorm.checking import (
+    PARAMETERS,
+    check_bare,
+    check_together,
+    folded,
+    turned,
+)
+from tests.thorough import chosen
 
 
 def conv(b, channels=4):
@@ -14,15 +18,10 @@ def conv(b, channels=4):
     return tf.nn.conv2d(x, b.weights(3, 3, 3, channels), 1, "SAME")
 
 
-def reshaped(b):
-    y = tf.reshape(conv(b), [-1, 4])
-    return b.norm(y, 4)
-
-
 def reshaped_for_dense(b):
     x = tf.reshape(b.data(2, 5, 3), [-1, 3])
     y = tf.reshape(tf.matmul(x, b.weights(3, 4)) + b.weights(4), [2, 5, 4])
-    return b.norm(y, 4)
+    return b.norm(y)
 
 
 def transposed(b):
@@ -36,45 +35,40 @@ def transposed(b):
 
 def expanded(b):
     y = tf.expand_dims(tf.matmul(b.data(5, 3), b.weights(3, 4)), 1)
-    return b.norm(tf.squeeze(y, [1]), 4)
-
-
-def scaled(b):
-    return b.norm(conv(b) * 0.5, 4)
+    return b.norm(tf.squeeze(y, [1]))
 
 
 BETWEEN = {
-    "nothing": lambda b: b.norm(conv(b), 4),
-    "bias": lambda b: b.norm(tf.nn.bias_add(conv(b), b.weights(4)), 4),
-    "addition": lambda b: b.norm(conv(b) + b.weights(4), 4),
-    "addition of rank 4": lambda b: b.norm(b.weights(1, 1, 1, 4) + conv(b), 4),
-    "addition of a scalar": lambda b: b.norm(conv(b) + b.weights(), 4),
-    "old addition": lambda b: b.norm(tf.raw_ops.Add(x=conv(b), y=b.weights(4)), 4),
-    "subtraction": lambda b: b.norm(conv(b) - b.weights(4), 4),
-    "scale": scaled,
-    "identities": lambda b: b.norm(tf.identity(tf.stop_gradient(conv(b))), 4),
-    "reshape": reshaped,
+    "nothing": lambda b: b.norm(conv(b)),
+    "bias": lambda b: b.norm(tf.nn.bias_add(conv(b), b.weights(4))),
+    "addition": lambda b: b.norm(conv(b) + b.weights(4)),
+    "addition of rank 4": lambda b: b.norm(b.weights(1, 1, 1, 4) + conv(b)),
+    "addition of a scalar": lambda b: b.norm(conv(b) + b.weights()),
+    "old addition": lambda b: b.norm(tf.raw_ops.Add(x=conv(b), y=b.weights(4))),
+    "subtraction": lambda b: b.norm(conv(b) - b.weights(4)),
+    "scale": lambda b: b.norm(conv(b) * 0.5),
+    "identities": lambda b: b.norm(tf.identity(tf.stop_gradient(conv(b)))),
+    "reshape": lambda b: b.norm(tf.reshape(conv(b), [-1, 4])),
     "reshape and bias": reshaped_for_dense,
     "transpose": transposed,
     "expand and squeeze": expanded,
-    "one channel": lambda b: b.norm(conv(b, 1) + b.weights(1), 1),
+    "one channel": lambda b: b.norm(conv(b, 1) + b.weights(1)),
+    "a norm": lambda b: b.norm(tf.identity(b.norm(conv(b), 4, "first")), 4, "second"),
+    # All sizes but that of the channels are unknown.
+    "unknown sizes": lambda b: b.norm(
+        tf.nn.conv2d(
+            b.data(2, 6, 5, 3, known=(0, 1, 2)), b.weights(3, 3, 3, 4), 1, "SAME"
+        )
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("between", "parameters"), crossed(BETWEEN, PARAMETERS, together=1)
-)
-def test_between(between, parameters):
-    check_bare(folded(BETWEEN[between], parameters))
+@pytest.mark.parametrize("turn", chosen(range(4), 0))
+def test_between(turn):
+    def check(name, outcome):
+        check_bare(outcome, norms=2 if name == "a norm" else 1)
 
-
-@pytest.mark.parametrize("parameters", PARAMETERS)
-def test_norms_behind_each_other_are_folded_at_once(parameters):
-    def build(b):
-        y = b.norm(conv(b), 4, "first")
-        return b.norm(tf.identity(y), 4, "second")
-
-    check_bare(folded(build, parameters), norms=2)
+    check_together(BETWEEN, check, turned(PARAMETERS, turn))
 
 
 BEHIND = {
@@ -85,20 +79,26 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize("bypass", (False, True))
-@pytest.mark.parametrize("behind", BEHIND)
-def test_behind(behind, bypass):
-    def build(b):
-        x = conv(b)
-        y = tf.nn.conv2d(tf.nn.relu(x), b.weights(3, 3, 4, 4), 1, "SAME")
-        y = b.norm(y, 4)
-        y = y + x if bypass else y
-        return BEHIND[behind](y)
+def test_behind():
+    def behind(name, bypass):
+        def build(b):
+            x = conv(b)
+            y = tf.nn.conv2d(tf.nn.relu(x), b.weights(3, 3, 4, 4), 1, "SAME")
+            return BEHIND[name](b.norm(y) + x if bypass else b.norm(y))
 
-    outcome = folded(build, "resource variables")
-    assert len(outcome.report.folded) == 1
-    assert outcome.types["Mul"] == (behind == "swish")
-    assert outcome.types["AddV2"] == bypass
+        return build
+
+    def check(name, outcome):
+        assert len(outcome.report.folded) == 1
+        assert outcome.types["Mul"] == (name[0] == "swish"), outcome.types
+        assert outcome.types["AddV2"] == name[1], outcome.types
+
+    builds = {
+        (name, bypass): behind(name, bypass)
+        for name in BEHIND
+        for bypass in (False, True)
+    }
+    check_together(builds, check, ["resource variables"])
 
 
 def test_shared_weights_are_folded_for_each_layer():
@@ -114,16 +114,17 @@ def test_shared_weights_are_folded_for_each_layer():
     assert outcome.types["Conv2D"] == 3
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-def test_a_layer_that_is_read_elsewhere_is_computed_twice_on_request(parameters):
+def test_a_layer_that_is_read_elsewhere_is_computed_twice_on_request():
     def build(b):
         y = conv(b)
         return b.norm(y, 4, "first") + b.norm(tf.nn.bias_add(y, b.weights(4)), 4) + y
 
-    outcome = folded(build, parameters, clone_shared=True)
-    assert len(outcome.report.folded) == 2, outcome.report
-    assert outcome.types["Conv2D"] == 3
-    assert not outcome.types["Mul"]
+    def check(name, outcome):
+        assert len(outcome.report.folded) == 2
+        assert outcome.types["Conv2D"] == 3, outcome.types
+        assert not outcome.types["Mul"], outcome.types
+
+    check_together(dict.fromkeys(PARAMETERS, build), check, clone_shared=True)
 
 
 def test_norms_of_norms_that_are_read_elsewhere():
@@ -134,40 +135,6 @@ def test_norms_of_norms_that_are_read_elsewhere():
     outcome = folded(build, clone_shared=True)
     assert len(outcome.report.folded) + len(outcome.report.refused) == 3
     assert not outcome.types["Mul"], outcome.report
-
-
-def test_all_sizes_but_the_channels_may_be_unknown():
-    def build(b):
-        y = tf.nn.conv2d(b.data(2, 6, 5, 3), b.weights(3, 3, 3, 4), 1, "SAME")
-        return b.norm(y, 4)
-
-    def unknown(b):
-        return build(_Unknown(b))
-
-    check_bare(folded(unknown))
-
-
-class _Unknown:
-    def __init__(self, builder):
-        self._builder = builder
-
-    def __getattr__(self, name):
-        return getattr(self._builder, name)
-
-    def data(self, *shape):
-        return self._builder.data(*shape, known=(0, 1, 2))
-
-
-def test_names_repeat_no_scope():
-    def build(b):
-        with tf.name_scope("block"):
-            return b.norm(conv(b), 4)
-
-    graph = folded(build, "resource variables").graph
-    for op in graph.get_operations():
-        parts = op.name.split("/")
-        assert all(a != b for a, b in itertools.pairwise(parts)), op.name
-        assert all(parts)
 
 
 def ancestors(graph):

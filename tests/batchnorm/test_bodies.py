@@ -25,6 +25,11 @@ CONSTANTS = {
 }
 
 
+def parameters():
+    """Return constants of the norm in the default graph."""
+    return [tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta", "gamma")]
+
+
 class Layer:
     """A dense layer and its norm, of constants in the body or of variables."""
 
@@ -90,22 +95,42 @@ def repeated(times):
     return y
 
 
-SHAPES = {loop: 3, branch: 1, call: 1, returned: 1, nested: 3}
-BODIES = pytest.mark.parametrize("build", SHAPES, ids=lambda build: build.__name__)
+# How often the layer is computed in each.
+TIMES = {loop: 3, branch: 1, call: 1, returned: 1, nested: 3}
 VARIABLES = pytest.mark.parametrize("variables", [False, True])
 
 
-def traced(build, layer, fold=None):
-    """Return a tf.function of the model, folded while it is traced if asked."""
+def traced(layer, fold=None, builds=tuple(TIMES)):
+    """Return a tf.function of bodies, folded while it is traced if asked."""
 
     @tf.function(input_signature=[SPEC], autograph=False)
     def function(x):
-        y = build(layer, x)
+        results = {build.__name__: build(layer, x) for build in builds}
         if fold is not None:
             fold.append(fold_batch_norms(default_graph(), strict=True))
-        return {"y": y}
+        return results
 
     return function
+
+
+def imported(function):
+    """Return the graph of a function as an import makes it, and its results by name."""
+    concrete = function.get_concrete_function()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(concrete.graph.as_graph_def(), name="")
+    outputs = concrete.structured_outputs
+    return graph, {n: graph.get_tensor_by_name(t.name) for n, t in outputs.items()}
+
+
+def check(values):
+    """Check the value of each body against numpy; name those that are wrong."""
+    expected = {build.__name__: repeated(times) for build, times in TIMES.items()}
+    wrong = {
+        name: np.abs(value - expected[name]).max()
+        for name, value in values.items()
+        if not np.allclose(value, expected[name], rtol=1e-5, atol=1e-6)
+    }
+    assert wrong == {}
 
 
 def roots(graph_def):
@@ -114,66 +139,45 @@ def roots(graph_def):
     return sum(n.op == "Rsqrt" for nodes in (graph_def.node, *bodies) for n in nodes)
 
 
-@BODIES
 @VARIABLES
-def test_bodies_of_a_model(build, variables):
-    opened = model.open(traced(build, Layer(variables)), inline=False)
+def test_bodies_of_a_model(variables, tmp_path):
+    opened = model.open(traced(Layer(variables)), inline=False)
     before = opened.to_function()
     names = list(opened.functions)
     report = fold_batch_norms(opened, strict=True)
-    (entry,) = report.folded
-    name, _, rest = entry.norm.partition("/")
-    assert name in names
-    assert rest.endswith("norm")
-    assert entry.layer == entry.norm.removesuffix("norm") + "dense"
-    assert entry.signature == opened.signature
-    body = opened.functions[name]
-    assert entry.into.removeprefix(f"{name}/") in {
-        op.name for op in body.graph.get_operations()
-    }
+    assert len(report.folded) == len(TIMES)
+    for entry in report.folded:
+        name, _, rest = entry.norm.partition("/")
+        assert name in names
+        assert rest.endswith("norm")
+        assert entry.layer == entry.norm.removesuffix("norm") + "dense"
+        assert entry.signature == opened.signature
+        body = opened.functions[name]
+        ops = {op.name for op in body.graph.get_operations()}
+        assert entry.into.removeprefix(f"{name}/") in ops
+        ge.verify(body.graph)
     assert sorted(opened.functions) == sorted(names)
-    (y,) = opened.run(x=X).values()
-    np.testing.assert_allclose(y, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(y, before(X)["y"], rtol=1e-5, atol=1e-6)
+    values = opened.run(x=X)
+    check(values)
+    for name, value in before(X).items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
     ge.verify(opened.graph)
-    ge.verify(body.graph)
     again = fold_batch_norms(opened)
     assert (again.folded, again.refused) == ((), ())
+    if not variables:
+        path = opened.save(tmp_path / "model.pb", "graph_def")
+        assert roots(tf.compat.v1.GraphDef.FromString(path.read_bytes())) == 0
 
 
-@BODIES
-def test_saved_bodies_are_folded(build, tmp_path):
-    opened = model.open(traced(build, Layer(False)), inline=False)
-    fold_batch_norms(opened, strict=True)
-    path = opened.save(tmp_path / "model.pb", "graph_def")
-    graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
-    assert roots(graph_def) == 0
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    x, y = (graph.get_tensor_by_name(f"{name}:0") for name in "xy")
-    (value,) = evaluate(graph, [y], {x: X})
-    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
-
-
-@BODIES
-def test_bodies_of_a_graph(build):
-    graph_def = traced(build, Layer(False)).get_concrete_function().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    x = graph.get_tensor_by_name("x:0")
-    (y,) = [t.op.outputs[0] for t in last_results(graph)]
+def test_bodies_of_a_graph():
+    graph, results = imported(traced(Layer(False)))
     report = fold_batch_norms(graph, strict=True)
     assert {entry.norm.rpartition("/")[2] for entry in report.folded} == {"norm"}
-    (value,) = evaluate(graph, [y], {x: X})
-    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+    values = evaluate(graph, results.values(), {"x:0": X})
+    check(dict(zip(results, values, strict=True)))
     assert called_roots(graph) == 0
     again = fold_batch_norms(graph)
     assert (again.folded, again.refused) == ((), ())
-
-
-def last_results(graph):
-    ops = [op for op in graph.get_operations() if op.type == "Identity"]
-    return [t for op in ops for t in op.outputs if not t.consumers()]
 
 
 def called_roots(graph):
@@ -192,74 +196,71 @@ def called_roots(graph):
     return count
 
 
-@BODIES
 @VARIABLES
-def test_bodies_while_a_function_is_traced(build, variables):
-    layer, reports = Layer(variables), []
-    function = traced(build, layer, reports)
-    y = function(X)["y"]
-    np.testing.assert_allclose(y, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
-    assert len(reports[0].folded) == 1
+def test_bodies_while_a_function_is_traced(variables):
+    reports = []
+    function = traced(Layer(variables), reports)
+    check(function(X))
+    assert len(reports[0].folded) == len(TIMES)
     if not variables:
         assert called_roots(function.get_concrete_function().graph) == 0
 
 
-@BODIES
-def test_gradients_flow_through_folded_bodies(build):
-    layer, reports = Layer(True), []
-    x = tf.constant(X)
+def test_gradients_flow_through_folded_bodies():
+    layer, x = Layer(True), tf.constant(X)
     watched = [x, *layer.values.values()]
-    found = []
-    for fold in (None, reports):
-        function = traced(build, layer, fold)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.reduce_sum(function(x)["y"] ** 2)
-        found.append(tape.gradient(y, watched))
-    for plain, folded in zip(*found, strict=True):
-        assert np.abs(plain).max() > 1e-3
-        np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-5)
+    for build in TIMES:
+        found = []
+        for fold in (None, []):
+            function = traced(layer, fold, [build])
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.reduce_sum(function(x)[build.__name__] ** 2)
+            found.append(tape.gradient(y, watched))
+        for plain, folded in zip(*found, strict=True):
+            assert np.abs(plain).max() > 1e-3, build
+            np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_a_variable_that_changes_changes_the_folded_body():
     layer = Layer(True)
-    opened = model.open(traced(loop, layer), inline=False)
+    opened = model.open(traced(layer, builds=[loop]), inline=False)
     fold_batch_norms(opened, strict=True)
     layer.values["gamma"].assign(-CONSTANTS["gamma"])
-    plain = traced(loop, layer)(X)["y"]
-    np.testing.assert_allclose(opened.run(x=X)["y"], plain, rtol=1e-5, atol=1e-6)
+    plain = traced(layer, builds=[loop])(X)["loop"]
+    np.testing.assert_allclose(opened.run(x=X)["loop"], plain, rtol=1e-5, atol=1e-6)
     assert np.abs(plain - repeated(3)).max() > 0.1
 
 
 @pytest.mark.parametrize("as_graph", [False, True])
-@BODIES
-def test_constants_that_are_passed_to_a_body(build, as_graph, tmp_path):
+def test_constants_that_are_passed_to_a_body(as_graph, tmp_path):
     # Freezing makes the variables constants of the graph, which is where they are read.
-    frozen = model.open(traced(build, Layer(True)), inline=False).freeze()
+    frozen = model.open(traced(Layer(True)), inline=False).freeze()
     assert not frozen.variables
+    path = frozen.save(tmp_path / "model.pb", "graph_def")
     if not as_graph:
-        (entry,) = fold_batch_norms(frozen, strict=True).folded
-        assert entry.norm.endswith("norm")
-        value = frozen.run(x=X)["y"]
-        path = frozen.save(tmp_path / "model.pb", "graph_def")
+        folded = fold_batch_norms(frozen, strict=True).folded
+        assert len(folded) == len(TIMES)
+        assert all(entry.norm.endswith("norm") for entry in folded)
+        check(frozen.run(x=X))
+        path = frozen.save(tmp_path / "folded.pb", "graph_def")
         assert roots(tf.compat.v1.GraphDef.FromString(path.read_bytes())) == 0
         again = fold_batch_norms(frozen)
         assert (again.folded, again.refused) == ((), ())
-    else:
-        path = frozen.save(tmp_path / "model.pb", "graph_def")
-        with tf.Graph().as_default() as graph:
-            graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
-            tf.import_graph_def(graph_def, name="")
-        assert len(fold_batch_norms(graph, strict=True).folded) == 1
-        assert called_roots(graph) == 0
-        x, y = (graph.get_tensor_by_name(f"{name}:0") for name in "xy")
-        (value,) = evaluate(graph, [y], {x: X})
-    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+        return
+    with tf.Graph().as_default() as graph:
+        graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
+        tf.import_graph_def(graph_def, name="")
+    assert len(fold_batch_norms(graph, strict=True).folded) == len(TIMES)
+    assert called_roots(graph) == 0
+    names = [build.__name__ for build in TIMES]
+    values = evaluate(graph, [f"{name}:0" for name in names], {"x:0": X})
+    check(dict(zip(names, values, strict=True)))
 
 
 def changing(x):
     """A loop whose weights are constant at first, and another in each round."""
-    passed = [tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta", "gamma")]
+    passed = parameters()
 
     def body(i, y, kernel):
         y = tf.matmul(y, kernel, name="dense")
@@ -312,12 +313,8 @@ def weights_from_outside(x):
     kernel = tf.identity(x)[:1] * tf.ones([5, 5])
 
     def body(i, y):
-        norm = {k: tf.constant(v) for k, v in CONSTANTS.items()}
         y = tf.matmul(y, kernel, name="dense")
-        y = tf.nn.batch_normalization(
-            y, *(norm[k] for k in ("mean", "variance", "beta", "gamma")), 1e-3, "norm"
-        )
-        return i + 1, y
+        return i + 1, tf.nn.batch_normalization(y, *parameters(), 1e-3, "norm")
 
     return tf.while_loop(lambda i, y: i < 3, body, [0, x])[1]
 
@@ -340,12 +337,7 @@ def partly(x):
     """A norm that can be folded in the graph, one that cannot in a body."""
     y = Layer(False)(x)
     gate = tf.function(
-        lambda x: tf.nn.batch_normalization(
-            tf.tanh(x),
-            *(tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta", "gamma")),
-            1e-3,
-            "gate",
-        ),
+        lambda x: tf.nn.batch_normalization(tf.tanh(x), *parameters(), 1e-3, "gate"),
         autograph=False,
     )
     return gate(tf.nn.relu(y)) + loop(Layer(False), x)
@@ -374,9 +366,7 @@ def test_strict_leaves_a_model_exactly_as_it_was():
 
 
 def test_strict_leaves_a_graph_exactly_as_it_was():
-    graph_def = partly_foldable.get_concrete_function().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
+    graph, _ = imported(partly_foldable)
     before = graph.as_graph_def()
     with pytest.raises(FoldError, match="nothing was changed"):
         fold_batch_norms(graph, strict=True)
@@ -388,13 +378,10 @@ def test_strict_leaves_a_graph_exactly_as_it_was():
 def test_a_failure_at_the_end_puts_calls_and_edges_back(monkeypatch):
     from geutil.batchnorm import folding
 
-    graph_def = partly_foldable.get_concrete_function().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    (y,) = last_results(graph)
-    x = graph.get_tensor_by_name("x:0")
+    graph, results = imported(partly_foldable)
+    (y,) = results.values()
     before = {n.name: n for n in graph.as_graph_def().node}
-    expected = evaluate(graph, [y], {x: X})
+    expected = evaluate(graph, [y], {"x:0": X})
     write_back = folding.Places.write_back
 
     def fail(self, edited):
@@ -410,7 +397,7 @@ def test_a_failure_at_the_end_puts_calls_and_edges_back(monkeypatch):
         for attribute in ("f", "body", "cond"):
             if attribute in node.attr:
                 assert after[name].attr[attribute] == node.attr[attribute]
-    np.testing.assert_array_equal(evaluate(graph, [y], {x: X}), expected)
+    np.testing.assert_array_equal(evaluate(graph, [y], {"x:0": X}), expected)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +426,7 @@ def test_functions_that_data_pipelines_call():
 
 def legacy_graph(build=call):
     """Return a graph with an op that calls a function by being of its type."""
-    body = traced(build, Layer(False)).get_concrete_function().graph
+    body = traced(Layer(False), builds=[build]).get_concrete_function().graph
     (op,) = [op for op in body.get_operations() if "Partitioned" in op.type]
     graph_def = body.as_graph_def()
     for node in graph_def.node:
@@ -474,9 +461,7 @@ def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
         raise TransformError("'x' is a list of tensors")
 
     monkeypatch.setattr(function_bodies, "flat_body", refuse)
-    graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
+    graph, _ = imported(traced(Layer(False), builds=[call]))
     report = fold_batch_norms(graph)
     (entry,) = report.refused
     assert "cannot be opened: 'x' is a list of tensors" in entry.reason
@@ -486,10 +471,8 @@ def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
 
 
 def test_a_graph_that_a_session_has_run_is_left_as_it_is():
-    graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    (y,) = last_results(graph)
+    graph, results = imported(traced(Layer(False), builds=[call]))
+    (y,) = results.values()
     calls = [op for op in graph.get_operations() if "Partitioned" in op.type]
     before = [op.node_def for op in calls]
     with tf.compat.v1.Session(graph=graph) as session:
@@ -508,10 +491,8 @@ def test_a_function_that_several_call_is_folded_for_all():
         other = tf.function(shared.python_function, autograph=False)
         return {"y": other(x) + shared(x) + loop(shared, x)}
 
-    graph_def = function.get_concrete_function().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    (y,) = last_results(graph)
+    graph, results = imported(function)
+    (y,) = results.values()
     (expected,) = evaluate(graph, [y], {"x:0": X})
     assert len(fold_batch_norms(graph, strict=True).folded) >= 1
     assert called_roots(graph) == 0
@@ -529,8 +510,8 @@ def test_side_effects_of_bodies_stay():
 
         return tf.function(body, autograph=False)(x)
 
-    function = traced(counting, layer, reports)
-    y = function(X)["y"]
+    function = traced(layer, reports, [counting])
+    y = function(X)["counting"]
     assert len(reports[0].folded) == 1
     np.testing.assert_allclose(y, repeated(1), rtol=1e-5, atol=1e-6)
     assert int(count) == 1
@@ -542,12 +523,9 @@ def test_what_a_fixed_function_calls_is_fixed_too():
         return tf.function(lambda x: inner(x) + 0.0, autograph=False)(x)
 
     graph = legacy_graph(outer)
-    (y,) = last_results(graph)
     before = graph.as_graph_def()
     report = fold_batch_norms(graph)
     assert not report.folded
     (entry,) = report.refused
     assert "geutil.model.open" in entry.reason
     assert graph.as_graph_def() == before
-    (value,) = evaluate(graph, [y], {"x:0": X})
-    np.testing.assert_allclose(value, repeated(1), rtol=1e-5, atol=1e-6)

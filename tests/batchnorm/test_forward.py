@@ -3,197 +3,161 @@
 import pytest
 import tensorflow as tf
 
-from tests.batchnorm.checking import EPSILON, PARAMETERS, check_bare, folded
-from tests.thorough import crossed
+from tests.batchnorm.checking import (
+    EPSILON,
+    PARAMETERS,
+    check_bare,
+    check_together,
+    folded,
+    turned,
+)
+from tests.thorough import chosen
 
 
-def conv_of_one(b):
-    y = b.norm(b.data(2, 5, 5, 3), 3)
-    return tf.nn.conv2d(y, b.weights(1, 1, 3, 4), 1, "SAME") + b.weights(4)
+def image(b, size=5, **options):
+    return b.norm(b.data(2, size, size, 3, **options))
 
 
-def conv_valid(b):
-    y = b.norm(b.data(2, 6, 6, 3, known=(0,)), 3)
-    y = tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 2, "VALID", dilations=1)
-    return tf.nn.bias_add(y, b.weights(4))
+def rows(b):
+    return b.norm(b.data(2, 5, 3))
 
 
-def conv_without_bias(b):
-    y = b.norm(b.data(2, 6, 6, 3), 3)
-    return tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 1, "VALID", dilations=2)
-
-
-def conv1d(b):
-    y = b.norm(b.data(2, 9, 3, known=(0,)), 3)
-    return tf.nn.conv1d(y, b.weights(3, 3, 4), 1, "VALID") + b.weights(4)
-
-
-def conv3d(b):
-    y = b.norm(b.data(2, 4, 4, 4, 3), 3)
-    return tf.nn.conv3d(y, b.weights(2, 2, 2, 3, 4), [1] * 5, "VALID") + b.weights(4)
-
-
-def depthwise(b):
-    y = b.norm(b.data(2, 6, 6, 3), 3)
-    y = tf.nn.depthwise_conv2d(y, b.weights(3, 3, 3, 2), [1] * 4, "VALID")
-    return y + b.weights(6)
-
-
-def dense(b):
-    return tf.matmul(b.norm(b.data(5, 3), 3), b.weights(3, 4)) + b.weights(4)
-
-
-def dense_turned(b):
-    y = tf.matmul(b.norm(b.data(5, 3), 3), b.weights(4, 3), transpose_b=True)
-    return y + b.weights(4)
-
-
-def dense_of_rank_3(b):
-    y = tf.tensordot(b.norm(b.data(2, 5, 3), 3), b.weights(3, 4), [[2], [0]])
-    return y + b.weights(4)
-
-
-def einsum(b):
-    y = tf.einsum("abc,cd->abd", b.norm(b.data(2, 5, 3), 3), b.weights(3, 4))
-    return y + b.weights(4)
-
-
-def concatenated(b):
-    y = tf.concat([b.data(2, 5, 5, 1), b.data(2, 5, 5, 2)], -1)
-    return tf.nn.conv2d(b.norm(y, 3), b.weights(1, 1, 3, 4), 1, "VALID") + b.weights(4)
-
-
-def added(b):
-    y = b.norm(b.data(2, 5, 5, 3) + b.data(2, 5, 5, 3), 3)
-    return tf.nn.conv2d(y, b.weights(1, 1, 3, 4), 1, "VALID") + b.weights(4)
+def conv(b, y, window=2, count=3, stride=1, **options):
+    weights = b.weights(window, window, count, 4)
+    return tf.nn.conv2d(y, weights, stride, "VALID", **options)
 
 
 def by_hand(b):
     x, mean, variance = b.data(2, 5, 5, 3), b.weights(3), b.positive(3)
-    y = b.positive(3) * (x - mean) / tf.sqrt(variance + EPSILON) + b.weights(3)
-    return tf.nn.conv2d(y, b.weights(2, 2, 3, 4), 1, "VALID") + b.weights(4)
+    return b.positive(3) * (x - mean) / tf.sqrt(variance + EPSILON) + b.weights(3)
 
 
 def fused(b):
-    y = tf.compat.v1.nn.fused_batch_norm(
-        b.data(2, 5, 5, 3),
-        b.positive(3),
-        b.weights(3),
-        b.weights(3),
-        b.positive(3),
-        is_training=False,
+    parameters = b.positive(3), b.weights(3), b.weights(3), b.positive(3)
+    return tf.compat.v1.nn.fused_batch_norm(
+        b.data(2, 5, 5, 3), *parameters, is_training=False
     )[0]
-    return tf.nn.conv2d(y, b.weights(2, 2, 3, 4), 1, "VALID") + b.weights(4)
 
 
-def one_channel(b):
-    y = b.norm(b.data(2, 6, 6, 1), 1)
-    return tf.nn.conv2d(y, b.weights(3, 3, 1, 4), 2, "VALID") + b.weights(4)
+def concatenated(b):
+    return b.norm(tf.concat([b.data(2, 5, 5, 1), b.data(2, 5, 5, 2)], -1))
 
 
-def transposed_of_one(b):
-    y = b.norm(b.data(2, 4, 4, 3), 3)
-    y = tf.nn.conv2d_transpose(y, b.weights(1, 1, 4, 3), [2, 4, 4, 4], 1)
-    return y + b.weights(4)
+def added(b):
+    return b.norm(b.data(2, 5, 5, 3) + b.data(2, 5, 5, 3))
 
 
 def scaled(b):
-    y = tf.identity(b.norm(b.data(2, 5, 5, 3), 3) * 2.0 - b.weights(3))
-    return tf.nn.conv2d(y, b.weights(2, 2, 3, 4), 1, "VALID") + b.weights(4)
+    return tf.identity(b.norm(b.data(2, 5, 5, 3)) * 2.0 - b.weights(3))
 
 
+# Layers behind a norm, before their bias.
 LAYERS = {
-    build.__name__: build
-    for build in (
-        conv_of_one,
-        conv_valid,
-        conv_without_bias,
-        conv1d,
-        conv3d,
-        depthwise,
-        dense,
-        dense_turned,
-        dense_of_rank_3,
-        einsum,
-        concatenated,
-        added,
-        by_hand,
-        fused,
-        one_channel,
-        transposed_of_one,
-        scaled,
-    )
+    "conv of one": lambda b: conv(b, image(b), 1),
+    "conv": lambda b: conv(b, image(b, 6, known=(0,)), 3, stride=2),
+    "conv1d": lambda b: tf.nn.conv1d(
+        b.norm(b.data(2, 9, 3, known=(0,))), b.weights(3, 3, 4), 1, "VALID"
+    ),
+    "conv3d": lambda b: tf.nn.conv3d(
+        b.norm(b.data(2, 4, 4, 4, 3)), b.weights(2, 2, 2, 3, 4), [1] * 5, "VALID"
+    ),
+    "depthwise": lambda b: tf.nn.depthwise_conv2d(
+        image(b, 6), b.weights(3, 3, 3, 2), [1] * 4, "VALID"
+    ),
+    "dense": lambda b: tf.matmul(b.norm(b.data(5, 3)), b.weights(3, 4)),
+    "dense, turned": lambda b: tf.matmul(
+        b.norm(b.data(5, 3)), b.weights(4, 3), transpose_b=True
+    ),
+    "dense of rank 3": lambda b: tf.tensordot(rows(b), b.weights(3, 4), [[2], [0]]),
+    "einsum": lambda b: tf.einsum("abc,cd->abd", rows(b), b.weights(3, 4)),
+    "concatenated": lambda b: conv(b, concatenated(b), 1),
+    "added": lambda b: conv(b, added(b), 1),
+    "by hand": lambda b: conv(b, by_hand(b)),
+    "fused": lambda b: conv(b, fused(b)),
+    "one channel": lambda b: conv(b, b.norm(b.data(2, 6, 6, 1)), 3, 1, 2),
+    "transposed of one": lambda b: tf.nn.conv2d_transpose(
+        image(b, 4), b.weights(1, 1, 4, 3), [2, 4, 4, 4], 1
+    ),
+    "scaled": lambda b: conv(b, scaled(b)),
 }
 
 
-@pytest.mark.parametrize(
-    ("layer", "parameters"), crossed(LAYERS, PARAMETERS, together=1)
-)
-def test_layers_take_in_the_norm_before_them(layer, parameters):
-    outcome = folded(LAYERS[layer], parameters)
-    check_bare(outcome, additions_left=2 if layer == "added" else 1)
-    assert all(entry.forward for entry in outcome.report.folded)
-
-
-@pytest.mark.parametrize("parameters", PARAMETERS)
-def test_norms_before_and_behind_a_layer(parameters):
+def biased(layer):
     def build(b):
-        y = b.norm(b.data(2, 6, 6, 3), 3, "before")
-        y = tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 1, "VALID") + b.weights(4)
-        return b.norm(y, 4, "behind")
+        y = layer(b)
+        return y + b.weights(y.shape[-1])
 
-    outcome = folded(build, parameters)
-    check_bare(outcome, norms=2)
+    return build
+
+
+def without_bias(b):
+    return conv(b, image(b, 6), 3, dilations=2)
+
+
+def with_bias_add(b):
+    return tf.nn.bias_add(conv(b, image(b, 6), 3), b.weights(4))
+
+
+def before_and_behind(b):
+    y = b.norm(b.data(2, 6, 6, 3), 3, "before")
+    return b.norm(conv(b, y, 3) + b.weights(4), 4, "behind")
+
+
+def before_each_other(b):
+    y = b.norm(b.data(2, 6, 6, 3), 3, "first")
+    y = b.norm(b.norm(tf.identity(y), 3, "second"), 3, "third")
+    return conv(b, y, 3) + b.weights(4)
+
+
+@pytest.mark.parametrize("turn", chosen(range(4), 0))
+def test_layers_take_in_the_norm_before_them(turn):
+    builds = {name: biased(layer) for name, layer in LAYERS.items()}
+    builds |= {"without bias": without_bias, "bias add": with_bias_add}
+    builds |= {"both": before_and_behind, "three": before_each_other}
+
+    def check(name, outcome):
+        norms = {"both": 2, "three": 3}.get(name, 1)
+        check_bare(outcome, norms, additions_left=2 if name == "added" else 1)
+        forward = [entry.forward for entry in outcome.report.folded]
+        assert sorted(forward) == ([False, True] if norms == 2 else [True] * norms)
+
+    check_together(builds, check, turned(PARAMETERS, turn))
+
+
+def test_norms_before_and_behind_a_layer():
+    outcome = folded(before_and_behind, "resource variables")
     assert {e.norm.split("/")[0]: e.forward for e in outcome.report.folded} == {
         "before": True,
         "behind": False,
     }
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-def test_norms_before_each_other(parameters):
-    def build(b):
-        y = b.norm(b.data(2, 6, 6, 3), 3, "first")
-        y = b.norm(tf.identity(y), 3, "second")
-        y = b.norm(y, 3, "third")
-        return tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 1, "VALID") + b.weights(4)
-
-    check_bare(folded(build, parameters), norms=3)
-
-
-def shiftless(b, x):
-    zero = tf.zeros([3])
+def shiftless(b, *shape):
+    x, zero = b.data(*shape, 3), tf.zeros([3])
     return tf.nn.batch_normalization(x, zero, b.positive(3), zero, b.positive(3), 1e-3)
 
 
-def padded(b):
-    y = shiftless(b, b.data(2, 6, 6, 3))
-    return tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 2, "SAME") + b.weights(4)
+def padded(b, padding):
+    return tf.nn.conv2d(shiftless(b, 2, 6, 6), b.weights(3, 3, 3, 4), 2, padding)
 
 
-def padded_explicitly(b):
-    y = shiftless(b, b.data(2, 6, 6, 3))
-    padding = [[0, 0], [1, 1], [2, 0], [0, 0]]
-    return tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 2, padding) + b.weights(4)
+SHIFTLESS = {
+    "padded": biased(lambda b: padded(b, "SAME")),
+    "padded explicitly": biased(lambda b: padded(b, [[0, 0], [1, 1], [2, 0], [0, 0]])),
+    "transposed": biased(
+        lambda b: tf.nn.conv2d_transpose(
+            shiftless(b, 2, 4, 4), b.weights(3, 3, 4, 3), [2, 8, 8, 4], 2
+        )
+    ),
+    "heads": lambda b: tf.einsum(
+        "abc,cde->abde", shiftless(b, 2, 5), b.weights(3, 2, 4)
+    ),
+    "batched": biased(lambda b: tf.matmul(shiftless(b, 2, 5), b.weights(2, 3, 4))),
+}
 
 
-def transposed(b):
-    y = shiftless(b, b.data(2, 4, 4, 3))
-    y = tf.nn.conv2d_transpose(y, b.weights(3, 3, 4, 3), [2, 8, 8, 4], 2)
-    return y + b.weights(4)
+def test_a_norm_that_does_not_shift_goes_where_others_cannot():
+    def check(name, outcome):
+        check_bare(outcome, additions_left=int(name != "heads"))
 
-
-def heads(b):
-    y = shiftless(b, b.data(2, 5, 3))
-    return tf.einsum("abc,cde->abde", y, b.weights(3, 2, 4))
-
-
-def batched(b):
-    return tf.matmul(shiftless(b, b.data(2, 5, 3)), b.weights(2, 3, 4)) + b.weights(4)
-
-
-@pytest.mark.parametrize(
-    "build", (padded, padded_explicitly, transposed, heads, batched)
-)
-def test_a_norm_that_does_not_shift_goes_where_others_cannot(build):
-    check_bare(folded(build), additions_left=build is not heads)
+    check_together(SHIFTLESS, check, ["constants"])

@@ -3,144 +3,139 @@
 import pytest
 import tensorflow as tf
 
-from tests.batchnorm.checking import PARAMETERS, check_bare, folded
-from tests.thorough import crossed
+from tests.batchnorm.checking import PARAMETERS, check_bare, check_together, turned
+from tests.thorough import chosen
+
+ATROUS = [2, 2], [[2, 2], [2, 2]]
 
 
-def conv1d(b):
-    y = tf.nn.conv1d(b.data(2, 9, 3, known=(0,)), b.weights(3, 3, 4), 2, "SAME")
-    return b.norm(y, 4)
+def conv2d(x, weights, stride=1, padding="SAME", **options):
+    return tf.nn.conv2d(x, weights, stride, padding, **options)
 
 
-def conv2d(b):
-    x = b.data(2, 7, 6, 3, known=(0, 1, 2))
-    return b.norm(tf.nn.conv2d(x, b.weights(3, 3, 3, 4), 2, "SAME"), 4)
-
-
-def conv3d(b):
-    x = b.data(2, 5, 5, 4, 2, known=(0, 1, 2, 3))
-    return b.norm(tf.nn.conv3d(x, b.weights(2, 2, 2, 2, 4), [1] * 5, "VALID"), 4)
-
-
-def depthwise(b):
-    x = b.data(2, 7, 6, 3, known=(0, 1, 2))
-    y = tf.nn.depthwise_conv2d(x, b.weights(3, 3, 3, 2), [1] * 4, "SAME")
-    return b.norm(y, 6)
-
-
-def separable(b):
-    y = tf.nn.separable_conv2d(
-        b.data(2, 7, 6, 3),
-        b.weights(3, 3, 3, 2),
-        b.weights(1, 1, 6, 4),
-        [1] * 4,
-        "SAME",
-    )
-    return b.norm(y, 4)
-
-
-def dilated(b):
-    x = b.data(2, 9, 9, 3, known=(0, 1, 2))
-    y = tf.nn.conv2d(x, b.weights(3, 3, 3, 4), 1, "SAME", dilations=2)
-    return b.norm(y, 4)
-
-
-def dilated_in_batches(b):
-    y = tf.space_to_batch(b.data(2, 8, 8, 3), [2, 2], [[2, 2], [2, 2]])
-    y = tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 1, "VALID")
-    return b.norm(tf.compat.v1.batch_to_space_nd(y, [2, 2], [[0, 0], [0, 0]]), 4)
-
-
-def dilated_in_batches_with_bias(b):
-    y = tf.space_to_batch(b.data(2, 8, 8, 3), [2, 2], [[2, 2], [2, 2]])
-    y = tf.nn.conv2d(y, b.weights(3, 3, 3, 4), 1, "VALID") + b.weights(4)
-    return b.norm(tf.compat.v1.batch_to_space_nd(y, [2, 2], [[0, 0], [0, 0]]), 4)
-
-
-def grouped(b):
-    y = tf.nn.conv2d(b.data(2, 6, 6, 4), b.weights(3, 3, 2, 6), 1, "SAME")
-    return b.norm(y, 6)
-
-
-def transposed(b):
+def conv2d_transpose(b):
     x = b.data(2, 4, 4, 3, known=(0,))
     shape = tf.stack([tf.shape(x)[0], 8, 8, 4])
-    return b.norm(tf.nn.conv2d_transpose(x, b.weights(3, 3, 4, 3), shape, 2), 4)
+    return tf.nn.conv2d_transpose(x, b.weights(3, 3, 4, 3), shape, 2)
 
 
-def transposed_3d(b):
-    y = tf.nn.conv3d_transpose(
-        b.data(2, 3, 3, 3, 2), b.weights(2, 2, 2, 4, 2), [2, 6, 6, 6, 4], 2
-    )
-    return b.norm(y, 4)
+def dilated_in_batches(b, bias):
+    y = tf.space_to_batch(b.data(2, 8, 8, 3), *ATROUS)
+    y = conv2d(y, b.weights(3, 3, 3, 4), padding="VALID")
+    y = y + b.weights(4) if bias else y
+    return tf.compat.v1.batch_to_space_nd(y, [2, 2], [[0, 0], [0, 0]])
 
 
-def dense(b):
-    return b.norm(tf.matmul(b.data(5, 3, known=(0,)), b.weights(3, 4)), 4)
+def image(b, channels=3):
+    return b.data(2, 7, 6, channels, known=(0, 1, 2))
 
 
-def dense_turned(b):
-    x = b.data(5, 3, known=(0,))
-    return b.norm(tf.matmul(x, b.weights(4, 3), transpose_b=True), 4)
-
-
-def dense_of_rank_3(b):
-    y = tf.tensordot(b.data(2, 5, 3, known=(0, 1)), b.weights(3, 4), [[2], [0]])
-    return b.norm(tf.nn.bias_add(y, b.weights(4)), 4)
-
-
-def batched(b):
-    return b.norm(tf.matmul(b.data(2, 5, 3), b.weights(2, 3, 4)), 4)
-
-
-def batched_turned(b):
-    y = tf.linalg.matmul(b.data(2, 5, 3), b.weights(1, 4, 3), adjoint_b=True)
-    return b.norm(y, 4)
-
-
-def einsum(b):
-    x = b.data(2, 5, 3, known=(0, 1))
-    return b.norm(tf.einsum("abc,cd->abd", x, b.weights(3, 4)), 4)
-
-
-def einsum_with_weights_first(b):
-    x = b.data(2, 5, 3, known=(0, 1))
-    return b.norm(tf.einsum("dc,abc->abd", b.weights(4, 3), x), 4)
-
-
-def einsum_of_heads(b):
-    y = tf.einsum("abc,cde->abde", b.data(2, 5, 3), b.weights(3, 2, 4))
-    return b.norm(y, 4)
+def rows(b):
+    return b.data(2, 5, 3, known=(0, 1))
 
 
 LAYERS = {
-    build.__name__: build
-    for build in (
-        conv1d,
-        conv2d,
-        conv3d,
-        depthwise,
-        separable,
-        dilated,
-        dilated_in_batches,
-        dilated_in_batches_with_bias,
-        grouped,
-        transposed,
-        transposed_3d,
-        dense,
-        dense_turned,
-        dense_of_rank_3,
-        batched,
-        batched_turned,
-        einsum,
-        einsum_with_weights_first,
-        einsum_of_heads,
-    )
+    "conv1d": lambda b: tf.nn.conv1d(
+        b.data(2, 9, 3, known=(0,)), b.weights(3, 3, 4), 2, "SAME"
+    ),
+    "conv2d": lambda b: conv2d(image(b), b.weights(3, 3, 3, 4), 2),
+    "conv3d": lambda b: tf.nn.conv3d(
+        b.data(2, 5, 5, 4, 2, known=(0, 1, 2, 3)),
+        b.weights(2, 2, 2, 2, 4),
+        [1] * 5,
+        "VALID",
+    ),
+    "depthwise": lambda b: tf.nn.depthwise_conv2d(
+        image(b), b.weights(3, 3, 3, 2), [1] * 4, "SAME"
+    ),
+    "separable": lambda b: tf.nn.separable_conv2d(
+        image(b), b.weights(3, 3, 3, 2), b.weights(1, 1, 6, 4), [1] * 4, "SAME"
+    ),
+    "dilated": lambda b: conv2d(image(b), b.weights(3, 3, 3, 4), dilations=2),
+    "dilated in batches": lambda b: dilated_in_batches(b, bias=False),
+    "dilated in batches, bias": lambda b: dilated_in_batches(b, bias=True),
+    "grouped": lambda b: conv2d(b.data(2, 6, 6, 4), b.weights(3, 3, 2, 6)),
+    "transposed": conv2d_transpose,
+    "transposed 3d": lambda b: tf.nn.conv3d_transpose(
+        b.data(2, 3, 3, 3, 2), b.weights(2, 2, 2, 4, 2), [2, 6, 6, 6, 4], 2
+    ),
+    "dense": lambda b: tf.matmul(b.data(5, 3, known=(0,)), b.weights(3, 4)),
+    "dense, turned": lambda b: tf.matmul(
+        b.data(5, 3, known=(0,)), b.weights(4, 3), transpose_b=True
+    ),
+    "dense of rank 3": lambda b: tf.nn.bias_add(
+        tf.tensordot(rows(b), b.weights(3, 4), [[2], [0]]), b.weights(4)
+    ),
+    "batched": lambda b: tf.matmul(b.data(2, 5, 3), b.weights(2, 3, 4)),
+    "batched, turned": lambda b: tf.linalg.matmul(
+        b.data(2, 5, 3), b.weights(1, 4, 3), adjoint_b=True
+    ),
+    "einsum": lambda b: tf.einsum("abc,cd->abd", rows(b), b.weights(3, 4)),
+    "einsum, weights first": lambda b: tf.einsum(
+        "dc,abc->abd", b.weights(4, 3), rows(b)
+    ),
+    "einsum of heads": lambda b: tf.einsum(
+        "abc,cde->abde", b.data(2, 5, 3), b.weights(3, 2, 4)
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("layer", "parameters"), crossed(LAYERS, PARAMETERS, together=1)
-)
-def test_layers_take_in_the_norm_behind_them(layer, parameters):
-    check_bare(folded(LAYERS[layer], parameters))
+@pytest.mark.parametrize("turn", chosen(range(4), 0))
+def test_layers_take_in_the_norm_behind_them(turn):
+    builds = {name: lambda b, y=y: b.norm(y(b)) for name, y in LAYERS.items()}
+    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
+    check_together(builds, check, turned(PARAMETERS, turn))
+
+
+# -- channels on axis 1, of which the processor runs only what Grappler turned ---------
+
+
+def first(b, x, *shape):
+    return tf.nn.conv2d(x, b.weights(*shape), 1, "VALID", data_format="NCHW")
+
+
+def norm_first(b, y, fused):
+    count = y.shape[1]
+    values = b.positive(count), b.weights(count), b.weights(count), b.positive(count)
+    if fused:
+        return tf.compat.v1.nn.fused_batch_norm(
+            y, *values, 1e-3, data_format="NCHW", is_training=False
+        )[0]
+    scale, offset, mean, variance = (tf.reshape(t, [count, 1, 1]) for t in values)
+    return tf.nn.batch_normalization(y, mean, variance, offset, scale, 1e-3)
+
+
+def before(b, fused):
+    y = first(b, norm_first(b, b.data(2, 3, 6, 5), fused), 2, 2, 3, 4)
+    return tf.nn.bias_add(y, b.weights(4), "NCHW")
+
+
+def behind(b, fused):
+    return norm_first(b, first(b, b.data(2, 3, 6, 5, known=(0,)), 3, 3, 3, 4), fused)
+
+
+def behind_a_bias(b, fused):
+    y = first(b, b.data(2, 3, 6, 5), 3, 3, 3, 4)
+    return norm_first(b, tf.nn.bias_add(y, b.weights(4), "NCHW"), fused)
+
+
+def behind_depthwise(b, fused):
+    y = tf.raw_ops.DepthwiseConv2dNative(
+        input=b.data(2, 3, 6, 5),
+        filter=b.weights(3, 3, 3, 2),
+        strides=[1] * 4,
+        padding="SAME",
+        data_format="NCHW",
+    )
+    return norm_first(b, y, fused)
+
+
+@pytest.mark.parametrize("turn", chosen(range(4), 0))
+def test_channels_first(turn):
+    builds = {
+        (build.__name__, fused): lambda b, f=build, fused=fused: f(b, fused)
+        for fused in (False, True)
+        for build in (before, behind, behind_a_bias, behind_depthwise)
+    }
+    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
+    check_together(builds, check, turned(PARAMETERS, turn))

@@ -7,16 +7,20 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.batchnorm import fold_batch_norms
-from tests.batchnorm.checking import EPSILON, built, data_types, run
+from tests.batchnorm.checking import (
+    EPSILON,
+    built_together,
+    data_types,
+    run,
+)
 from tests.batchnorm.networks import with_random_norms
 
 
 class Moving:
-    """A conv and a training norm, or the inference norm that it turns into."""
+    """A conv, and what a norm in training or at inference reads."""
 
-    def __init__(self, b, training, kind="resource variables"):
+    def __init__(self, b, kind="resource variables"):
         b.parameters = kind
-        self.training = training
         self.b = b
         x = b.data(2, 6, 6, 3, known=(0,))
         self.y = tf.nn.conv2d(x, b.weights(3, 3, 3, 4), 1, "SAME") + b.weights(4)
@@ -41,46 +45,37 @@ class Moving:
         return self.normalized(self.mean, self.variance)
 
 
-def with_moments(b, training, kind, keepdims=False):
-    norm = Moving(b, training, kind)
-    if not training:
-        return norm.inference()
-    mean, variance = tf.nn.moments(norm.y, [0, 1, 2], keepdims=keepdims)
+def updated(norm, mean, variance, by_difference=False):
     for variable, value in ((norm.mean, mean), (norm.variance, variance)):
         value = tf.reshape(value, [4])
-        tf.compat.v1.assign(variable, variable * 0.9 + value * (1 - 0.9))
+        if by_difference:
+            tf.compat.v1.assign_sub(variable, (variable - value) * 0.1)
+        else:
+            tf.compat.v1.assign(variable, variable * 0.9 + value * (1 - 0.9))
+
+
+def with_moments(norm, keepdims=False, by_difference=False):
+    mean, variance = tf.nn.moments(norm.y, [0, 1, 2], keepdims=keepdims)
+    updated(norm, mean, variance, by_difference)
     return norm.normalized(mean, variance)
 
 
-def with_kept_dimensions(b, training, kind):
-    return with_moments(b, training, kind, keepdims=True)
+def with_kept_dimensions(norm):
+    return with_moments(norm, keepdims=True)
 
 
-def with_decrements(b, training, kind):
-    norm = Moving(b, training, kind)
-    if not training:
-        return norm.inference()
-    mean, variance = tf.nn.moments(norm.y, [0, 1, 2])
-    for variable, value in ((norm.mean, mean), (norm.variance, variance)):
-        tf.compat.v1.assign_sub(variable, (variable - value) * 0.1)
-    return norm.normalized(mean, variance)
+def with_decrements(norm):
+    return with_moments(norm, by_difference=True)
 
 
-def with_mean_of_squares(b, training, kind):
-    norm = Moving(b, training, kind)
-    if not training:
-        return norm.inference()
+def with_mean_of_squares(norm):
     mean = tf.reduce_mean(norm.y, [0, 1, 2])
     variance = tf.reduce_mean(tf.square(norm.y), [0, 1, 2]) - tf.square(mean)
-    for variable, value in ((norm.mean, mean), (norm.variance, variance)):
-        tf.compat.v1.assign(variable, variable * 0.9 + value * (1 - 0.9))
+    updated(norm, mean, variance)
     return norm.normalized(mean, variance)
 
 
-def fused_that_moves(b, training, kind):
-    norm = Moving(b, training, kind)
-    if not training:
-        return norm.inference()
+def fused_that_moves(norm):
     return tf.raw_ops.FusedBatchNormV3(
         x=norm.y,
         scale=norm.scale,
@@ -93,43 +88,56 @@ def fused_that_moves(b, training, kind):
     ).y
 
 
-def fused_that_is_followed(b, training, kind):
-    norm = Moving(b, training, kind)
-    if not training:
-        return norm.inference()
+def fused_that_is_followed(norm):
     y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
         norm.y, norm.scale, norm.offset, epsilon=EPSILON, is_training=True
     )
-    for variable, value in ((norm.mean, mean), (norm.variance, variance)):
-        tf.compat.v1.assign_sub(variable, (variable - value) * 0.1)
+    updated(norm, mean, variance, by_difference=True)
     return y
 
 
-@pytest.mark.parametrize("kind", ("resource variables", "ref variables"))
-@pytest.mark.parametrize(
-    "build",
-    (
-        with_moments,
-        with_kept_dimensions,
-        with_decrements,
-        with_mean_of_squares,
-        fused_that_moves,
-        fused_that_is_followed,
-    ),
-)
-def test_moving_statistics_stand_in(build, kind):
-    expected = run(*built(lambda b: build(b, False, kind)))
-    graph, feeds = built(lambda b: build(b, True, kind))
-    assert len(fold_batch_norms(graph).refused) == 1
+NORMS = [
+    with_moments,
+    with_kept_dimensions,
+    with_decrements,
+    with_mean_of_squares,
+    fused_that_moves,
+    fused_that_is_followed,
+]
+
+
+def test_moving_statistics_stand_in():
+    kinds = ("resource variables", "ref variables")
+    cases = [(norm, kind) for norm in NORMS for kind in kinds]
+
+    def together(training):
+        def build(norm, kind):
+            def built(b):
+                made = Moving(b, kind)
+                return norm(made) if training else made.inference()
+
+            return built
+
+        builds = {f"case_{i}/": build(*case) for i, case in enumerate(cases)}
+        return built_together(builds, kinds)
+
+    outs = [f"case_{i}/out:0" for i in range(len(cases))]
+    expected = run(*together(False), outs)
+    graph, feeds = together(True)
+    assert len(fold_batch_norms(graph).refused) == len(cases)
     report = fold_batch_norms(graph, assume_inference=True)
-    assert len(report.folded) == 1, report
+    assert len(report.folded) == len(cases), report
     ge.verify(graph)
-    types = data_types(graph)
-    assert (types["Mul"], types["Mean"], types["BiasAdd"]) == (0, 0, 1)
     again = fold_batch_norms(graph, assume_inference=True)
-    assert not again.folded
-    assert not again.refused
-    assert np.abs(run(graph, feeds) - expected).max() <= 1e-5 * np.ptp(expected)
+    assert (again.folded, again.refused) == ((), ())
+    wrong = {}
+    for i, value in enumerate(run(graph, feeds, outs)):
+        types = data_types(graph, f"case_{i}/out")
+        counts = types["Mul"], types["Mean"], types["BiasAdd"]
+        error = np.abs(value - expected[i]).max() / np.ptp(expected[i])
+        if counts != (0, 0, 1) or not error <= 1e-5:
+            wrong[cases[i]] = counts, error
+    assert not wrong, wrong
 
 
 def without_updates(norm, mean, variance):
@@ -146,27 +154,31 @@ def with_updates_of_the_mean(norm, mean, variance):
     tf.compat.v1.assign(norm.mean, norm.mean * 0.9 + mean * 0.1)
 
 
-@pytest.mark.parametrize(
-    "update", (without_updates, with_updates_by_two, with_updates_of_the_mean)
-)
 @pytest.mark.parametrize("fused", (False, True))
-def test_no_moving_statistics_are_known(update, fused):
-    def build(b):
-        norm = Moving(b, True)
-        if fused:
-            y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-                norm.y, norm.scale, norm.offset, epsilon=EPSILON, is_training=True
-            )
-        else:
-            mean, variance = tf.nn.moments(norm.y, [0, 1, 2])
-            y = norm.normalized(mean, variance)
-        update(norm, mean, variance)
-        return y
+def test_no_moving_statistics_are_known(fused):
+    def build(update):
+        def built(b):
+            norm = Moving(b)
+            if fused:
+                y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+                    norm.y, norm.scale, norm.offset, epsilon=EPSILON, is_training=True
+                )
+            else:
+                mean, variance = tf.nn.moments(norm.y, [0, 1, 2])
+                y = norm.normalized(mean, variance)
+            update(norm, mean, variance)
+            return y
 
-    graph, _ = built(build)
+        return built
+
+    updates = without_updates, with_updates_by_two, with_updates_of_the_mean
+    builds = {f"{update.__name__}/": build(update) for update in updates}
+    graph, _ = built_together(builds, ["resource variables"])
     before = graph.as_graph_def()
-    (refused,) = fold_batch_norms(graph, assume_inference=True).refused
-    assert "no moving statistics are known" in refused.reason
+    report = fold_batch_norms(graph, assume_inference=True)
+    assert len(report.refused) == 3
+    for entry in report.refused:
+        assert "no moving statistics are known" in entry.reason, entry
     assert graph.as_graph_def() == before
 
 

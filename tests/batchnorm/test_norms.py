@@ -13,10 +13,12 @@ from tests.batchnorm.checking import (
     EPSILON,
     PARAMETERS,
     check_bare,
+    check_together,
     folded,
+    turned,
 )
 from tests.batchnorm.networks import with_random_norms
-from tests.thorough import crossed
+from tests.thorough import chosen
 
 
 def conv(b, dtype=tf.float32):
@@ -24,75 +26,47 @@ def conv(b, dtype=tf.float32):
     return tf.nn.conv2d(x, b.weights(3, 3, 3, 4, dtype=dtype), 1, "SAME")
 
 
-def fused(version, **options):
+def values(b):
+    """Return a mean, a variance, an offset and a scale."""
+    return b.weights(4), b.positive(4), b.weights(4), b.positive(4)
+
+
+def fused(version, first=False):
     def build(b):
-        inputs = {
-            "scale": b.positive(4),
-            "offset": b.weights(4),
-            "mean": b.weights(4),
-            "variance": b.positive(4),
-        }
-        op = getattr(tf.raw_ops, f"FusedBatchNorm{version}")
-        return op(x=conv(b), **inputs, is_training=False, epsilon=EPSILON, **options).y
+        mean, variance, offset, scale = values(b)
+        y = tf.transpose(conv(b), [0, 3, 1, 2]) if first else conv(b)
+        y = getattr(tf.raw_ops, f"FusedBatchNorm{version}")(
+            x=y,
+            scale=scale,
+            offset=offset,
+            mean=mean,
+            variance=variance,
+            is_training=False,
+            epsilon=EPSILON,
+            data_format="NCHW" if first else "NHWC",
+        ).y
+        return tf.transpose(y, [0, 2, 3, 1]) if first else y
 
     return build
 
 
-def fused_with_channels_first(b):
-    y = tf.compat.v1.nn.fused_batch_norm(
-        tf.transpose(conv(b), [0, 3, 1, 2]),
-        b.positive(4),
-        b.weights(4),
-        b.weights(4),
-        b.positive(4),
-        data_format="NCHW",
-        is_training=False,
-    )[0]
-    return tf.transpose(y, [0, 2, 3, 1])
-
-
-def of_tensorflow(center, scale):
-    return lambda b: b.norm(conv(b), 4, center=center, scale=scale)
-
-
 def along_axis_1(b):
     y = tf.transpose(conv(b), [0, 3, 1, 2])
-    mean, variance, offset, scale = (
-        tf.reshape(t, [1, 4, 1, 1])
-        for t in (b.weights(4), b.positive(4), b.weights(4), b.positive(4))
-    )
-    return tf.nn.batch_normalization(y, mean, variance, offset, scale, EPSILON)
+    shaped = (tf.reshape(t, [1, 4, 1, 1]) for t in values(b))
+    return tf.nn.batch_normalization(y, *shaped, EPSILON)
 
 
-def by_hand(b):
-    y, mean, variance = conv(b), b.weights(4), b.positive(4)
-    return (y - mean) / tf.sqrt(variance + EPSILON) * b.positive(4) + b.weights(4)
+def by_hand(norm):
+    def build(b):
+        mean, variance, offset, scale = values(b)
+        return norm(conv(b), mean, variance + EPSILON, offset, scale)
 
-
-def by_hand_scaled_first(b):
-    y, mean, variance = conv(b), b.weights(4), b.positive(4)
-    return b.positive(4) * (y - mean) / tf.sqrt(variance + EPSILON) + b.weights(4)
-
-
-def by_hand_with_power(b):
-    y, mean, variance = conv(b), b.weights(4), b.positive(4)
-    return (y - mean) * tf.pow(EPSILON + variance, -0.5) + b.weights(4)
-
-
-def by_hand_turned(b):
-    y, mean, variance = conv(b), b.weights(4), b.positive(4)
-    return b.weights(4) - (y - mean) * tf.math.rsqrt(variance + EPSILON)
+    return build
 
 
 def with_casts(b):
     y = tf.cast(conv(b, tf.float16), tf.float32)
-    return tf.cast(b.norm(y, 4), tf.float16)
-
-
-def by_hand_shifted_by_the_mean(b):
-    y, mean, root = conv(b), b.weights(4), tf.math.rsqrt(b.positive(4) + EPSILON)
-    scale = b.positive(4)
-    return y * root * scale + (b.weights(4) - mean * root * scale)
+    return tf.cast(b.norm(y), tf.float16)
 
 
 def of_doubles(b):
@@ -101,70 +75,78 @@ def of_doubles(b):
     return tf.nn.batch_normalization(y, *parameters, None, EPSILON)
 
 
+def left_by_constant_folding(bias):
+    def build(b):
+        y = conv(b)
+        y = tf.nn.bias_add(y, b.weights(4)) if bias else y
+        return y * tf.constant([2.0, -1.0, 0.5, 1.5]) + tf.constant([1.0, 2, 3, 4])
+
+    return build
+
+
+rsqrt = tf.math.rsqrt
 FORMS = {
     "fused": fused(""),
     "fused V2": fused("V2"),
     "fused V3": fused("V3"),
-    "fused, channels first": fused_with_channels_first,
-    "tf.nn": of_tensorflow(True, True),
-    "tf.nn without offset": of_tensorflow(False, True),
-    "tf.nn without scale": of_tensorflow(True, False),
-    "tf.nn without both": of_tensorflow(False, False),
+    "fused, channels first": fused("V3", first=True),
+    "tf.nn": lambda b: b.norm(conv(b)),
+    "tf.nn without offset": lambda b: b.norm(conv(b), center=False),
+    "tf.nn without scale": lambda b: b.norm(conv(b), scale=False),
+    "tf.nn without both": lambda b: b.norm(conv(b), center=False, scale=False),
     "axis 1": along_axis_1,
-    "by hand": by_hand,
-    "by hand, scaled first": by_hand_scaled_first,
-    "by hand, with a power": by_hand_with_power,
-    "by hand, subtracted": by_hand_turned,
-    "by hand, shifted by the mean": by_hand_shifted_by_the_mean,
+    "by hand": by_hand(lambda y, m, v, o, s: (y - m) / tf.sqrt(v) * s + o),
+    "by hand, scaled first": by_hand(
+        lambda y, m, v, o, s: s * (y - m) / tf.sqrt(v) + o
+    ),
+    "by hand, with a power": by_hand(lambda y, m, v, o, s: (y - m) * v**-0.5 + o),
+    "by hand, subtracted": by_hand(lambda y, m, v, o, s: o - (y - m) * rsqrt(v)),
+    "by hand, shifted by the mean": by_hand(
+        lambda y, m, v, o, s: y * rsqrt(v) * s + (o - m * rsqrt(v) * s)
+    ),
     "doubles": of_doubles,
+    "left by constant folding": left_by_constant_folding(False),
+    "left by constant folding, bias": left_by_constant_folding(True),
 }
 
 
-@pytest.mark.parametrize(("form", "parameters"), crossed(FORMS, PARAMETERS, together=1))
-def test_forms_are_folded(form, parameters):
-    check_bare(folded(FORMS[form], parameters))
+@pytest.mark.parametrize("turn", chosen(range(4), 0))
+def test_forms_are_folded(turn):
+    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
+    check_together(FORMS, check, turned(PARAMETERS, turn))
 
 
-@pytest.mark.parametrize("parameters", ("constants", "resource variables"))
-def test_casts_between_layer_and_norm(parameters):
+def test_casts_between_layer_and_norm():
     # The weights are rounded to half precision, in the folded graph elsewhere.
-    check_bare(folded(with_casts, parameters, bound=5e-3))
+    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
+    kinds = ["constants", "resource variables"]
+    check_together(dict.fromkeys(kinds, with_casts), check, kinds, bound=5e-3)
 
 
-@pytest.mark.parametrize("bias", (False, True))
-def test_what_constant_folding_left_of_a_norm(bias):
-    def build(b):
-        y = conv(b)
-        y = tf.nn.bias_add(y, b.weights(4)) if bias else y
-        return y * b.weights(4) + b.weights(4)
-
-    check_bare(folded(build))
+def layer_norm(b):
+    mean, variance = tf.nn.moments(b.data(2, 5, 4), [2], keepdims=True)
+    y = tf.nn.batch_normalization(
+        b.data(2, 5, 4), mean, variance, b.weights(4), b.positive(4), EPSILON
+    )
+    return tf.matmul(y, b.weights(2, 4, 3))
 
 
-@pytest.mark.parametrize("form", ("behind relu", "no addition", "variables", "scalar"))
-def test_scaling_by_constants_elsewhere_is_no_norm(form):
-    def build(b):
-        y = tf.nn.relu(conv(b)) if form == "behind relu" else conv(b)
-        y = y * (tf.constant(2.0) if form == "scalar" else b.weights(4))
-        return y if form == "no addition" else y + b.weights(4)
-
-    parameters = "resource variables" if form == "variables" else "constants"
-    report = folded(build, parameters).report
-    assert not report.folded
-    assert not report.refused
+NO_NORMS = {
+    "behind relu": lambda b: tf.nn.relu(conv(b)) * b.weights(4) + b.weights(4),
+    "no addition": lambda b: conv(b) * b.weights(4),
+    "scalar": lambda b: conv(b) * tf.constant(2.0) + b.weights(4),
+    "layer norm": layer_norm,
+}
 
 
-def test_layer_norms_and_weight_norms_are_none():
-    def build(b):
-        mean, variance = tf.nn.moments(b.data(2, 5, 4), [2], keepdims=True)
-        y = tf.nn.batch_normalization(
-            b.data(2, 5, 4), mean, variance, b.weights(4), b.positive(4), EPSILON
-        )
-        return tf.matmul(y, b.weights(2, 4, 3))
+def test_scaling_elsewhere_and_layer_norms_are_none():
+    def check(name, outcome):
+        assert not outcome.report.folded
+        assert not outcome.report.refused
 
-    report = folded(build).report
-    assert not report.folded
-    assert not report.refused
+    check_together(NO_NORMS, check, ["constants"])
+    scaled = {"variables": lambda b: conv(b) * b.weights(4) + b.weights(4)}
+    check_together(scaled, check, ["resource variables"])
 
 
 def test_weights_that_are_standardized_are_parameters():
@@ -212,30 +194,41 @@ KERAS = {
 }
 
 
-def keras_fold(shape, layer, norm, bound=1e-5, policy="float32"):
-    x = keras.Input(shape)
-    y = layer(bias_initializer="uniform", dtype=policy)(x)
-    y = L.BatchNormalization(dtype=policy, **norm)(y)
-    model = with_random_norms(keras.Model(x, L.LeakyReLU(dtype="float32")(y)))
-    value = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
-    expected = model(value, training=False).numpy()
+def keras_fold(cases, bound, policy):
+    """Fold layers with norms, as the branches of one model, opened and frozen."""
+    inputs, outputs = {}, {}
+    for name, (shape, layer, norm) in cases.items():
+        name = name.replace(" ", "_")
+        x = inputs[name] = keras.Input(shape, name=name)
+        y = layer(bias_initializer="uniform", dtype=policy, name=f"{name}_layer")(x)
+        y = L.BatchNormalization(dtype=policy, name=f"{name}_norm", **norm)(y)
+        outputs[name] = L.LeakyReLU(dtype="float32")(y)
+    model = with_random_norms(keras.Model(inputs, outputs))
+    random = np.random.default_rng(0)
+    x = {
+        n: random.normal(size=(2, *i.shape[1:])).astype("f") for n, i in inputs.items()
+    }
+    expected = model(x, training=False)
     traced = tf.function(lambda x: model(x, training=False), autograph=False)
-    concrete = traced.get_concrete_function(tf.TensorSpec((None, *shape)))
-    opened = ge.model.open(concrete)
+    specs = {n: tf.TensorSpec(i.shape, name=n) for n, i in inputs.items()}
+    opened = ge.model.open(traced.get_concrete_function(specs))
+    wrong = {}
     for kind in (opened, opened.freeze()):
         report = fold_batch_norms(kind)
-        assert len(report.folded) == 1, report
         assert not report.refused
-        (found,) = kind.run(x=value).values()
-        assert np.abs(found - expected).max() <= bound * np.ptp(expected)
+        assert len(report.folded) == len(cases)
+        for name, found in kind.run(**x).items():
+            error = np.abs(found - expected[name]).max() / np.ptp(expected[name])
+            if not error <= bound:
+                wrong[name] = error
+    assert not wrong
 
 
-@pytest.mark.parametrize("case", KERAS)
-def test_keras_layers_with_variables_and_frozen(case):
-    keras_fold(*KERAS[case])
+def test_keras_layers_with_variables_and_frozen():
+    keras_fold(KERAS, 1e-5, "float32")
 
 
-@pytest.mark.parametrize("case", ("conv", "depthwise", "dense"))
-def test_keras_layers_of_mixed_precision(case):
+def test_keras_layers_of_mixed_precision():
     # Both graphs round weights and results to half precision, at different places.
-    keras_fold(*KERAS[case], bound=5e-3, policy="mixed_float16")
+    cases = {name: KERAS[name] for name in ("conv", "depthwise", "dense")}
+    keras_fold(cases, 5e-3, "mixed_float16")

@@ -83,33 +83,24 @@ def behind(tensor):
     return sorted(op.type for op in found.values() if op.type != "Const")
 
 
-@pytest.mark.parametrize("norm", SUMS)
-def test_a_result_that_is_a_sum_stays_and_computes_the_folded_layer(setting, norm):
+def test_results_that_are_sums_stay_and_compute_the_folded_layer(setting):
     def body():
-        z = norm(convolved(given(X)))
-        report = fold_batch_norms(default_graph(), strict=True)
-        (entry,) = report.folded
-        assert entry.into == z.op.name
-        assert behind(z) == sorted([z.op.type, "Conv2D", PLACEHOLDER])
-        ge.verify(default_graph())
-        return [z]
-
-    (result,) = setting.run(body)
-    np.testing.assert_allclose(result, computed(norm), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("norm", SUMS)
-def test_the_second_time_nothing_is_left_to_fold(setting, norm):
-    def body():
-        norm(convolved(given(X)))
         graph = default_graph()
-        assert len(fold_batch_norms(graph).folded) == 1
+        results = [norm(convolved(given(X))) for norm in SUMS]
+        report = fold_batch_norms(graph, strict=True)
+        assert {e.into for e in report.folded} == {z.op.name for z in results}
+        for z in results:
+            assert behind(z) == sorted([z.op.type, "Conv2D", PLACEHOLDER])
+        ge.verify(graph)
         before = edges(graph)
         again = fold_batch_norms(graph)
         assert (again.folded, again.refused) == ((), ())
         assert edges(graph) == before
+        return results
 
-    setting.run(body)
+    for norm, result in zip(SUMS, setting.run(body), strict=True):
+        wanted = computed(norm)
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_fused_norm_stays_as_it_was_and_the_report_names_what_to_fetch(setting):
@@ -126,32 +117,23 @@ def test_a_fused_norm_stays_as_it_was_and_the_report_names_what_to_fetch(setting
     np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("as_op", [False, True])
-def test_what_is_kept_and_read_stays_too(setting, as_op):
+def test_what_is_kept_and_read_stays_and_the_rest_is_replaced(setting):
     def body():
-        z = with_sum(convolved(given(X)))
-        y = tf.nn.relu(z)
-        keep = [z.op] if as_op else [z]
-        (entry,) = fold_batch_norms(default_graph(), keep=keep).folded
-        assert entry.into == z.op.name
-        assert y.op.inputs[0] is z
-        assert behind(y) == ["AddV2", "Conv2D", PLACEHOLDER, "Relu"]
-        return [y]
+        results = [with_sum(convolved(given(X))) for _ in range(3)]
+        read = [tf.nn.relu(z) for z in results]
+        keep = [results[0].op, results[1]]
+        report = fold_batch_norms(default_graph(), keep=keep)
+        into = {entry.into for entry in report.folded}
+        assert into == {y.op.inputs[0].op.name for y in read}
+        same = [y.op.inputs[0] is z for y, z in zip(read, results, strict=True)]
+        assert same == [True, True, False]
+        for y, addition in zip(read, ("AddV2", "AddV2", "BiasAdd"), strict=True):
+            assert behind(y) == [addition, "Conv2D", PLACEHOLDER, "Relu"]
+        return read
 
-    (result,) = setting.run(body)
     expected = np.maximum(computed(with_sum), 0)
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_without_keep_a_norm_that_is_read_is_replaced(setting):
-    def body():
-        z = with_sum(convolved(given(X)))
-        y = tf.nn.relu(z)
-        (entry,) = fold_batch_norms(default_graph()).folded
-        assert entry.into == y.op.inputs[0].op.name != z.op.name
-        assert behind(y) == ["BiasAdd", "Conv2D", PLACEHOLDER, "Relu"]
-
-    setting.run(body)
+    for result in setting.run(body):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def channels_first(x):
@@ -262,10 +244,8 @@ def test_a_layer_behind_the_norm(setting, with_bias):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [*SUMS, fused])
-@pytest.mark.parametrize("held", [False, True])
-def test_what_waits_and_is_waited_for_stays(setting, norm, held):
-    def body():
+def test_what_waits_and_is_waited_for_stays(setting):
+    def made(norm, held):
         awaited = [tf.no_op(name=f"awaited_{i}") for i in range(2)]
         with tf.control_dependencies(awaited[:1]):
             y = convolved(given(X))
@@ -273,18 +253,26 @@ def test_what_waits_and_is_waited_for_stays(setting, norm, held):
             z = norm(y)
         with tf.control_dependencies([z]):
             late = tf.no_op(name="late")
-        end = z if held else tf.nn.relu(z)
-        (entry,) = fold_batch_norms(default_graph(), strict=True).folded
-        into = default_graph().get_operation_by_name(entry.into)
-        assert set(awaited) <= ancestors(into)
-        assert into in ancestors(late)
-        ge.verify(default_graph())
-        return [end]
+        return awaited, late, z if held else tf.nn.relu(z)
 
-    (result,) = setting.run(body)
-    expected = computed(norm)
-    expected = expected if held else np.maximum(expected, 0)
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    def body():
+        cases = [made(norm, held) for norm in (*SUMS, fused) for held in (True, False)]
+        report = fold_batch_norms(default_graph(), strict=True)
+        layers = {
+            e.norm: default_graph().get_operation_by_name(e.into) for e in report.folded
+        }
+        assert len(layers) == len(cases)
+        for awaited, late, _ in cases:
+            (into,) = [op for op in layers.values() if op in ancestors(late)]
+            assert set(awaited) <= ancestors(into)
+        ge.verify(default_graph())
+        return [end for *_, end in cases]
+
+    results = iter(setting.run(body))
+    for norm in (*SUMS, fused):
+        expected = computed(norm)
+        for wanted in (expected, np.maximum(expected, 0)):
+            np.testing.assert_allclose(next(results), wanted, rtol=1e-5, atol=1e-5)
 
 
 def ancestors(op):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from geutil import batchnorm
 from tests.documented import missing_parts, signature
 
@@ -29,21 +27,14 @@ def frozen() -> dict[str, str]:
     return {line.partition("(")[0]: line for line in lines}
 
 
-def test_the_public_names():
+def test_the_public_surface():
     assert sorted(batchnorm.__all__) == sorted(NAMES.split())
-
-
-@pytest.mark.parametrize("name", frozen())
-def test_signatures(name):
-    assert f"{name}{signature(getattr(batchnorm, name))}" == frozen()[name]
-
-
-def test_every_function_is_frozen():
     functions = [n for n in NAMES.split() if inspect.isfunction(getattr(batchnorm, n))]
     assert sorted(functions) == sorted(frozen())
-
-
-@pytest.mark.parametrize("name", frozen())
-def test_docstrings_are_whole(name):
-    member = getattr(batchnorm, name)
-    assert missing_parts(member, raises=True, cost=True) == []
+    found = {n: f"{n}{signature(getattr(batchnorm, n))}" for n in frozen()}
+    assert found == frozen()
+    missing = {
+        name: missing_parts(getattr(batchnorm, name), raises=True, cost=True)
+        for name in frozen()
+    }
+    assert not any(missing.values()), missing

@@ -18,6 +18,7 @@ from tests.batchnorm.training.nets import (
     update,
     variable,
 )
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 CHANNELS = 4
@@ -135,42 +136,46 @@ def _frozen_norm_between(x, weights):
     return tf.nn.batch_normalization(y, *fixed, EPSILON)
 
 
-class Pair:
-    """A norm folded, and the same one as it was, in one graph."""
+class Pairs:
+    """Norms folded, and the same ones as they were and as deployed, in one graph."""
 
-    def __init__(self, form, delay, layer=_conv, gamma=None, statistics="exact"):
+    def __init__(self, forms, delay, layer=_conv, gamma=None, statistics="exact"):
         random = np.random.default_rng(0)
         gamma = random.uniform(0.5, 2.0, CHANNELS) if gamma is None else gamma
         mean, spread = random.normal(size=CHANNELS), random.uniform(0.5, 2, CHANNELS)
         self.data = np.float32(random.normal(size=(3, 6, 6, 3)))
-        self.graph = tf.Graph()
+        self.graph, self.names = tf.Graph(), [form.__name__ for form in forms]
         with self.graph.as_default():
-            x = self.x = v1.placeholder(tf.float32, [None, None, None, 3])
-            weights = variable(random.normal(size=(3, 3, 3, CHANNELS)))
-            scale, shift = variable(gamma), variable(random.normal(size=CHANNELS))
+            self.x = v1.placeholder(tf.float32, [None, None, None, 3])
+            kernel, offset = random.normal(size=(3, 3, 3, 4)), random.normal(size=4)
             made = []
-            for scope in ("folded", "unfolded"):
-                moving = [variable(v, trainable=False) for v in (mean, spread)]
-                p = Parameters(scale, shift, Averages(*moving))
-                with tf.name_scope(scope):
-                    y, updates = form(layer(x, weights), p)
-                    made.append((tf.nn.relu(y), updates, p.averages))
+            for form in forms:
+                # Each has data of its own to ask for the gradient of.
+                read = [tf.identity(self.x), *map(variable, (kernel, gamma, offset))]
+                x, weights, scale, shift = read
+                scopes = []
+                for scope in ("folded/net", "unfolded/net"):
+                    moving = [variable(v, trainable=False) for v in (mean, spread)]
+                    p = Parameters(scale, shift, Averages(*moving))
+                    with tf.name_scope(scope):
+                        y, updates = form(layer(x, weights), p)
+                        scopes.append((tf.nn.relu(y), updates, p.averages))
+                made.append((read, scopes))
             self.report = fold_scope(self.graph, delay, statistics)
-            averages = made[0][2]
-            y = tf.nn.batch_normalization(
-                layer(x, weights),
-                averages.mean,
-                averages.variance,
-                shift,
-                scale,
-                EPSILON,
-            )
-            made.append((tf.nn.relu(y), [], averages))
-            self.parts = [
-                (self._values(y, [x, weights, scale, shift]), updates)
-                for y, updates, _ in made
-            ]
-            self.moving = [[a.mean, a.variance] for _, _, a in made]
+            self.parts, self.moving = [], []
+            for (x, weights, scale, shift), scopes in made:
+                kept = scopes[0][2]
+                y = tf.nn.batch_normalization(
+                    layer(x, weights), kept.mean, kept.variance, shift, scale, EPSILON
+                )
+                scopes.append((tf.nn.relu(y), [], kept))
+                self.parts.append(
+                    [
+                        (self._values(y, [x, weights, scale, shift]), updates)
+                        for y, updates, _ in scopes
+                    ]
+                )
+                self.moving.append([[a.mean, a.variance] for *_, a in scopes])
             self.start = v1.global_variables_initializer()
 
     def _values(self, y, xs):
@@ -178,45 +183,68 @@ class Pair:
         return [y, *tf.gradients(loss, xs)]
 
     def run(self, session, *parts):
-        fetched = [self.parts[i] for i in parts]
-        return [values for values, _ in session.run(fetched, {self.x: self.data})]
+        """Run a step, and return for each norm the values of the parts."""
+        fetched = [[part[i] for i in parts] for part in self.parts]
+        found = session.run(fetched, {self.x: self.data})
+        return [[values for values, _ in one] for one in found]
 
 
-def _check(pair, delay):
-    with v1.Session(graph=pair.graph) as session:
-        session.run(pair.start)
+def _check(pairs, delay):
+    wrong = {}
+
+    def check_close(found):
+        for name, (actual, expected) in zip(pairs.names, found, strict=True):
+            try:
+                close(actual, expected)
+            except AssertionError as error:
+                wrong[name] = str(error)
+
+    with v1.Session(graph=pairs.graph) as session:
+        session.run(pairs.start)
         for _ in range(2):
-            close(*pair.run(session, 0, 1))
-            close(*session.run(pair.moving[:2]))
+            check_close(pairs.run(session, 0, 1))
+            check_close(session.run([moving[:2] for moving in pairs.moving]))
         if delay is not None:
-            before = session.run(pair.moving[0])
+            kept = [moving[0] for moving in pairs.moving]
+            before = session.run(kept)
             for _ in range(2):
-                close(*pair.run(session, 0, 2))
-            for one, other in zip(session.run(pair.moving[0]), before, strict=True):
-                assert (one == other).all()
+                check_close(pairs.run(session, 0, 2))
+            np.testing.assert_array_equal(session.run(kept), before)
+    assert not wrong, wrong
 
 
-@pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("delay", [None, 3])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.strip("_"))
-def test_norms(form, delay, statistics):
-    pair = Pair(form, delay, statistics=statistics)
-    assert len(pair.report.folded) == 1
-    _check(pair, delay)
+@pytest.mark.parametrize(
+    ("delay", "statistics"), crossed([3, None], STATISTICS, together=1)
+)
+def test_norms(delay, statistics):
+    pairs = Pairs(FORMS, delay, statistics=statistics)
+    assert len(pairs.report.folded) == len(FORMS)
+    _check(pairs, delay)
+    before = [
+        (op.name, [t.name for t in op.inputs]) for op in pairs.graph.get_operations()
+    ]
+    # A second time nothing changes.
+    report = fold_scope(pairs.graph, delay, statistics)
+    assert report.folded == ()
+    assert all("outside of scope" in entry.reason for entry in report.refused)
+    after = pairs.graph.get_operations()
+    assert before == [(op.name, [t.name for t in op.inputs]) for op in after]
 
 
-@pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("layer", [_transposed, _frozen_norm_between])
+@pytest.mark.parametrize(
+    ("layer", "statistics"),
+    crossed([_transposed, _frozen_norm_between], STATISTICS, together=1),
+)
 def test_layers(layer, statistics):
-    pair = Pair(_bessel, 3, layer, statistics=statistics)
-    assert len(pair.report.folded) >= 1
-    _check(pair, 3)
+    pairs = Pairs([_bessel], 3, layer, statistics=statistics)
+    assert len(pairs.report.folded) >= 1
+    _check(pairs, 3)
 
 
 def test_a_fused_norm_is_not_run_any_more():
-    pair = Pair(_averaging, None)
-    conv = pair.parts[0][0][0].op
-    behind, queue = set(), [conv, *(u.op for u in pair.parts[0][1])]
+    pairs = Pairs([_averaging], None)
+    values, updates = pairs.parts[0][0]
+    behind, queue = set(), [values[0].op, *(u.op for u in updates)]
     while queue:
         op = queue.pop()
         if op not in behind:
@@ -226,30 +254,14 @@ def test_a_fused_norm_is_not_run_any_more():
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("form", [_bessel, _averaging])
-def test_a_gamma_of_zero_gives_no_nan(form, statistics):
-    pair = Pair(form, 3, gamma=np.zeros(CHANNELS), statistics=statistics)
-    _check(pair, 3)
+def test_a_gamma_of_zero_gives_no_nan(statistics):
+    zero = np.zeros(CHANNELS)
+    _check(Pairs([_bessel, _averaging], 3, gamma=zero, statistics=statistics), 3)
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_a_batch_of_one_value(statistics):
     """Bessel's correction has nothing to correct."""
-    pair = Pair(_second_version, None, statistics=statistics)
-    pair.data = pair.data[:1, :1, :1]
-    _check(pair, None)
-
-
-@pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("delay", [None, 3])
-def test_a_second_time_nothing_changes(delay, statistics):
-    for form in (_bessel, _averaging):
-        pair = Pair(form, delay, statistics=statistics)
-        before = [
-            (op.name, [t.name for t in op.inputs]) for op in pair.graph.get_operations()
-        ]
-        report = fold_scope(pair.graph, delay, statistics)
-        assert report.folded == ()
-        assert all("outside of scope" in entry.reason for entry in report.refused)
-        after = pair.graph.get_operations()
-        assert before == [(op.name, [t.name for t in op.inputs]) for op in after]
+    pairs = Pairs([_second_version], None, statistics=statistics)
+    pairs.data = pairs.data[:1, :1, :1]
+    _check(pairs, None)

@@ -31,6 +31,15 @@ def _model(seed=0):
     return with_random_norms(keras.Model(x, layers.Activation("tanh")(y)), seed)
 
 
+def _small_model(seed=0):
+    keras.utils.set_random_seed(seed)
+    x = keras.Input((None, None, 3))
+    y = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x)
+    y = layers.ReLU(6.0)(layers.BatchNormalization(epsilon=0.1)(y))
+    y = layers.Dense(5)(layers.GlobalAveragePooling2D()(y))
+    return with_random_norms(keras.Model(x, layers.Activation("tanh")(y)), seed)
+
+
 def _data(seed=0, size=8):
     return np.float32(np.random.default_rng(seed).normal(size=(size, 9, 9, 3)))
 
@@ -108,7 +117,7 @@ def test_a_model_is_as_it_was_until_the_freeze_and_then_as_deployed(frozen_run):
 
 
 def test_without_a_freeze_nothing_is_counted():
-    folded, other, reports = _model(1), _model(1), []
+    folded, other, reports = _small_model(1), _small_model(1), []
     step, plain = _step(folded, fold=True, reports=reports), _step(other)
     for seed in range(2):
         _close(_values(step, _data(seed)), _values(plain, _data(seed)))
@@ -140,7 +149,7 @@ def test_names_are_clean(frozen_run):
 
 def test_traces_share_a_counter_that_is_passed():
     counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="shared")
-    model, reports = _model(), []
+    model, reports = _small_model(), []
     step = _step(
         model, fold=True, reports=reports, freeze_batch_norm_delay=5, step=counter
     )
@@ -155,7 +164,7 @@ def test_traces_share_a_counter_that_is_passed():
 def test_mixed_precision(statistics):
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        folded, other = _model(), _model()
+        folded, other = _small_model(), _small_model()
     finally:
         keras.config.set_dtype_policy("float32")
     options = {"freeze_batch_norm_delay": 2, "statistics": statistics}

@@ -11,6 +11,7 @@ from keras import layers
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.networks import with_random_norms
 from tests.batchnorm.training.nets import STATISTICS, close
+from tests.thorough import chosen
 
 
 def _norm(**options):
@@ -63,15 +64,23 @@ MODELS = {
 }
 
 
-def _steps(make, x, modes, *, statistics=None):
-    """Return what a model computes in each mode, in turn, and how many folds it has."""
+def _steps(makes, x, modes, *, statistics=None):
+    """Return what models compute in each mode, in turn, and how many folds they have.
+
+    They are one model, whose inputs and outputs have their names.
+    """
     keras.utils.set_random_seed(1)
-    model, folds = with_random_norms(make()), []
+    models = {name.replace(" ", "_"): make() for name, make in makes.items()}
+    model = keras.Model(
+        {name: one.input for name, one in models.items()},
+        {name: one.output for name, one in models.items()},
+    )
+    folds, weights = [], with_random_norms(model).trainable_variables
 
     @tf.function
     def step(x, training):
-        y = tf.identity(model(x, training=training))
-        loss = tf.reduce_mean(tf.sin(y) * tf.sqrt(1.0 + y**2))
+        y = {n: tf.identity(t) for n, t in model(x, training=training).items()}
+        losses = [tf.reduce_mean(tf.sin(t) * tf.sqrt(1.0 + t**2)) for t in y.values()]
         graph = tf.compat.v1.get_default_graph()
         if statistics:
             report = fold_batch_norms(
@@ -81,45 +90,62 @@ def _steps(make, x, modes, *, statistics=None):
                 statistics=statistics,
             )
             folds.append((len(report.folded), len(report.refused)))
-        handles = [graph.capture(v.value.handle) for v in model.trainable_variables]
-        return [y, *tf.gradients(loss, [x, *handles])]
+        read = {f"data of {name}": t for name, t in x.items()}
+        for place, v in enumerate(weights):
+            read[f"weight {place}, {v.name}"] = graph.capture(v.value.handle)
+        gradients = tf.gradients(tf.add_n(losses), list(read.values()))
+        return {**y, **dict(zip(read, gradients, strict=True))}
 
-    values = [[v.numpy() for v in step(tf.constant(x), mode)] for mode in modes]
+    values = []
+    for mode in modes:
+        found = step({name: tf.constant(v) for name, v in x.items()}, mode)
+        values.append({name: value.numpy() for name, value in found.items()})
     return values, model.get_weights(), folds
 
 
+def _check(folded, plain):
+    wrong = {}
+    for one, other in zip(folded[0], plain[0], strict=True):
+        for name in other:
+            try:
+                close([one[name]], [other[name]])
+            except AssertionError as error:
+                wrong[name] = str(error)
+    assert not wrong, wrong
+    close(folded[1], plain[1])
+
+
+@pytest.mark.parametrize("turn", chosen(range(2), 0))
 @pytest.mark.parametrize("statistics", STATISTICS)
-@pytest.mark.parametrize("name", MODELS)
-def test_a_layer(name, statistics):
-    make = MODELS[name]
-    shape = (8, *make().input_shape[1:])
-    x = np.float32(np.random.default_rng(0).normal(size=shape))
-    folded, weights, folds = _steps(make, x, (True, True), statistics=statistics)
-    plain, weights_of_plain, _ = _steps(make, x, (True, False))
-    for one, other in zip(folded, plain, strict=True):
-        close(one, other)
-    close(weights, weights_of_plain)
-    assert folds == [(2 if name == "shared norm" else 1, 0)]
+def test_layers(statistics, turn):
+    """Every other one with each kind of statistics."""
+    first = (STATISTICS.index(statistics) + turn) % 2
+    makes = dict(list(MODELS.items())[first::2])
+    random, x = np.random.default_rng(0), {}
+    for name, make in makes.items():
+        shape = (8, *make().input_shape[1:])
+        x[name.replace(" ", "_")] = np.float32(random.normal(size=shape))
+    folded = _steps(makes, x, (True, True), statistics=statistics)
+    _check(folded, _steps(makes, x, (True, False)))
+    # One norm is shared by two layers.
+    assert folded[2] == [(len(makes) + ("shared norm" in makes), 0)]
 
 
-MASKED = _behind((9, 3), layers.Masking, lambda: layers.Dense(4), _norm)
+MASKED = {"x": _behind((9, 3), layers.Masking, lambda: layers.Dense(4), _norm)}
 
 
 def _with_gaps():
     x = np.float32(np.random.default_rng(0).normal(size=(8, 9, 3)))
     x[1, 4:] = x[5, :2] = 0
-    return x
+    return {"x": x}
 
 
 def test_a_norm_under_a_mask():
     """Its statistics are sums over sums of the mask."""
     x = _with_gaps()
-    folded, weights, folds = _steps(MASKED, x, (True, True), statistics="exact")
-    plain, weights_of_plain, _ = _steps(MASKED, x, (True, False))
-    for one, other in zip(folded, plain, strict=True):
-        close(one, other)
-    close(weights, weights_of_plain)
-    assert folds == [(1, 0)]
+    folded = _steps(MASKED, x, (True, True), statistics="exact")
+    _check(folded, _steps(MASKED, x, (True, False)))
+    assert folded[2] == [(1, 0)]
 
 
 def test_a_norm_under_a_mask_is_not_folded_in_one_pass():

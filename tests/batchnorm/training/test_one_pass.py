@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras import layers
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import verify
 from geutil.quantize import quantize
 from tests.batchnorm.networks import with_random_norms
@@ -301,24 +300,3 @@ def test_statistics_of_something_else_are_refused(build, reason):
     (refused,) = report.refused
     assert refused.reason == f"{reason}; pass statistics='exact'"
     close(*results)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"statistics": "float"}, FoldError, "pass 'exact' or 'one_pass'"),
-        (
-            {"statistics": None},
-            ArgumentTypeError,
-            "'exact' or 'one_pass', not builtins.NoneType",
-        ),
-    ],
-)
-def test_other_statistics_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        fold_batch_norms(tf.Graph(), is_training=True, **options)
-
-
-def test_statistics_are_for_training():
-    with pytest.raises(FoldError, match="statistics is for training"):
-        fold_batch_norms(tf.Graph(), statistics="one_pass")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import ArgumentTypeError, FoldError
+from geutil.errors import FoldError
 from tests.batchnorm.training.nets import EPSILON, update, variable
+from tests.select import tables
 
 v1 = tf.compat.v1
 CHANNELS = 4
@@ -111,25 +115,24 @@ def _graph(build):
     return graph
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_norm_is_refused(case):
-    build, reason, delay = CASES[case]
-    graph = _graph(build)
-    before = _edges(graph)
-    report = fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=delay)
-    assert report.folded == ()
-    assert len(report.refused) == 1
-    entry = report.refused[0]
-    assert reason in entry.reason
-    assert graph.get_operation_by_name(entry.op)
-    assert entry.norm == "norm"
-    assert report.step is None
-    assert _edges(graph) == before
-    with pytest.raises(FoldError, match="nothing was changed"):
-        fold_batch_norms(
-            graph, is_training=True, freeze_batch_norm_delay=delay, strict=True
-        )
-    assert _edges(graph) == before
+def test_norms_are_refused():
+    wrong = {}
+    for case, (build, reason, delay) in CASES.items():
+        graph = _graph(build)
+        before = _edges(graph)
+        options = {"is_training": True, "freeze_batch_norm_delay": delay}
+        report = fold_batch_norms(graph, **options)
+        assert report.folded == ()
+        (entry,) = report.refused
+        if reason not in entry.reason:
+            wrong[case] = entry
+        assert graph.get_operation_by_name(entry.op)
+        assert entry.norm == "norm"
+        assert report.step is None
+        with pytest.raises(FoldError, match="nothing was changed"):
+            fold_batch_norms(graph, **options, strict=True)
+        assert _edges(graph) == before, case
+    assert wrong == {}
 
 
 def test_without_a_freeze_no_moving_mean_is_needed():
@@ -137,22 +140,19 @@ def test_without_a_freeze_no_moving_mean_is_needed():
     assert len(fold_batch_norms(graph, is_training=True).folded) == 1
 
 
-@pytest.mark.parametrize("scope", ["elsewhere", "nor", "norm/inner"])
-def test_a_norm_out_of_scope(scope):
-    graph = _graph(_no_moving_mean)
-    before = _edges(graph)
-    report = fold_batch_norms(graph, is_training=True, scope=scope)
-    assert f"is outside of scope '{scope}'" in report.refused[0].reason
-    assert _edges(graph) == before
-    # Nobody asked for it.
-    fold_batch_norms(graph, is_training=True, scope=scope, strict=True)
-
-
-@pytest.mark.parametrize("scope", ["norm", "norm/", ""])
-def test_a_norm_in_scope(scope):
-    graph = _graph(_no_moving_mean)
-    report = fold_batch_norms(graph, is_training=True, scope=scope)
-    assert [entry.norm for entry in report.folded] == ["norm"]
+def test_scopes():
+    for scope in ("elsewhere", "nor", "norm/inner"):
+        graph = _graph(_no_moving_mean)
+        before = _edges(graph)
+        report = fold_batch_norms(graph, is_training=True, scope=scope)
+        assert f"is outside of scope '{scope}'" in report.refused[0].reason
+        assert _edges(graph) == before
+        # Nobody asked for it.
+        fold_batch_norms(graph, is_training=True, scope=scope, strict=True)
+    for scope in ("norm", "norm/", ""):
+        graph = _graph(_no_moving_mean)
+        report = fold_batch_norms(graph, is_training=True, scope=scope)
+        assert [entry.norm for entry in report.folded] == ["norm"]
 
 
 def _fused_in_training(y, name):
@@ -195,45 +195,27 @@ def test_what_a_training_fold_left_is_no_norm_at_inference():
     assert _edges(graph) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"freeze_batch_norm_delay": 2}, FoldError, "pass is_training=True"),
-        (
-            {"is_training": True, "freeze_batch_norm_delay": -1},
-            FoldError,
-            "is -1; pass 0 or more",
-        ),
-        (
-            {"is_training": True, "freeze_batch_norm_delay": 2.0},
-            ArgumentTypeError,
-            "a number of steps or None, not .*float",
-        ),
-        (
-            {"is_training": True, "freeze_batch_norm_delay": True},
-            ArgumentTypeError,
-            "a number of steps",
-        ),
-        (
-            {"is_training": True, "step": 3},
-            FoldError,
-            "pass freeze_batch_norm_delay= as well",
-        ),
-        (
-            {"is_training": True, "freeze_batch_norm_delay": 2, "step": 3},
-            ArgumentTypeError,
-            "resource variable",
-        ),
-        (
-            {"is_training": True, "assume_inference": True},
-            FoldError,
-            "exclude each other",
-        ),
-    ],
-)
-def test_arguments(options, error, message):
+ARGUMENTS = """
+fold(freeze_batch_norm_delay=2) => FoldError: pass is_training=True
+train(freeze_batch_norm_delay=-1) => FoldError: is -1; pass 0 or more
+train(freeze_batch_norm_delay=2.0)
+    => ArgumentTypeError: a number of steps or None, not; float
+train(freeze_batch_norm_delay=True) => ArgumentTypeError: a number of steps
+train(step=3) => FoldError: pass freeze_batch_norm_delay= as well
+train(freeze_batch_norm_delay=2, step=3) => ArgumentTypeError: resource variable
+train(assume_inference=True) => FoldError: exclude each other
+train(statistics='float') => FoldError: pass 'exact' or 'one_pass'
+train(statistics=None)
+    => ArgumentTypeError: 'exact' or 'one_pass', not builtins.NoneType
+fold(statistics='one_pass') => FoldError: statistics is for training
+"""
+
+
+def test_arguments():
     graph = _graph(_no_moving_mean)
-    before = _edges(graph)
-    with pytest.raises(error, match=message):
-        fold_batch_norms(graph, **options)
-    assert _edges(graph) == before
+    tables.check_refusals(
+        ARGUMENTS,
+        SimpleNamespace(graph=graph),
+        fold=partial(fold_batch_norms, graph),
+        train=partial(fold_batch_norms, graph, is_training=True),
+    )
