@@ -1,75 +1,58 @@
 """A cluster of version 1 on loopback, and networks that are split over its tasks.
 
-Servers are processes of their own; they end with the pipe to the one that started them.
+As a program it starts the server of a task, which goes on when the program has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from typing import Any
+import json
+import os
+import select
+import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from tests.distribute.ports import free_ports
-from tests.processes import ROOT
+from tests.distribute.programs import held_ports, results_of, start
 
 v1 = tf.compat.v1
 TASKS = ("/job:worker/task:0", "/job:worker/task:1")
-SERVER = """
-import json, os, sys
-import tensorflow as tf
-address = json.loads(sys.argv[1])
-tf.distribute.Server(
-    {"worker": address}, job_name="worker", task_index=int(sys.argv[2]), protocol="grpc"
-)
-print("serves", flush=True)
-sys.stdin.read()
-os._exit(0)
-"""
 
 
 class Cluster:
-    """Two servers; `restart` takes the place of one that was killed."""
+    """Two servers, which end with this process at the latest."""
 
-    def __init__(self) -> None:
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-        self.servers = [self._started(i) for i in range(2)]
-        for server in self.servers:
-            self._wait(server)
-        self.target = f"grpc://{self.addresses[0]}"
+    def __init__(self):
+        self._kept = contextlib.ExitStack()
+        ports = self._kept.enter_context(held_ports(2))
+        folder = self._kept.enter_context(tempfile.TemporaryDirectory())
+        self._pipe = Path(folder) / "pipe"
+        os.mkfifo(self._pipe)
+        # Open for reading, too, it waits for no reader.
+        self._kept.callback(os.close, os.open(self._pipe, os.O_RDWR))
+        self._addresses = [f"127.0.0.1:{port}" for port in ports]
+        self._numbers = {}
+        for task in range(2):
+            self.start(task)
+        self.target = f"grpc://{self._addresses[0]}"
 
-    def _started(self, task: int) -> subprocess.Popen[str]:
-        addresses = str(self.addresses).replace("'", '"')
-        return subprocess.Popen(
-            [sys.executable, "-c", SERVER, addresses, str(task)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, task):
+        """Start the server of a task, or another one after `kill`."""
+        addresses = json.dumps(self._addresses)
+        self._numbers[task] = results_of("cluster", addresses, str(task), self._pipe)
 
-    def _wait(self, server: subprocess.Popen[str]) -> None:
-        assert server.stdout is not None
-        assert any(line.startswith("serves") for line in server.stdout)
+    def kill(self, task):
+        """Kill the server of a task, and wait for its end."""
+        process = os.pidfd_open(self._numbers[task])
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        select.select([process], [], [])
+        os.close(process)
 
-    def kill(self, task: int) -> None:
-        self.servers[task].kill()
-        self.servers[task].wait(60)
-
-    def restart(self, task: int) -> None:
-        self.servers[task] = self._started(task)
-        self._wait(self.servers[task])
-
-    def close(self) -> None:
-        for server in self.servers:
-            with contextlib.suppress(BrokenPipeError):
-                server.stdin.close()
-            server.kill()
-            server.wait(60)
-            server.stdout.close()
+    def close(self):
+        self._kept.close()
 
 
 class Net:
@@ -78,28 +61,37 @@ class Net:
     The statistics of the norms are random ones.
     """
 
-    def __init__(
-        self, layers: int = 4, pixels: int = 8, width: int = 4, batch: int = 4
-    ) -> None:
+    def __init__(self, layers=4, pixels=8, width=4, batch=4, *, placed=True):
         rng = np.random.default_rng(0)
         self.graph = tf.Graph()
-        self.weights: list[Any] = []
+        self.weights = []
+        self._layers, self._seen = layers, 0
+        tasks = TASKS if placed else ("", "")
         with self.graph.as_default():
-            with tf.device(TASKS[0]):
-                self.x = v1.placeholder(
-                    tf.float32, [batch, pixels, pixels, 3], name="x"
-                )
-            x = self.x
+            with tf.device(tasks[0]):
+                shape = [batch, pixels, pixels, 3]
+                x = self.x = v1.placeholder(tf.float32, shape, name="x")
             for i in range(layers):
-                with tf.device(TASKS[2 * i // layers]), v1.variable_scope(f"layer{i}"):
+                task = tasks[self.task_of(i)]
+                with tf.device(task), v1.variable_scope(f"layer{i}"):
                     x = self._layer(rng, x, width)
-            with tf.device(TASKS[1]):
+            with tf.device(tasks[1]):
                 self.y = tf.reduce_mean(x, [1, 2], name="y")
                 self.loss = tf.reduce_sum(tf.square(self.y), name="loss")
         self.value = rng.normal(size=self.x.shape).astype(np.float32)
+        self.added()
 
-    def _layer(self, rng: np.random.Generator, x: Any, width: int) -> Any:
-        def variable(name: str, value: Any, trainable: bool = True) -> Any:
+    def task_of(self, layer):
+        return 2 * layer // self._layers
+
+    def added(self):
+        """Return the ops that the graph has more than at the last call."""
+        ops = self.graph.get_operations()[self._seen :]
+        self._seen += len(ops)
+        return ops
+
+    def _layer(self, rng, x, width):
+        def variable(name, value, trainable=True):
             initial = np.asarray(value, np.float32)
             return v1.get_variable(
                 name, initializer=initial, trainable=trainable, use_resource=True
@@ -119,14 +111,47 @@ class Net:
         )
         return tf.nn.relu(x, name="relu")
 
-    def session(self, target: str) -> Any:
+    def session(self, target):
         """Return a Session in which all variables have their initial values."""
         session = v1.Session(target, graph=self.graph)
         with self.graph.as_default():
             session.run(v1.global_variables_initializer())
         return session
 
-    def run(self, target: str, fetches: Any) -> Any:
+    def run(self, target, fetches):
         """Return what a new Session computes."""
         with self.session(target) as session:
             return session.run(fetches, {self.x: self.value})
+
+
+def serve(addresses, task, started, pipe):
+    """Be a server until nobody holds a pipe open for writing any more."""
+    server = tf.distribute.Server(
+        {"worker": json.loads(addresses)},
+        job_name="worker",
+        task_index=int(task),
+        protocol="grpc",
+        config=v1.ConfigProto(inter_op_parallelism_threads=1),
+    )
+    os.write(started, b".")
+    os.close(started)
+    Path(pipe).read_bytes()
+    del server
+
+
+def main(addresses, task, pipe):
+    """Start a server, and return the number of its process."""
+    read, started = os.pipe()
+    number = os.fork()
+    if number == 0:
+        try:
+            serve(addresses, task, started, pipe)
+        finally:
+            os._exit(1)
+    os.close(started)
+    assert os.read(read, 1), "no server started"
+    return number
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,15 +1,13 @@
-"""Training steps of a model's function under a strategy, in a process of its own.
+"""Training steps of a model's function under a strategy.
 
-Called with "one" or "two" devices, where the model comes from, and a folder with the
-Keras model. The numbers after some steps go to a file in it.
+Called with a folder with models, and jobs: where the model comes from, and "one" or
+"two" devices. The results are the numbers of each job after some steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,36 +15,35 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ModelError
 from geutil.quantize import calibrate, quantize
-from tests.distribute.steps import strategy_of
+from tests.distribute.programs import distributed, mirrored, start
 
 BATCH, STEPS = 4, 3
 layers = keras.layers
 
 
-def net() -> Any:
+def net():
     image = keras.Input([8, 8, 3], name="image")
     x = layers.Conv2D(4, 3)(image)
     x = layers.Activation("gelu")(layers.BatchNormalization()(x))
     return keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
 
 
-def opened(source: str, folder: Path) -> tuple[Any, Any]:
+def opened(source, folder):
     """Return a model, opened in the scope of a strategy, and what holds its weights."""
     keras_model = keras.models.load_model(folder / "net.keras")
     if source == "keras":
         return model.open(keras_model), keras_model
     if source == "saved":
         return model.open(folder / "saved"), None
-    if source == "pb":
-        return model.open(folder / "frozen.pb").thaw("kernel|bias|gamma|beta"), None
-    return model.open(keras_model).freeze().thaw("kernel|bias|gamma|beta"), None
+    return model.open(folder / "frozen.pb").thaw("kernel|bias|gamma|beta"), None
 
 
-def calibrated(strategy: Any, folder: Path) -> None:
-    """Calibrate within a scope and without one; say by how much results differ."""
+def calibrated(strategy, folder):
+    """Calibrate without a scope and within one, and run each replica."""
     xs = np.float32(np.random.default_rng(0).normal(size=(BATCH, 8, 8, 3)))
-    results, copies = [], []
+    results = []
     for scope in (contextlib.nullcontext, strategy.scope):
         with scope():
             found = model.open(folder / "saved")
@@ -54,57 +51,54 @@ def calibrated(strategy: Any, folder: Path) -> None:
             quantize(found, is_training=False)
             calibrate(found, [xs, 1.5 * xs])
             function = found.to_function()
-        results.append(found.run(xs))
-    for variable in function.variables:
-        copies += [strategy.experimental_local_results(variable)]
+        results += found.run(xs).values()
+    copies = [strategy.experimental_local_results(v) for v in function.variables]
     step = tf.function(lambda x: strategy.run(function, args=(x,)))
-    here = [
-        value.numpy()
-        for values in step(tf.constant(xs)).values()
-        for value in strategy.experimental_local_results(values)
-    ]
-    (without,), (within,) = (list(found.values()) for found in results)
-    np.savez(
-        folder / "calibrated.npz",
-        without=without,
-        within=within,
-        replicas=here,
-        copies=[len(c) for c in copies],
-        differing=sum(not np.array_equal(c[0], c[-1]) for c in copies),
-    )
+    return {
+        "without": results[0],
+        "within": results[1],
+        "replicas": [
+            value.numpy()
+            for values in step(tf.constant(xs)).values()
+            for value in strategy.experimental_local_results(values)
+        ],
+        "copies": [[copy.numpy() for copy in of_one] for of_one in copies],
+    }
 
 
-def main(kind: str, source: str, folder: Path) -> None:
-    strategy = strategy_of(kind)
-    if source == "outside":
-        found = model.open(folder / "saved")
-        with strategy.scope():
-            found.to_function()
-    if source == "moving":
-        with strategy.scope():
+def refused(strategy, source, folder):
+    """Return why a function of a model is refused."""
+    try:
+        if source == "outside":
             found = model.open(folder / "saved")
-            quantize(found, is_training=True)
+        with strategy.scope():
+            if source == "moving":
+                found = model.open(folder / "saved")
+                quantize(found, is_training=True)
             found.to_function()
-    if source == "calibrated":
-        calibrated(strategy, folder)
-        return
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def trained(kind, strategy, source, folder):
     with strategy.scope():
         edited, kept = opened(source, folder)
         function = edited.to_function()
         if source == "saved":
             edited.restore(str(folder / "other_weights"))
-    trained = list(function.trainable_variables)
+    variables = list(function.trainable_variables)
 
-    def replica(x: Any) -> Any:
+    def replica(x):
         with tf.GradientTape() as tape:
             (y,) = function(x).values()
             loss = tf.reduce_sum(tf.square(y - 1.0)) / BATCH
-        found = tape.gradient(loss, trained)
+        found = tape.gradient(loss, variables)
         context = tf.distribute.get_replica_context()
         found = context.all_reduce(tf.distribute.ReduceOp.SUM, found)
 
-        def update(_: Any, *gradients: Any) -> None:
-            for v, gradient in zip(trained, gradients, strict=True):
+        def update(_, *gradients):
+            for v, gradient in zip(variables, gradients, strict=True):
                 strategy.extended.update(v, lambda v, g: v.assign_sub(g), (gradient,))
 
         context.merge_call(update, args=[0.01 * g for g in found])
@@ -112,19 +106,12 @@ def main(kind: str, source: str, folder: Path) -> None:
 
     step = tf.function(lambda x: strategy.run(replica, args=(x,)))
     rng = np.random.default_rng(0)
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for index in range(STEPS):
         xs = np.float32(rng.normal(size=(BATCH, 8, 8, 3)))
-
-        def part(context: Any, xs: Any = xs) -> Any:
-            size = BATCH // context.num_replicas_in_sync
-            start = context.replica_id_in_sync_group * size
-            return tf.constant(xs[start : start + size])
-
-        x = strategy.experimental_distribute_values_from_function(part)
-        loss = strategy.experimental_local_results(step(x))[0]
+        loss = strategy.experimental_local_results(step(distributed(strategy, xs)))[0]
         numbers[f"loss/{index}"] = loss.numpy()
-    for v in trained:
+    for v in variables:
         for i, copy in enumerate(strategy.experimental_local_results(v)):
             numbers[f"copy/{i}/{v.name}"] = copy.numpy()
     xs = np.float32(rng.normal(size=(BATCH, 8, 8, 3)))
@@ -133,9 +120,23 @@ def main(kind: str, source: str, folder: Path) -> None:
     edited.save(folder / f"trained_{kind}_{source}")
     again = model.open(folder / f"trained_{kind}_{source}")
     (numbers["y/saved"],) = again.run(xs).values()
-    np.savez(folder / f"{kind}_{source}.npz", **numbers)
     del kept
+    return {key: np.asarray(value) for key, value in numbers.items()}
+
+
+def main(folder, *jobs):
+    strategies, path = mirrored(), Path(folder)
+    results = []
+    for source, kind in (job.split() for job in jobs):
+        strategy = strategies[kind]
+        if source == "calibrated":
+            results.append(calibrated(strategy, path))
+        elif source in ("outside", "moving"):
+            results.append(refused(strategy, source, path))
+        else:
+            results.append(trained(kind, strategy, source, path))
+    return results
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    start(main)

@@ -1,13 +1,10 @@
 """Steps that a coordinator hands to workers, against those of one device.
 
 A cluster of two workers and a parameter server, all in this process, on loopback.
+Called with edits. The results are the numbers of both for each.
 """
 
 from __future__ import annotations
-
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,48 +12,19 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.gradients import gradients
 from geutil.quantize import quantize
-from tests.distribute.ports import free_ports
+from tests.distribute.networks import CHANNELS, forward, values, weights_of
+from tests.distribute.programs import held_ports, start
 
-STEPS, DEPTH = 4, 3
-
-
-def parameters() -> list[Any]:
-    """Return the weights of layers and norms, moving averages last."""
-    rng = np.random.default_rng(0)
-    values: list[Any] = [rng.normal(size=(4, 2))]
-    for i in range(DEPTH):
-        values.append(rng.normal(size=(3, 3, 4 if i else 3, 4)))
-        values += [rng.uniform(0.5, 1.5, 4), rng.normal(size=4)]
-    averages = [f(4) for _ in range(DEPTH) for f in (np.zeros, np.ones)]
-    return [
-        tf.Variable(np.float32(v), trainable=i < len(values))
-        for i, v in enumerate([*values, *averages])
-    ]
+STEPS = 4
 
 
-def forward(x: Any, weights: list[Any], averages: list[Any]) -> Any:
-    """Return the result of a net whose norms take the statistics of the batch."""
-    for i in range(DEPTH):
-        kernel, scale, offset = weights[3 * i + 1 : 3 * i + 4]
-        x = tf.nn.conv2d(x, kernel, 1, "SAME")
-        moments = tf.nn.moments(x, [0, 1, 2])
-        for average, moment in zip(averages[2 * i : 2 * i + 2], moments, strict=True):
-            average.assign(0.9 * average + 0.1 * moment)
-        x = tf.nn.batch_normalization(x, *moments, offset, scale, 0.1)
-        x = tf.nn.swish(x) if i else tf.nn.relu(x)
-    return tf.matmul(tf.reduce_mean(x, [1, 2]), weights[0])
+def replica_of(variables, reports, edits):
+    weights = weights_of(variables)
 
-
-def replica_of(
-    variables: list[Any], reports: list[Any], edits: Sequence[str]
-) -> Callable[..., Any]:
-    weights = [v for v in variables if v.trainable]
-    averages = [v for v in variables if not v.trainable]
-
-    def replica(x: Any, y: Any) -> Any:
+    def replica(x, y):
         graph = tf.compat.v1.get_default_graph()
         read = [tf.identity(w) for w in weights]
-        result = forward(x, read, averages)
+        result = forward(x, read, variables, is_training=True)
         for edit in edits:
             if edit in ("exact", "one_pass"):
                 fold_batch_norms(graph, is_training=True, statistics=edit)
@@ -75,23 +43,20 @@ def replica_of(
     return replica
 
 
-def numbers_of(
-    losses: list[Any], reports: list[Any], weights: list[Any]
-) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def numbers_of(losses, reports, variables):
+    found = {}
     for report in reports[:1]:
-        values |= {f"range/{k}": v for k, v in report.variables.items()}
-        values["step"] = report.step
-    values |= {f"loss/{i}": loss for i, loss in enumerate(losses)}
-    values |= {f"variable/{i}": w for i, w in enumerate(weights)}
-    return {key: np.asarray(value) for key, value in values.items()}
+        found |= {f"range/{k}": v for k, v in report.variables.items()}
+        found["step"] = report.step
+    found |= {f"loss/{i}": loss for i, loss in enumerate(losses)}
+    found |= {f"variable/{i}": v for i, v in enumerate(variables)}
+    return {key: np.asarray(value) for key, value in found.items()}
 
 
-def on_a_cluster(
-    xs: Any, ys: Any, edits: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
-    ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
-    cluster = tf.train.ClusterSpec({"worker": ports[:2], "ps": ports[2:]})
+def cluster_of(ports):
+    """Return a strategy of a cluster on some ports, and the servers of the cluster."""
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster = tf.train.ClusterSpec({"worker": addresses[:2], "ps": addresses[2:]})
     servers = [
         tf.distribute.Server(cluster, job_name=job, task_index=task, protocol="grpc")
         for job, task in (("worker", 0), ("worker", 1), ("ps", 0))
@@ -99,36 +64,53 @@ def on_a_cluster(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, rpc_layer="grpc"
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    return tf.distribute.ParameterServerStrategy(resolver), servers
+
+
+def on_a_cluster(coordinator, start, batches, edits):
+    strategy = coordinator.strategy
     with strategy.scope():
-        weights = parameters()
-    reports: list[Any] = []
-    replica = replica_of(weights, reports, edits)
+        variables = [tf.Variable(value) for value in start]
+    reports = []
+    replica = replica_of(variables, reports, edits)
     step = tf.function(lambda x, y: strategy.run(replica, args=(x, y)))
     losses = []
-    for x, y in zip(xs, ys, strict=True):
-        losses.append(coordinator.schedule(step, args=(x, y)).fetch())
+    for batch in batches:
+        losses.append(coordinator.schedule(step, args=batch).fetch())
         coordinator.join()
-    variables = [v for report in reports[:1] for v in report.variables.values()]
-    assert len(servers) == 3
-    return numbers_of(losses, reports, weights), [v.device for v in variables]
+    ranges = [v for report in reports[:1] for v in report.variables.values()]
+    places = {v.device for v in ranges}
+    return {**numbers_of(losses, reports, variables), "places": places}
 
 
-def on_one_device(xs: Any, ys: Any, edits: Sequence[str]) -> dict[str, Any]:
-    weights, reports = parameters(), []
-    step = tf.function(replica_of(weights, reports, edits))
-    losses = [step(x, y) for x, y in zip(xs, ys, strict=True)]
-    return numbers_of(losses, reports, weights)
+def on_one_device(start, batches, edits):
+    variables, reports = [tf.Variable(value) for value in start], []
+    step = tf.function(replica_of(variables, reports, edits))
+    return numbers_of([step(x, y) for x, y in batches], reports, variables)
+
+
+def main(*jobs):
+    rng = np.random.default_rng(2)
+    first = values(rng)
+    # Each step has other extremes.
+    xs = [(i + 1) * rng.normal(size=(8, 8, 8, CHANNELS)) for i in range(STEPS)]
+    ys = rng.normal(size=(STEPS, 8, CHANNELS))
+    with held_ports(3) as ports:
+        strategy, servers = cluster_of(ports)
+        assert len(servers) == 3
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        batches = [
+            tuple(tf.constant(part, tf.float32) for part in batch)
+            for batch in zip(xs, ys, strict=True)
+        ]
+        return [
+            (
+                on_a_cluster(coordinator, first, batches, edits),
+                on_one_device(first, batches, edits),
+            )
+            for edits in (job.split(",") for job in jobs)
+        ]
 
 
 if __name__ == "__main__":
-    rng = np.random.default_rng(2)
-    xs = rng.normal(size=(STEPS, 8, 8, 8, 3)).astype(np.float32)
-    xs *= np.arange(1, STEPS + 1, dtype=np.float32).reshape(-1, 1, 1, 1, 1)
-    ys = rng.normal(size=(STEPS, 8, 2)).astype(np.float32)
-    batches = [tf.constant(x) for x in xs], [tf.constant(y) for y in ys]
-    edits = sys.argv[3].split(",")
-    found, places = on_a_cluster(*batches, edits)
-    np.savez(sys.argv[1], **found, places=np.array(places))
-    np.savez(sys.argv[2], **on_one_device(*batches, edits))
+    start(main)

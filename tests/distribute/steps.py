@@ -1,14 +1,17 @@
-"""A training step under a strategy of tf.distribute, in a process of its own.
+"""Training steps under a strategy of tf.distribute.
 
-Called with a strategy, what is done to the network, and a file for the numbers. Two
-processes of a strategy of several workers find each other by `TF_CONFIG`.
+Called with jobs: a strategy ("one" or "two" devices of a process, or two processes that
+are "workers"), a network and its edits. The results are the numbers of each job, of
+workers those of each worker.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import Any
+import json
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
 
 import keras
 import numpy as np
@@ -17,26 +20,37 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.gradients import gradients
 from geutil.quantize import quantize
+from tests.batchnorm.networks import with_random_norms
+from tests.distribute.programs import LIMIT, distributed, held_ports, mirrored, start
 
 # TensorFlow's own tracing gives these no device either.
-PLACED_LATER = ("Const", "Placeholder", "ReadVariableOp")
+PLACED_LATER = ("Const", "NoOp", "Placeholder", "ReadVariableOp")
 STEPS, BATCH, CLASSES = 4, 12, 5
 layers = keras.layers
 
 
-def conv_net() -> Any:
-    """A network with norms, branches, and activations of several kinds."""
+def conv_net(*, synchronized=False):
+    """A network with norms, branches, and activations of several kinds.
+
+    Synchronized norms take their statistics over all replicas.
+    """
+
+    def norm(x):
+        return layers.BatchNormalization(synchronized=synchronized)(x)
+
     image = keras.Input([8, 8, 3], name="image")
     x = layers.Conv2D(8, 3, use_bias=False, padding="same")(image)
-    x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.ReLU()(norm(x))
     y = layers.DepthwiseConv2D(3, use_bias=False, padding="same")(x)
-    y = layers.Activation("swish")(layers.BatchNormalization()(y))
-    x = layers.Concatenate()([layers.Add()([x, y]), y])
+    y = layers.Activation("swish")(norm(y))
+    x = layers.Add()([x, y])
+    if not synchronized:
+        x = layers.Concatenate()([x, y])
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(image, layers.Dense(CLASSES)(x))
 
 
-def token_net() -> Any:
+def token_net():
     """A network without norms: attention and products of matrices."""
     tokens = keras.Input([6, 8], name="tokens")
     x = layers.Dense(8, activation="relu")(tokens)
@@ -44,76 +58,38 @@ def token_net() -> Any:
     return keras.Model(tokens, layers.Dense(CLASSES)(layers.Flatten()(x)))
 
 
-def synchronized_net() -> Any:
-    """A network whose norms take their statistics over all replicas."""
-    image = keras.Input([8, 8, 3], name="image")
-    x = layers.Conv2D(8, 3, use_bias=False, padding="same")(image)
-    x = layers.ReLU()(layers.BatchNormalization(synchronized=True)(x))
-    y = layers.DepthwiseConv2D(3, use_bias=False, padding="same")(x)
-    y = layers.Activation("swish")(layers.BatchNormalization(synchronized=True)(y))
-    x = layers.GlobalAveragePooling2D()(layers.Add()([x, y]))
-    return keras.Model(image, layers.Dense(CLASSES)(x))
-
-
-NETS = {"conv": conv_net, "token": token_net, "synchronized": synchronized_net}
-
-
-def randomized(net: Any) -> Any:
-    """Give the norms statistics that tell them from none."""
-    rng = np.random.default_rng(3)
-    for layer in net.layers:
-        if isinstance(layer, layers.BatchNormalization):
-            count = layer.gamma.shape[0]
-            layer.set_weights(
-                [rng.uniform(0.5, 1.5, count), rng.normal(size=count)] * 2
-            )
-            layer.moving_variance.assign(rng.uniform(0.5, 1.5, count))
-    return net
-
-
-def strategy_of(kind: str) -> Any:
-    if kind in ("one", "two"):
-        devices = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(
-            devices[0], [tf.config.LogicalDeviceConfiguration()] * 2
-        )
-        count = ("one", "two").index(kind) + 1
-        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
-    experimental = tf.distribute.experimental
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        communication_options=experimental.CommunicationOptions(
-            implementation=experimental.CommunicationImplementation.RING
-        )
-    )
+NETS = {
+    "conv": conv_net,
+    "token": token_net,
+    "synchronized": lambda: conv_net(synchronized=True),
+}
 
 
 class Step:
     """A training step of a network, edited in each replica."""
 
-    def __init__(self, net: Any, edits: Sequence[str]) -> None:
+    def __init__(self, net, edits):
         self.net = net
         self.edits = edits
-        self.reports: list[Any] = []
-        self.misplaced: list[str] = []
+        self.reports = []
+        self.misplaced = []
 
-    def replica(self, x: Any, y: Any) -> Any:
+    def replica(self, x, y):
         graph = tf.compat.v1.get_default_graph()
-        in_training = "train" in self.edits
-        result = self.net(x, training=in_training)
+        result = self.net(x, training="train" in self.edits)
         count = len(graph.get_operations())
-        result = self.edited(graph, result)
+        for edit in self.edits:
+            result = self.edited(graph, result, edit)
         loss = tf.reduce_sum(tf.square(result - y)) / BATCH
         handles = [v.value for v in self.net.trainable_variables]
         if "memory" in self.edits:
             found = gradients(loss, handles, checkpoints="memory")
         else:
             found = tf.gradients(loss, handles)
-        ops = graph.get_operations()[count:]
         self.misplaced += [
             f"{op.name} ({op.type})"
-            for op in ops
-            if not op.device
-            and op.type not in ("Placeholder", "Const", "NoOp", "ReadVariableOp")
+            for op in graph.get_operations()[count:]
+            if not op.device and op.type not in PLACED_LATER
         ]
         context = tf.distribute.get_replica_context()
         found = context.all_reduce(tf.distribute.ReduceOp.SUM, found)
@@ -121,33 +97,28 @@ class Step:
             variable.assign_sub(0.01 * gradient)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, loss), found
 
-    def edited(self, graph: Any, result: Any) -> Any:
-        for edit in self.edits:
-            if edit == "fold":
-                report = fold_batch_norms(graph)
-            elif edit in ("exact", "one_pass"):
-                report = fold_batch_norms(graph, is_training=True, statistics=edit)
-            elif edit == "freeze":
-                report = fold_batch_norms(
-                    graph, is_training=True, freeze_batch_norm_delay=3
-                )
-            elif edit == "quantize":
-                report = quantize(graph, ema_decay=0.9)
-                result = report.tensor(result)
-            elif edit == "delayed":
-                report = quantize(graph, ema_decay=0.9, quant_delay=2)
-                result = report.tensor(result)
-            else:
-                continue
-            self.reports.append(report)
+    def edited(self, graph, result, edit):
+        if edit == "fold":
+            self.reports.append(fold_batch_norms(graph))
+        elif edit in ("exact", "one_pass", "freeze"):
+            options = {"statistics": edit}
+            if edit == "freeze":
+                options = {"freeze_batch_norm_delay": 3}
+            self.reports.append(fold_batch_norms(graph, is_training=True, **options))
+        elif edit in ("quantize", "delayed"):
+            delay = 2 if edit == "delayed" else 0
+            self.reports.append(quantize(graph, ema_decay=0.9, quant_delay=delay))
+            result = self.reports[-1].tensor(result)
         return result
 
 
-def run(kind: str, name: str, edits: Sequence[str]) -> dict[str, Any]:
-    strategy = strategy_of(kind)
+def run(strategy, name, edits):
+    """Return the numbers of a few steps."""
+    # Layers of each job have the same names.
+    keras.utils.clear_session(free_memory=False)
     with strategy.scope():
         keras.utils.set_random_seed(1)
-        net = randomized(NETS[name]())
+        net = with_random_norms(NETS[name]())
         step = Step(net, edits)
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(STEPS, BATCH, *net.input_shape[1:])).astype(np.float32)
@@ -155,20 +126,9 @@ def run(kind: str, name: str, edits: Sequence[str]) -> dict[str, Any]:
     # Each step has other extremes, and one of the replicas has them.
     xs *= np.linspace(1, 2, STEPS * BATCH).reshape([STEPS, BATCH] + [1] * (xs.ndim - 2))
     every = tf.function(lambda x, y: strategy.run(step.replica, args=(x, y)))
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for index in range(STEPS):
-
-        def part(context: Any, values: Any = (xs[index], ys[index])) -> Any:
-            size = BATCH // context.num_replicas_in_sync
-            start = context.replica_id_in_sync_group * size
-            return tuple(tf.constant(v[start : start + size]) for v in values)
-
-        x, y = (
-            strategy.experimental_distribute_values_from_function(
-                lambda context, place=place: part(context)[place]
-            )
-            for place in range(2)
-        )
+        x, y = (distributed(strategy, values[index]) for values in (xs, ys))
         loss, found = every(x, y)
         numbers[f"loss/{index}"] = strategy.experimental_local_results(loss)[0]
         for i, gradient in enumerate(found):
@@ -182,13 +142,46 @@ def run(kind: str, name: str, edits: Sequence[str]) -> dict[str, Any]:
             numbers["step"] = report.step
     for variable in net.variables:
         numbers[f"variable/{variable.path}"] = variable.value
-    texts = [str(report) for report in step.reports]
     return {
         **{key: np.asarray(value) for key, value in numbers.items()},
-        "reports": np.array(texts),
-        "misplaced": np.array(step.misplaced),
+        "reports": [str(report) for report in step.reports],
+        "misplaced": step.misplaced,
     }
 
 
+def work(index, ports, jobs):
+    """Be one of two workers, in a process that has not used TensorFlow before."""
+    signal.alarm(LIMIT)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": cluster, "task": {"type": "worker", "index": index}}
+    )
+    experimental = tf.distribute.experimental
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=experimental.CommunicationOptions(
+            implementation=experimental.CommunicationImplementation.RING
+        )
+    )
+    return [run(strategy, net, edits.split(",")) for _, net, edits in jobs]
+
+
+def main(*arguments):
+    jobs = [argument.split() for argument in arguments]
+    shared = [job for job in jobs if job[0] == "workers"]
+    with (
+        held_ports(2) as ports,
+        ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool,
+    ):
+        parts = [pool.submit(work, i, ports, shared) for i in range(2) if shared]
+        strategies = mirrored()
+        alone = [
+            run(strategies[kind], net, edits.split(","))
+            for kind, net, edits in jobs
+            if kind != "workers"
+        ]
+        of_workers = zip(*(part.result() for part in parts), strict=True)
+        return [next(of_workers) if job in shared else alone.pop(0) for job in jobs]
+
+
 if __name__ == "__main__":
-    np.savez(sys.argv[4], **run(sys.argv[1], sys.argv[2], sys.argv[3].split(",")))
+    start(main)

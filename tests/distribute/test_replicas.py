@@ -2,228 +2,115 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil.graph import replicas
-from tests.distribute.ports import free_ports
-from tests.processes import ROOT, run_python
+from tests.distribute.programs import results_of
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
-PROGRAM = "tests.distribute.steps"
+TOLERANCES = {"loss/": 1e-6, "range/0/": 1e-6, "variable/": 1e-6}
+# A rounded value may fall on the other side of a step.
+QUANTIZED = {**TOLERANCES, "gradient/": 1e-5}
+FOLDED = {"loss/": 1e-6, "variable/": 2e-5, "gradient/": 2e-5}
+# Keras takes variances here as a difference of squares.
+SYNCHRONIZED = {"loss/": 1e-6, "variable/": 1e-5, "gradient/": 5e-5}
 
 
-def checked(done):
-    assert done.returncode == 0, (done.stdout + done.stderr).decode()[-3000:]
-
-
-@functools.cache
-def stepped(kind, net, edits):
-    """Return the numbers of some steps on one or two devices of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "numbers.npz"
-        checked(run_python("-m", PROGRAM, kind, net, edits, file))
-        return dict(np.load(file))
-
-
-@functools.cache
-def stepped_by_workers(net, edits):
-    """Return the numbers of two processes that work in step."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{i}.npz" for i in range(2)]
-        started = []
-        for i, file in enumerate(files):
-            task = {"type": "worker", "index": i}
-            environment = {
-                **os.environ,
-                "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-            }
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", PROGRAM, "workers", net, edits, str(file)],
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
+def close(one, two, tolerances):
+    for start, tolerance in tolerances.items():
+        keys = [key for key in one if key.startswith(start)]
+        assert keys, start
+        for key in keys:
+            size = max(np.abs(one[key]).max(), 1e-3)
+            np.testing.assert_allclose(
+                two[key], one[key], rtol=0, atol=tolerance * size, err_msg=key
             )
-        try:
-            printed = [process.communicate(timeout=300)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-        for process, text in zip(started, printed, strict=True):
-            assert process.returncode == 0, text.decode()[-3000:]
-        return [dict(np.load(file)) for file in files]
 
 
-def close(one, two, start, tolerance):
-    keys = [key for key in one if key.startswith(start)]
-    assert keys
-    for key in keys:
-        size = max(np.abs(one[key]).max(), 1e-3)
-        np.testing.assert_allclose(
-            two[key], one[key], rtol=0, atol=tolerance * size, err_msg=key
-        )
+def heads(numbers, about=""):
+    """Return the beginnings of the reports, of those about something."""
+    lines = [report.splitlines()[0] for report in numbers["reports"]]
+    return sorted(line for line in lines if about in line)
 
 
-EDITS = [
-    ("conv", "fold,quantize"),
-    ("conv", "fold,quantize,memory"),
-    ("token", "quantize"),
-    ("token", "delayed"),
-]
-
-
-@pytest.mark.parametrize(("net", "edits"), EDITS)
+@pytest.mark.parametrize(
+    ("net", "edits"), [("conv", "fold,quantize,memory"), ("token", "delayed")]
+)
 def test_replicas_equal_one_device_on_the_whole_batch(net, edits):
-    one, two = stepped("one", net, edits), stepped("two", net, edits)
-    close(one, two, "loss/", 1e-6)
-    close(one, two, "range/0/", 1e-6)
-    close(one, two, "variable/", 1e-6)
-    # A rounded value may fall on the other side of a step.
-    close(one, two, "gradient/", 1e-5)
-
-
-@pytest.mark.parametrize(("net", "edits"), EDITS)
-def test_copies_of_a_range_stay_equal(net, edits):
-    two = stepped("two", net, edits)
+    one, two = results_of("steps", f"one {net} {edits}", f"two {net} {edits}")
+    close(one, two, QUANTIZED)
+    # Copies of a range stay equal.
     first = {k.removeprefix("range/0/"): v for k, v in two.items() if "range/0/" in k}
     other = {k.removeprefix("range/1/"): v for k, v in two.items() if "range/1/" in k}
     assert first.keys() == other.keys()
     assert all(np.array_equal(first[key], other[key]) for key in first)
-
-
-@pytest.mark.parametrize(("net", "edits"), EDITS)
-def test_each_replica_is_looked_at_alone(net, edits):
-    one, two = stepped("one", net, edits), stepped("two", net, edits)
-    heads = [[str(r).splitlines()[0] for r in n["reports"]] for n in (one, two)]
-    assert sorted(heads[0] * 2) == sorted(heads[1])
+    # Each replica is looked at alone, and new ops are where it is.
+    assert sorted(heads(one) * 2) == heads(two)
     assert not any("replica_1" in key for key in two)
+    assert two["misplaced"] == []
+    if edits == "delayed":
+        # Steps are counted once for all replicas.
+        assert two["step"] == 4
 
 
-@pytest.mark.parametrize(("net", "edits"), EDITS)
-def test_new_ops_are_where_their_replica_is(net, edits):
-    assert list(stepped("two", net, edits)["misplaced"]) == []
+def test_norms_folded_for_training_are_those_of_each_replica():
+    edits = ["train", "train,exact", "train,one_pass", "train,freeze,delayed"]
+    jobs = [f"two conv {edit}" for edit in edits]
+    plain, *folded, frozen = results_of("steps", *jobs)
+    for numbers in folded:
+        assert [head[:8] for head in heads(numbers)] == ["2 of 2 b"] * 2
+        close(plain, numbers, FOLDED)
+        assert numbers["misplaced"] == []
+    # They freeze at the same step.
+    assert frozen["step"] == 4
+    assert frozen["misplaced"] == []
 
 
-def test_steps_are_counted_once_for_all_replicas():
-    assert stepped("two", "token", "delayed")["step"] == 4
-
-
-TRAINED = ["train,exact", "train,one_pass"]
-
-
-@pytest.mark.parametrize("edits", TRAINED)
-def test_norms_folded_for_training_are_those_of_each_replica(edits):
-    plain, folded = stepped("two", "conv", "train"), stepped("two", "conv", edits)
-    assert [str(r)[:8] for r in folded["reports"]] == ["2 of 2 b"] * 2
-    close(plain, folded, "loss/", 1e-6)
-    close(plain, folded, "variable/", 2e-5)
-    close(plain, folded, "gradient/", 2e-5)
-    assert list(folded["misplaced"]) == []
-
-
-SYNCHRONIZED = ["train,exact", "train,freeze", "train,exact,quantize"]
-
-
-@pytest.mark.parametrize("edits", SYNCHRONIZED)
+@pytest.mark.parametrize("edits", ["train,freeze", "train,exact,quantize"])
 def test_folded_synchronized_norms_equal_one_device_on_the_whole_batch(edits):
-    one, two = (stepped(kind, "synchronized", edits) for kind in ("one", "two"))
+    kinds = ("one", "two")
+    one, two = results_of("steps", *(f"{kind} synchronized {edits}" for kind in kinds))
     for numbers, count in ((one, 1), (two, 2)):
-        heads = [str(r)[:8] for r in numbers["reports"] if "norm" in str(r)[:30]]
-        assert heads == ["2 of 2 b"] * count
-    close(one, two, "loss/", 1e-6)
-    close(one, two, "variable/", 1e-5)
-    # Keras takes variances here as a difference of squares.
-    close(one, two, "gradient/", 5e-5)
-    assert list(two["misplaced"]) == []
+        assert [h[:8] for h in heads(numbers, "norm")] == ["2 of 2 b"] * count
+    close(one, two, SYNCHRONIZED)
+    assert two["misplaced"] == []
 
 
 def test_folds_of_synchronized_norms_change_no_step():
-    plain = stepped("two", "synchronized", "train")
-    folded = stepped("two", "synchronized", "train,exact")
-    close(plain, folded, "loss/", 1e-6)
-    close(plain, folded, "variable/", 1e-5)
-    close(plain, folded, "gradient/", 2e-5)
-
-
-def test_synchronized_norms_are_not_folded_in_one_pass():
-    numbers = stepped("two", "synchronized", "train,one_pass")
-    for report in map(str, numbers["reports"]):
+    edits = ("train", "train,exact", "train,one_pass")
+    plain, folded, refused = results_of(
+        "steps", *(f"two synchronized {edit}" for edit in edits)
+    )
+    close(plain, folded, FOLDED | {"variable/": 1e-5})
+    for report in refused["reports"]:
         assert report.startswith("0 of 2 batch norm(s) folded, 2 refused")
         assert report.count("pass statistics='exact'") == 2
 
 
-@pytest.mark.parametrize("kind", ["one", "two"])
-def test_norms_freeze_at_the_same_step(kind):
-    numbers = stepped(kind, "conv", "train,freeze,delayed")
-    assert numbers["step"] == 4
-    assert list(numbers["misplaced"]) == []
+def test_workers_equal_one_device_on_the_whole_batch():
+    edits = "synchronized train,exact,quantize"
+    one, workers = results_of("steps", f"one {edits}", f"workers {edits},memory")
+    assert len(workers) == 2
+    for numbers in workers:
+        close(one, numbers, SYNCHRONIZED | {"range/0/": 1e-5})
+        assert numbers["misplaced"] == []
 
 
-@pytest.mark.parametrize(
-    ("net", "edits", "more", "tolerances"),
-    [
-        ("conv", "fold,quantize", "", (1e-6, 1e-6, 1e-5)),
-        # As in replicas of one process: variances are differences of squares.
-        ("synchronized", "train,exact,quantize", ",memory", (1e-5, 1e-5, 5e-5)),
-    ],
-)
-def test_workers_equal_one_device_on_the_whole_batch(net, edits, more, tolerances):
-    one = stepped("one", net, edits)
-    starts = ("range/0/", "variable/", "gradient/")
-    for numbers in stepped_by_workers(net, edits + more):
-        close(one, numbers, "loss/", 1e-6)
-        for start, tolerance in zip(starts, tolerances, strict=True):
-            close(one, numbers, start, tolerance)
-        assert list(numbers["misplaced"]) == []
-
-
-@functools.cache
-def stepped_by_a_coordinator(edits):
-    """Return the numbers of a cluster with a parameter server, and of one device."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / "cluster.npz", Path(folder) / "one.npz"]
-        checked(run_python("-m", "tests.distribute.parameter_server", *files, edits))
-        return tuple(dict(np.load(file)) for file in files)
-
-
-@pytest.mark.parametrize(
-    "edits", ["plain", "memory", "exact,memory", "one_pass", "exact,quantize,memory"]
-)
-def test_steps_of_a_coordinator_equal_those_of_one_device(edits):
-    cluster, one = stepped_by_a_coordinator(edits)
-    for start in ("loss/", "variable/"):
-        close(one, cluster, start, 1e-6)
-
-
-def test_ranges_of_a_coordinator_are_on_the_parameter_server():
-    cluster, one = stepped_by_a_coordinator("exact,quantize,memory")
-    close(one, cluster, "range/", 1e-6)
-    assert cluster["step"] == one["step"] == 4
-    assert {str(place) for place in cluster["places"]} == {
-        "/job:ps/replica:0/task:0/device:CPU:0"
-    }
-
-
-@pytest.mark.parametrize("edits", ["memory", "exact,memory", "one_pass"])
-def test_a_coordinators_edited_steps_equal_plain_ones(edits):
-    plain, edited = (stepped_by_a_coordinator(e)[0] for e in ("plain", edits))
-    close(plain, edited, "loss/", 1e-5)
-    close(plain, edited, "variable/", 1e-4)
+def test_steps_of_a_coordinator_equal_those_of_one_device():
+    edits = ["plain", "exact,memory", "one_pass", "exact,quantize,memory"]
+    results = results_of("parameter_server", *edits)
+    for cluster, one in results:
+        close(one, cluster, {"loss/": 1e-6, "variable/": 1e-6})
+    plain, folded, one_pass, (quantized, one) = results
+    for edited, _ in (folded, one_pass):
+        close(plain[0], edited, {"loss/": 1e-5, "variable/": 1e-4})
+    # Ranges are on the parameter server.
+    close(one, quantized, {"range/": 1e-6})
+    assert quantized["step"] == one["step"] == 4
+    assert quantized["places"] == {"/job:ps/replica:0/task:0/device:CPU:0"}
 
 
 def test_outside_of_strategies_there_is_no_replica():
