@@ -65,11 +65,6 @@ def values_and_gradients(x, y):
     return [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
 
 
-@pytest.fixture(params=MODELS)
-def build(request):
-    return MODELS[request.param]
-
-
 @pytest.fixture(params=["v1", "v2"])
 def control_flow(request):
     if request.param == "v1":
@@ -79,57 +74,73 @@ def control_flow(request):
     return request.param
 
 
-def test_copy_to_another_graph_is_differentiable(control_flow, build):
-    x, y, _ = model(build)
-    expected = values_and_gradients(*model(build)[:2])
-    graph = tf.Graph()
-    _, info = ge.copy(x.graph, graph, dst_scope="c")
-    ge.verify(graph)
-    assert values_and_gradients(*info.transformed([x, y])) == expected
+def test_values_are_what_python_computes(control_flow):
+    # The references of this module compare graphs with graphs; this pins the graphs.
+    for build, function in (
+        (power, lambda x: x**3),
+        (branches, lambda x: x * x if x > 0 else -x),
+    ):
+        x, y, _ = model(build)
+        for point in POINTS:
+            (value,) = evaluate(x.graph, [y], {x: point})
+            np.testing.assert_allclose(value, function(point), rtol=1e-6)
 
 
-def test_copy_of_what_the_output_needs_is_differentiable(control_flow, build):
-    x, y, _ = model(build)
-    expected = values_and_gradients(*model(build)[:2])
-    graph = tf.Graph()
+def whole(x, y):
+    return ge.copy(x.graph, tf.Graph(), dst_scope="c")[1]
+
+
+def what_the_output_needs(x, y):
     ops = ge.get_backward_walk_ops(y, control_inputs=True)
-    _, info = ge.copy(ops, graph)
-    ge.verify(graph)
-    assert values_and_gradients(*info.transformed([x, y])) == expected
+    return ge.copy(ops, tf.Graph())[1]
 
 
-def test_copy_within_the_graph_runs_beside_the_original(control_flow, build):
-    x, y, _ = model(build)
-    expected = values_and_gradients(*model(build)[:2])
-    _, info = ge.copy(x.graph, dst_scope="c")
-    ge.verify(x.graph)
-    x_, y_ = info.transformed([x, y])
-    with x.graph.as_default():
-        dy_ = tf.gradients(y_, x_)[0]
-    for point, (value, gradient) in zip(POINTS, expected, strict=True):
-        both = evaluate(x.graph, [y, y_, dy_], {x: POINTS[0], x_: point})
-        assert both == [expected[0][0], value, gradient]
+def op_by_op(x, y):
+    transformer = ge.Transformer()
+    transformer.transform_op_handler = disguised_copy
+    return transformer(x.graph, tf.Graph(), "c")[1]
 
 
-def test_graph_replace_through_control_flow(control_flow, build):
-    x, y, _ = model(build)
-    expected = values_and_gradients(*model(build)[:2])
-    for point, (value, gradient) in zip(POINTS, expected, strict=True):
+def test_copies_to_another_graph_are_differentiable(control_flow):
+    for name, build in MODELS.items():
+        expected = values_and_gradients(*model(build)[:2])
+        for copy in (whole, what_the_output_needs, op_by_op):
+            x, y, _ = model(build)
+            x_, y_ = copy(x, y).transformed([x, y])
+            ge.verify(x_.graph)
+            case = name, copy.__name__
+            assert values_and_gradients(x_, y_) == expected, case
+
+
+def test_copies_within_the_graph_run_beside_the_original(control_flow):
+    for name, build in MODELS.items():
+        x, y, _ = model(build)
+        expected = values_and_gradients(*model(build)[:2])
+        _, info = ge.copy(x.graph, dst_scope="c")
+        ge.verify(x.graph)
+        x_, y_ = info.transformed([x, y])
         with x.graph.as_default():
-            z = tf.constant(point)
-            y_ = ge.graph_replace(y, {x.ref(): z})
-            dy_ = tf.gradients(y_, z)[0]
-        assert evaluate(x.graph, [y_, dy_]) == [value, gradient]
-    ge.verify(x.graph)
+            dy_ = tf.gradients(y_, x_)[0]
+        for point, (value, gradient) in zip(POINTS, expected, strict=True):
+            both = evaluate(x.graph, [y, y_, dy_], {x: POINTS[0], x_: point})
+            assert both == [expected[0][0], value, gradient], name
+            with x.graph.as_default():
+                z = tf.constant(point)
+                replaced = ge.graph_replace(y, {x.ref(): z})
+                slope = tf.gradients(replaced, z)[0]
+            assert evaluate(x.graph, [replaced, slope]) == [value, gradient], name
+        ge.verify(x.graph)
 
 
-def test_a_training_graph_is_copied_with_its_gradients(control_flow, build):
-    x, y, dy = model(build, gradient=True)
-    expected = [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
-    _, info = ge.copy(x.graph, tf.Graph())
-    x_, y_, dy_ = info.transformed([x, y, dy])
-    ge.verify(x_.graph)
-    assert [evaluate(x_.graph, [y_, dy_], {x_: p}) for p in POINTS] == expected
+def test_a_training_graph_is_copied_with_its_gradients(control_flow):
+    for name, build in MODELS.items():
+        x, y, dy = model(build, gradient=True)
+        expected = [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
+        _, info = ge.copy(x.graph, tf.Graph())
+        x_, y_, dy_ = info.transformed([x, y, dy])
+        ge.verify(x_.graph)
+        found = [evaluate(x_.graph, [y_, dy_], {x_: point}) for point in POINTS]
+        assert found == expected, name
 
 
 def test_two_tensors_that_enter_a_loop_become_one(control_flow_v1):
@@ -148,18 +159,19 @@ def test_two_tensors_that_enter_a_loop_become_one(control_flow_v1):
     assert evaluate(graph, [y, y_, dy_]) == [31.0, 45.0, 39.0]
 
 
-def test_a_copy_of_a_gradient_leaves_the_original_alone(control_flow_v1, build):
-    x, y, dy = model(build, gradient=True)
-    ops = x.graph.get_operations()
-    contexts = [op._get_control_flow_context() for op in ops]
-    with x.graph.as_default():
-        z = tf.constant(POINTS[1])
-    y_, dy_ = ge.graph_replace([y, dy], {x.ref(): z})
-    assert [op._get_control_flow_context() for op in ops] == contexts
-    ge.verify(x.graph)
-    expected = evaluate(x.graph, [y, dy], {x: POINTS[1]})
-    both = evaluate(x.graph, [y, dy, y_, dy_], {x: POINTS[0]})
-    assert both == [*evaluate(x.graph, [y, dy], {x: POINTS[0]}), *expected]
+def test_a_copy_of_a_gradient_leaves_the_original_alone(control_flow_v1):
+    for name, build in MODELS.items():
+        x, y, dy = model(build, gradient=True)
+        ops = x.graph.get_operations()
+        contexts = [op._get_control_flow_context() for op in ops]
+        with x.graph.as_default():
+            z = tf.constant(POINTS[1])
+        y_, dy_ = ge.graph_replace([y, dy], {x.ref(): z})
+        assert [op._get_control_flow_context() for op in ops] == contexts, name
+        ge.verify(x.graph)
+        first, second = (evaluate(x.graph, [y, dy], {x: p}) for p in POINTS)
+        both = evaluate(x.graph, [y, dy, y_, dy_], {x: POINTS[0]})
+        assert both == [*first, *second], name
 
 
 def recurrent(x):
@@ -173,18 +185,18 @@ def recurrent(x):
     return state + tf.reduce_sum(filled.stack())
 
 
-@pytest.mark.parametrize("build", [*MODELS.values(), recurrent])
-def test_copies_fill_stacks_and_arrays_of_their_own(control_flow_v1, build):
-    x, y, dy = model(build, gradient=True)
-    seed = dy.graph.get_tensor_by_name("gradients/grad_ys_0:0")
-    with x.graph.as_default():
-        z, two = tf.constant(POINTS[1]), tf.constant(2.0)
-    y_ = ge.graph_replace(y, {x.ref(): z})
-    twice = ge.graph_replace(dy, {seed.ref(): two})
-    ge.verify(x.graph)
-    expected = [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
-    found = evaluate(x.graph, [y, dy, y_, twice], {x: POINTS[0]})
-    assert found == [*expected[0], expected[1][0], 2 * expected[0][1]]
+def test_copies_fill_stacks_and_arrays_of_their_own(control_flow_v1):
+    for build in (*MODELS.values(), recurrent):
+        x, y, dy = model(build, gradient=True)
+        seed = dy.graph.get_tensor_by_name("gradients/grad_ys_0:0")
+        with x.graph.as_default():
+            z, two = tf.constant(POINTS[1]), tf.constant(2.0)
+        y_ = ge.graph_replace(y, {x.ref(): z})
+        twice = ge.graph_replace(dy, {seed.ref(): two})
+        ge.verify(x.graph)
+        expected = [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
+        found = evaluate(x.graph, [y, dy, y_, twice], {x: POINTS[0]})
+        assert found == [*expected[0], expected[1][0], 2 * expected[0][1]], build
 
 
 def test_what_lives_outside_a_loop_cannot_stand_in_inside(control_flow_v1):
@@ -206,17 +218,6 @@ def test_what_lives_outside_a_loop_cannot_stand_in_inside(control_flow_v1):
     ):
         ge.graph_replace(z, {y.ref(): product.outputs[0]})
     assert snapshot(x.graph) == before
-
-
-def test_op_by_op_copies_close_loops(control_flow, build):
-    x, y, _ = model(build)
-    expected = values_and_gradients(*model(build)[:2])
-    transformer = ge.Transformer()
-    transformer.transform_op_handler = disguised_copy
-    graph = tf.Graph()
-    _, info = transformer(x.graph, graph, "c")
-    ge.verify(graph)
-    assert values_and_gradients(*info.transformed([x, y])) == expected
 
 
 def test_contexts_are_collected_as_the_originals_were(control_flow_v1):
@@ -262,18 +263,17 @@ def test_part_of_a_body_is_copied_within_the_loop(control_flow_v1):
     assert evaluate(x.graph, [y], {x: 2.0}) == [8.0]
 
 
-@pytest.mark.parametrize("same_graph", [True, False])
-def test_part_of_a_loops_machinery_is_refused(control_flow_v1, same_graph):
+def test_part_of_a_loops_machinery_is_refused(control_flow_v1):
     x, y, _ = model(power)
     merge = ge.filter_ops(x.graph, ge.op_type("Merge"))[0]
     before = x.graph.as_graph_def()
-    destination = x.graph if same_graph else tf.Graph()
-    with pytest.raises(ge.TransformError) as caught:
-        ge.copy(merge, destination, dst_scope="c")
-    assert destination.unique_name("c", mark_as_used=False) == "c"
-    for word in ("'while/Merge'", "while/while_context", "whole", "name scope"):
-        assert word in str(caught.value)
-    assert x.graph.as_graph_def() == before
+    for destination in (x.graph, tf.Graph()):
+        with pytest.raises(ge.TransformError) as caught:
+            ge.copy(merge, destination, dst_scope="c")
+        assert destination.unique_name("c", mark_as_used=False) == "c"
+        for word in ("'while/Merge'", "while/while_context", "whole", "name scope"):
+            assert word in str(caught.value)
+        assert x.graph.as_graph_def() == before
 
 
 def test_part_of_a_body_is_refused_in_another_graph(control_flow_v1):
@@ -307,15 +307,3 @@ def test_bodies_go_along_to_another_graph():
     carried = {f.signature.name for f in destination.as_graph_def().library.function}
     whole = {f.signature.name for f in graph.as_graph_def().library.function}
     assert carried < whole
-
-
-def test_values_are_what_python_computes(control_flow):
-    # The references of this module compare graphs with graphs; this pins the graphs.
-    for build, function in (
-        (power, lambda x: x**3),
-        (branches, lambda x: x * x if x > 0 else -x),
-    ):
-        x, y, _ = model(build)
-        for point in POINTS:
-            (value,) = evaluate(x.graph, [y], {x: point})
-            np.testing.assert_allclose(value, function(point), rtol=1e-6)

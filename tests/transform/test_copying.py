@@ -55,25 +55,24 @@ def test_copy_of_a_whole_graph_to_another_computes_the_same(setting):
     setting.run(body)
 
 
-@pytest.mark.parametrize("keys", ["tensor", "ref", "pairs"])
-def test_replacements_by_tensor_ref_or_pairs(setting, keys):
-    if keys == "tensor" and setting.name == "func_graph":
-        keys = "ref"  # TensorFlow itself refuses such a dict: see the test below.
-
+def test_replacements_by_tensor_ref_or_pairs(setting):
     def body():
         x, y, sine = sine_of_product()
         z = tf.constant([5.0, 6.0])
-        given = {
-            "tensor": lambda: {x: z},
-            "ref": lambda: {x.ref(): z},
-            "pairs": lambda: [(x, z)],
-        }[keys]()
-        _, info = ge.copy_with_input_replacements(sine.op.inputs[0].op, given)
-        return [info.transformed(sine.op.inputs[0]), ge.graph_replace(sine, given)]
+        kinds = [{x.ref(): z}, [(x, z)]]
+        if setting.name != "func_graph":
+            kinds.append({x: z})  # TensorFlow itself refuses such a dict in the other.
+        found = []
+        for pairs in kinds:
+            _, info = ge.copy_with_input_replacements(sine.op.inputs[0].op, pairs)
+            found.append(info.transformed(sine.op.inputs[0]))
+            found.append(ge.graph_replace(sine, pairs))
+        return found
 
-    product, sine = setting.run(body)
-    np.testing.assert_allclose(product, [15.0, 24.0])
-    np.testing.assert_allclose(sine, np.sin([15.0, 24.0]), rtol=1e-6)
+    values = setting.run(body)
+    for product, sine in zip(values[::2], values[1::2], strict=True):
+        np.testing.assert_allclose(product, [15.0, 24.0])
+        np.testing.assert_allclose(sine, np.sin([15.0, 24.0]), rtol=1e-6)
 
 
 def test_graph_replace_shares_what_does_not_depend_on_the_replaced(setting):
@@ -154,27 +153,20 @@ def test_a_key_that_is_no_input_is_left_out_with_a_warning(setting, caplog):
     setting.run(body)
 
 
-@pytest.mark.parametrize(
-    ("reuse", "scopes"),
-    [(False, ["copy/x", "copy_1/x"]), (True, ["copy/x", "copy/x_1"])],
-)
-def test_destination_scope(setting, reuse, scopes):
-    def body():
-        x = tf.constant(1.0, name="x")
-        for name in scopes:
-            _, info = ge.copy(x.op, dst_scope="copy", reuse_dst_scope=reuse)
-            assert info.transformed(x.op).name == name
-
-    setting.run(body)
+def test_destination_scope():
+    for reuse, scopes in ((False, ["copy", "copy_1"]), (True, ["copy", "copy"])):
+        with tf.Graph().as_default():
+            x = tf.constant(1.0, name="x")
+            for scope, name in zip(scopes, ("x", "x_1" if reuse else "x"), strict=True):
+                _, info = ge.copy(x.op, dst_scope="copy", reuse_dst_scope=reuse)
+                assert info.transformed(x.op).name == f"{scope}/{name}"
 
 
-def test_source_scope_is_stripped_from_names(setting):
-    def body():
+def test_source_scope_is_stripped_from_names():
+    with tf.Graph().as_default():
         x = tf.constant(1.0, name="a/b/x")
         _, info = ge.copy(x.op, dst_scope="c", src_scope="a")
         assert info.transformed(x).name == "c/b/x:0"
-
-    setting.run(body)
 
 
 def test_the_surroundings_of_the_caller_leave_no_mark(setting):

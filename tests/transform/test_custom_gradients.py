@@ -67,14 +67,6 @@ def test_a_copy_in_another_graph_and_a_copy_of_that(model):
         ge.verify(x.graph)
 
 
-def test_the_source_graph_is_left_alone_by_gradients_of_its_copy(model):
-    x, y = model
-    _, info = ge.copy(x.graph, tf.Graph())
-    before = x.graph.as_graph_def()
-    gradient(*info.transformed([y, x]))
-    assert x.graph.as_graph_def() == before
-
-
 def test_gradients_of_a_copy_land_in_the_current_name_scope(model):
     x, y = model
     _, info = ge.copy(x.graph, tf.Graph())

@@ -1,7 +1,7 @@
 """Partitions of real networks and of chains: where each op goes, and what crosses."""
 
 import re
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 import tensorflow as tf
@@ -19,6 +19,7 @@ from geutil.graph.edits import transaction
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition, place
 from tests.gradients.networks import small_step, trace_forward
+from tests.thorough import chosen
 
 v1 = tf.compat.v1
 DEVICES = ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
@@ -32,9 +33,16 @@ def chain(sizes):
     return x
 
 
-@pytest.mark.parametrize("balance", ["memory", "time"])
-@pytest.mark.parametrize("name", ["ResNet50", "U-Net", "encoder"])
-def test_stages_of_networks(name, balance):
+@pytest.mark.parametrize(
+    "case",
+    chosen(
+        product(["ResNet50", "U-Net", "encoder"], ["memory", "time"]),
+        ("U-Net", "memory"),
+        ("encoder", "time"),
+    ),
+)
+def test_stages_of_networks(case):
+    name, balance = case
     forward = trace_forward(small_step(name))
     found = partition(forward.loss, DEVICES, balance, micro_batches=2)
     stage_of = {op: i for i, s in enumerate(found.stages) for op in s.ops}
@@ -62,7 +70,7 @@ def test_stages_of_networks(name, balance):
 
 @pytest.mark.parametrize("balance", ["memory", "time"])
 def test_of_a_graph_the_loss_is_found(balance):
-    forward = trace_forward(small_step("ResNet50"))
+    forward = trace_forward(small_step("encoder"))
     graph = forward.loss.graph
     loss, whole = (partition(y, DEVICES, balance) for y in (forward.loss, graph))
     assert [s.ops for s in whole.stages] == [s.ops for s in loss.stages]

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.transform.rewrite import Any, Const, Op, Or, Rule, explain, rewrite
 from tests.graph.building import snapshot
+from tests.select import tables
 
 
 @pytest.fixture
@@ -18,59 +21,38 @@ def graph():
         yield graph
 
 
-@pytest.mark.parametrize(
-    ("pattern", "node", "element", "reason"),
-    [
-        (Op("Tanh"), "Op('Tanh')", "e", "its type is Exp, not Tanh"),
-        (
-            Op("Exp", Op({"Sub", "Mul"})),
-            "Op('Mul|Sub')",
-            "a:0",
-            "its type is AddV2, not Mul|Sub",
-        ),
-        (
-            Op("Exp", Op("AddV2", Any("x"), Any("x"))),
-            "Any('x')",
-            "c:0",
-            "'x' names 's:0' already",
-        ),
-        (
-            Op("Exp", Op("AddV2", Op("Sin"))),
-            "Op('AddV2')",
-            "a",
-            "it has 2 inputs, not 1",
-        ),
-        (
-            Op("Exp", Op("AddV2", Op("Sin", Const("k")), Any())),
-            "Const('k')",
-            "x:0",
-            "it comes from Placeholder, not a constant",
-        ),
-        (
-            Op("Exp", Op("AddV2", Op("Sin", only_consumer=True), Any())),
-            "Op('Sin')",
-            "s",
-            "only_consumer: 'other' reads 's' too",
-        ),
-        (
-            Op("Exp", attrs={"T": tf.float16}, name="exp"),
-            "Op('Exp', name='exp')",
-            "e",
-            "attribute 'T' is not tf.float16",
-        ),
-    ],
-)
-def test_the_nearest_miss(graph, pattern, node, element, reason):
+# A pattern at the op `e`: the node that did not match, the element and the reason.
+MISSES = """
+Op('Tanh') => Op('Tanh') | e | its type is Exp, not Tanh
+Op('Exp', Op({'Sub', 'Mul'})) => Op('Mul|Sub') | a | its type is AddV2, not Mul|Sub
+Op('Exp', Op('AddV2', Any('x'), Any('x')))
+    => Any('x') | c | 'x' names 's:0' already
+Op('Exp', Op('AddV2', Op('Sin'))) => Op('AddV2') | a | it has 2 inputs, not 1
+Op('Exp', Op('AddV2', Op('Sin', Const('k')), Any()))
+    => Const('k') | x | it comes from Placeholder, not a constant
+Op('Exp', Op('AddV2', Op('Sin', only_consumer=True), Any()))
+    => Op('Sin') | s | only_consumer: 'other' reads 's' too
+Op('Exp', attrs={'T': tf.float16}, name='exp')
+    => Op('Exp', name='exp') | e | attribute 'T' is not tf.float16
+"""
+
+
+def test_the_nearest_miss(graph):
     before = snapshot(graph)
     op = graph.get_operation_by_name("e")
-    explanation = explain(graph, pattern, op)
-    assert explanation.match is None
-    assert explanation.root is op
-    assert explanation.node == node
-    # An op's node may be told of with the op or with its output.
-    assert explanation.element.removesuffix(":0") == element.removesuffix(":0")
-    assert explanation.reason == reason
-    assert reason in str(explanation)
+    sample = SimpleNamespace(graph=graph, Op=Op, Any=Any, Const=Const, tf=tf)
+
+    def check(call, result):
+        explanation = explain(graph, tables.evaluate(call, sample), op)
+        assert explanation.match is None
+        assert explanation.root is op
+        # An op's node may be told of with the op or with its output.
+        element = explanation.element.removesuffix(":0")
+        found = " | ".join([explanation.node, element, explanation.reason])
+        assert found == result, found
+        assert explanation.reason in str(explanation)
+
+    tables.check_rows(MISSES, check)
     assert snapshot(graph) == before
 
 

@@ -4,47 +4,49 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.transform.rewrite import Any, Const, Op, Optional, Or, Rule, Weight
 from geutil.transform.rewrite.compiling import compile_pattern
 
-
-@pytest.mark.parametrize(
-    ("build", "error"),
-    [
-        (lambda: Op("Relu", "x"), ArgumentTypeError),
-        (lambda: Op("Relu", Any(), name=3), ArgumentTypeError),
-        (lambda: Any(lambda t: True), ArgumentTypeError),
-        (lambda: Const(3), ArgumentTypeError),
-        (lambda: Or(Any(), None), ArgumentTypeError),
-        (lambda: Optional("Relu"), SelectionError),
-        (lambda: Optional(Op("Relu")), SelectionError),
-        (lambda: Optional(Any()), SelectionError),
-        (Or, SelectionError),
-        (lambda: Op([]), SelectionError),
-        (lambda: Op("AddN", ..., Any()), SelectionError),
-        (lambda: Op("Split")[-1], SelectionError),
+WRONG_NODES = {
+    ArgumentTypeError: [
+        lambda: Op("Relu", "x"),
+        lambda: Op("Relu", Any(), name=3),
+        lambda: Any(lambda t: True),
+        lambda: Const(3),
+        lambda: Or(Any(), None),
     ],
-)
-def test_nodes_that_cannot_be(build, error):
-    with pytest.raises(error):
-        build()
-
-
-@pytest.mark.parametrize(
-    ("pattern", "error"),
-    [
-        ("Relu", ArgumentTypeError),
-        (Any("x"), SelectionError),
-        (Const(), SelectionError),
-        (Op("Split")[0], SelectionError),
-        (Optional(Op("Relu", Any())), SelectionError),
-        (Op("Relu") | Any(), SelectionError),
-        (Op("Relu", only_consumer=True), SelectionError),
-        (Op("Relu", Op("Neg", Any("a"), name="a")), SelectionError),
+    SelectionError: [
+        lambda: Optional("Relu"),
+        lambda: Optional(Op("Relu")),
+        lambda: Optional(Any()),
+        Or,
+        lambda: Op([]),
+        lambda: Op("AddN", ..., Any()),
+        lambda: Op("Split")[-1],
     ],
-)
-def test_patterns_that_cannot_be_used(pattern, error):
-    with pytest.raises(error):
-        compile_pattern(pattern)
-    with pytest.raises(error):
-        Rule(pattern, lambda match: None)
+}
+WRONG_PATTERNS = {
+    ArgumentTypeError: ["Relu"],
+    SelectionError: [
+        Any("x"),
+        Const(),
+        Op("Split")[0],
+        Optional(Op("Relu", Any())),
+        Op("Relu") | Any(),
+        Op("Relu", only_consumer=True),
+        Op("Relu", Op("Neg", Any("a"), name="a")),
+    ],
+}
+
+
+def test_nodes_and_patterns_that_cannot_be():
+    for error, builds in WRONG_NODES.items():
+        for build in builds:
+            with pytest.raises(error):
+                build()
+    for error, patterns in WRONG_PATTERNS.items():
+        for pattern in patterns:
+            with pytest.raises(error):
+                compile_pattern(pattern)
+            with pytest.raises(error):
+                Rule(pattern, lambda match: None)
 
 
 def test_what_is_worked_out():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from geutil.transform import rewrite as rw
 from tests.documented import missing_parts, signature
 
@@ -28,22 +26,16 @@ SIGNATURES = {
 }
 
 
-def test_the_public_names():
+def test_the_public_surface():
     assert sorted(rw.__all__) == sorted(NAMES.split())
     assert sorted(rw.rules.__all__) == sorted(RULES.split())
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_functions(name):
-    assert signature(getattr(rw, name)) == SIGNATURES[name]
-    assert missing_parts(getattr(rw, name), raises=True, cost=True) == []
-
-
-@pytest.mark.parametrize("name", RULES.split())
-def test_rules_have_an_example(name):
-    assert missing_parts(getattr(rw.rules, name), raises=False, cost=False) == []
-
-
-def test_every_name_has_a_docstring():
-    for name in rw.__all__:
-        assert inspect.getdoc(getattr(rw, name)), name
+    assert {n: signature(getattr(rw, n)) for n in SIGNATURES} == SIGNATURES
+    missing = {
+        name: missing_parts(getattr(rw, name), raises=True, cost=True)
+        for name in SIGNATURES
+    }
+    for name in RULES.split():
+        rule = getattr(rw.rules, name)
+        missing[name] = missing_parts(rule, raises=False, cost=False)
+    assert not any(missing.values()), missing
+    assert all(inspect.getdoc(getattr(rw, name)) for name in rw.__all__)

@@ -1,6 +1,5 @@
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import geutil as ge
@@ -8,7 +7,7 @@ from geutil.transform.rewrite import rewrite
 from geutil.transform.rewrite.rules import dropout_removal
 from tests.graph.building import snapshot
 from tests.settings import default_graph, evaluate, needs_eager
-from tests.thorough import crossed
+from tests.thorough import is_quick
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 RANDOM = {"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"}
@@ -85,23 +84,35 @@ BUILDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), crossed(BUILDERS, [tf.float32, tf.float16], together=1)
-)
-def test_dropout_passes_its_input_on(name, dtype, setting):
-    def body():
-        x = tf.cast(tf.constant(X), dtype)
-        y = tf.identity(BUILDERS[name](x))
-        before = {op.type for op in ge.get_backward_walk_ops(y)}
-        assert before & RANDOM
-        report = rewrite(default_graph(), dropout_removal(), debug=True)
-        assert len(report.rewritten) == 1
-        assert not {op.type for op in ge.get_backward_walk_ops(y)} & RANDOM
-        assert not rewrite(default_graph(), dropout_removal()).rewritten
-        return [tf.cast(y, tf.float32)]
+def test_dropout_passes_its_input_on(setting):
+    dtypes = [tf.float32, tf.float16]
+    cases = [
+        (name, dtypes[(place + turn) % 2])
+        for turn in range(1 if is_quick() else 2)
+        for place, name in enumerate(BUILDERS)
+    ]
 
-    expected = X.astype(dtype.as_numpy_dtype).astype(np.float32)
-    np.testing.assert_array_equal(setting.run(body)[0], expected)
+    def body():
+        results = {}
+        for name, dtype in cases:
+            x = tf.cast(tf.constant(X), dtype)
+            results[name, dtype] = tf.identity(BUILDERS[name](x))
+        for case, y in results.items():
+            assert {op.type for op in ge.get_backward_walk_ops(y)} & RANDOM, case
+        report = rewrite(default_graph(), dropout_removal(), debug=True)
+        assert len(report.rewritten) == len(cases)
+        random = {
+            case
+            for case, y in results.items()
+            if {op.type for op in ge.get_backward_walk_ops(y)} & RANDOM
+        }
+        assert random == set()
+        assert not rewrite(default_graph(), dropout_removal()).rewritten
+        return [tf.cast(y, tf.float32) for y in results.values()]
+
+    for (name, dtype), value in zip(cases, setting.run(body), strict=True):
+        expected = X.astype(dtype.as_numpy_dtype).astype(np.float32)
+        np.testing.assert_array_equal(value, expected, name)
 
 
 LAYERS = {
@@ -112,90 +123,59 @@ LAYERS = {
 
 
 @needs_eager
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_keras_layers_in_training(make):
-    model = keras.Sequential(
-        [
-            keras.Input((3, 8)),
-            keras.layers.Dense(8, activation="relu"),
-            make(),
-            keras.layers.Dense(2),
-        ]
-    )
+def test_keras_layers_in_training():
+    x = keras.Input((3, 8))
+    hidden = keras.layers.Dense(8, activation="relu")(x)
+    ends = {n: keras.layers.Dense(2)(make()(hidden)) for n, make in LAYERS.items()}
+    model = keras.Model(x, ends)
     reports = []
 
     @tf.function
     def training(x):
-        y = tf.identity(model(x, training=True))
+        y = {n: tf.identity(t) for n, t in model(x, training=True).items()}
         reports.append(rewrite(default_graph(), dropout_removal(), debug=True))
         return y
 
-    x = X.reshape(-1, 1, 8).repeat(3, axis=1)
-    value = training(tf.constant(x))
-    assert len(reports[0].rewritten) == 1
+    data = X.reshape(-1, 1, 8).repeat(3, axis=1)
+    values = training(tf.constant(data))
+    assert len(reports[0].rewritten) == len(LAYERS)
     # The reference is Keras' own inference.
-    expected = model(x, training=False)
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+    for name, expected in model(data, training=False).items():
+        np.testing.assert_allclose(
+            values[name], expected, rtol=1e-5, atol=1e-6, err_msg=name
+        )
 
 
-def scaled_otherwise(x):
-    mask = tf.random.uniform(tf.shape(x)) >= 0.2
-    return tf.where(mask, x * 2.0, 0.0)
+def chosen(x, otherwise=0.0, scale=1.25, rate=0.2, **bounds):
+    mask = tf.random.uniform(tf.shape(x), **bounds) >= rate
+    return tf.where(mask, x * scale, otherwise)
 
 
-def wider(x):
-    mask = tf.random.uniform(tf.shape(x), maxval=2.0) >= 0.2
-    return tf.where(mask, x * 1.25, 0.0)
+REFUSED = {
+    "scaled by 2.0, with a rate of 0.30": lambda x: (
+        (x / 0.5) * tf.cast(rows_of(x) > 0.3, x.dtype)
+    ),
+    "scaled by 3.3": lambda x: (x / 0.3) * tf.cast(rows_of(x) < 0.7, x.dtype),
+    "scaled by 1.4": lambda x: tf.where(rows_of(x) < 0.7, 0.0, x / 0.7),
+    "what is kept is scaled by 2.0, with a rate of 0.2": lambda x: chosen(x, scale=2.0),
+    "go up to 2.0, not 1": lambda x: chosen(x, maxval=2.0),
+    "is 0.5, not 0": lambda x: chosen(x, minval=0.5, maxval=1.5),
+    "is 7.0, not 0": lambda x: chosen(x, otherwise=7.0),
+    "is no constant, but what scales is": lambda x: chosen(x, rate=tf.reduce_sum(x)),
+}
 
 
-def shifted(x):
-    mask = tf.random.uniform(tf.shape(x), minval=0.5, maxval=1.5) >= 0.2
-    return tf.where(mask, x * 1.25, 0.0)
-
-
-def not_zero(x):
-    mask = tf.random.uniform(tf.shape(x)) >= 0.2
-    return tf.where(mask, x * 1.25, 7.0)
-
-
-def unknown_rate(x):
-    mask = tf.random.uniform(tf.shape(x)) >= tf.reduce_sum(x)
-    return tf.where(mask, x * 1.25, 0.0)
-
-
-def depth_scaled_otherwise(x):
-    return (x / 0.5) * tf.cast(rows_of(x) > 0.3, x.dtype)
-
-
-def chosen_mixed_up(x):
-    return tf.where(rows_of(x) < 0.7, 0.0, x / 0.7)
-
-
-def what_is_kept_mixed_up(x):
-    return (x / 0.3) * tf.cast(rows_of(x) < 0.7, x.dtype)
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (depth_scaled_otherwise, "scaled by 2.0, with a rate of 0.30"),
-        (what_is_kept_mixed_up, "scaled by 3.3"),
-        (chosen_mixed_up, "scaled by 1.4"),
-        (scaled_otherwise, "what is kept is scaled by 2.0, with a rate of 0.2"),
-        (wider, "go up to 2.0, not 1"),
-        (shifted, "is 0.5, not 0"),
-        (not_zero, "is 7.0, not 0"),
-        (unknown_rate, "is no constant, but what scales is"),
-    ],
-)
-def test_what_only_looks_like_dropout_is_refused(build, words):
-    with tf.Graph().as_default() as graph:
-        tf.identity(build(tf.constant(X)))
-    before = snapshot(graph)
-    report = rewrite(graph, dropout_removal())
-    assert not report.rewritten
-    assert words in report.refused[0].reason
-    assert snapshot(graph) == before
+def test_what_only_looks_like_dropout_is_refused():
+    wrong = {}
+    for words, build in REFUSED.items():
+        with tf.Graph().as_default() as graph:
+            tf.identity(build(tf.constant(X)))
+        before = snapshot(graph)
+        report = rewrite(graph, dropout_removal())
+        if report.rewritten or words not in report.refused[0].reason:
+            wrong[words] = str(report)
+        assert snapshot(graph) == before
+    assert wrong == {}
 
 
 def test_gaussian_noise_is_no_candidate():
