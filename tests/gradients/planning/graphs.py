@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, combinations, pairwise
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
 from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.selection import AlwaysKept
@@ -27,6 +29,42 @@ def chain_step(widths: Sequence[int], rows: int = 256) -> PlainStep:
             weights.append(v1.get_variable(f"w{len(weights)}", [before, after]))
             x = tf.tanh(x @ weights[-1])
         return build_step(tf.reduce_mean(tf.square(x)), weights)
+
+
+def chain_loss(x: tf.Tensor, weights: Sequence[Any]) -> tf.Tensor:
+    """Return the loss of a chain of layers with a tanh."""
+    for w in weights:
+        x = tf.tanh(x @ w)
+    return tf.reduce_mean(x * x)
+
+
+def chain_weights(layers: int, width: int) -> list[tf.Variable]:
+    """Return random weights with which the chain keeps the size of its values."""
+    drawn = np.random.default_rng(0).normal(0, width**-0.5, [layers, width, width])
+    return [tf.Variable(w.astype("f")) for w in drawn]
+
+
+def chain_function(
+    weights: Sequence[tf.Variable], rows: int, checkpoints: Any, **options: Any
+) -> tuple[Any, Report | None]:
+    """Return the step of a chain as a function, and what its gradients report.
+
+    Args:
+        weights: square ones.
+        rows: how many rows go through the chain.
+        checkpoints: None for TensorFlow's gradients.
+        options: of `tf.function`.
+    """
+
+    @tf.function(autograph=False, **options)
+    def train(x: tf.Tensor) -> list[tf.Tensor]:
+        loss = chain_loss(x, weights)
+        if checkpoints is None:
+            return tf.gradients(loss, weights)
+        return gradients(loss, weights, checkpoints=checkpoints, holds_gradients=True)
+
+    function = train.get_concrete_function(tf.TensorSpec([rows, weights[0].shape[0]]))
+    return function, last_report(function.graph)
 
 
 def rewired_chain_step(

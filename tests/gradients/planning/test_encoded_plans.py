@@ -24,18 +24,25 @@ from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory.op_costs import op_time
 
+PIXELS, SHARE = 32, 0.6
+
+
+def convolutions(blocks, pool):
+    """Return a network of blocks, each of a width and a number of convolutions."""
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input([PIXELS, PIXELS, 3])])
+    for width, layers in blocks:
+        for _ in range(layers):
+            net.add(keras.layers.Conv2D(width, 3, padding="same", activation="relu"))
+        net.add(pool())
+    net.add(keras.layers.GlobalAveragePooling2D())
+    net.add(keras.layers.Dense(10))
+    return net
+
 
 @pytest.fixture(scope="module")
 def net():
-    keras.utils.set_random_seed(0)
-    net = keras.Sequential([keras.Input([32, 32, 3])])
-    for width, layers in ((8, 6), (16, 4), (32, 2)):
-        for _ in range(layers):
-            net.add(keras.layers.Conv2D(width, 3, padding="same", activation="relu"))
-        net.add(keras.layers.MaxPooling2D())
-    net.add(keras.layers.Flatten())
-    net.add(keras.layers.Dense(10))
-    return net
+    return convolutions([(8, 4), (16, 3)], keras.layers.MaxPooling2D)
 
 
 def traced(net, how):
@@ -48,14 +55,14 @@ def traced(net, how):
         made.append(how(loss, [v.value for v in net.trainable_variables]))
         return made[-1] if isinstance(made[-1], list) else loss
 
-    function = train.get_concrete_function(tf.TensorSpec([16, 32, 32, 3]))
+    function = train.get_concrete_function(tf.TensorSpec([16, PIXELS, PIXELS, 3]))
     return made[-1], function, train
 
 
 @pytest.fixture(scope="module")
 def found(net):
     def found(loss, xs):
-        return plan(loss, xs, 0.5, encode="lossless", holds_gradients=True)
+        return plan(loss, xs, SHARE, encode="lossless", holds_gradients=True)
 
     return traced(net, found)[0]
 
@@ -66,7 +73,7 @@ def ran_as_planned(net, found, **options):
     def encoded(loss, xs):
         return gradients(loss, xs, checkpoints=found, encode="lossless", **options)
 
-    x = np.random.default_rng(0).normal(size=[16, 32, 32, 3]).astype("f")
+    x = np.random.default_rng(0).normal(size=[16, PIXELS, PIXELS, 3]).astype("f")
     _, ours, train = traced(net, encoded)
     report = last_report(ours.graph)
     _, plain, _ = traced(net, tf.gradients)
@@ -80,33 +87,38 @@ def ran_as_planned(net, found, **options):
 def test_a_plan_of_an_encoded_step(net, found):
     report, _ = ran_as_planned(net, found, holds_gradients=True)
     assert report.encoded and report.recomputed
-    assert report.peak <= 0.5 * report.plain_peak
+    assert report.peak <= SHARE * report.plain_peak
 
 
-def test_less_runs_again_where_less_is_kept(net):
+def test_less_runs_again_where_less_is_kept_and_plans_know_which_step_they_are_of(
+    net, found
+):
     def reports(loss, xs):
-        return tuple(
-            explain(loss, xs, checkpoints=Budget(0.7), encode=encode)
-            for encode in (None, "lossless")
+        whole = plan(loss, xs, SHARE)
+        with pytest.raises(PlanError, match="another step"):
+            gradients(loss, xs, checkpoints=found)
+        return whole, *(
+            explain(loss, xs, checkpoints=checkpoints, encode="lossless")
+            for checkpoints in (Budget(SHARE), whole)
         )
 
-    (whole, encoded), _, _ = traced(net, reports)
-    assert (whole.budget, whole.mode) == (encoded.budget, encoded.mode)
+    (whole, encoded, as_planned), _, _ = traced(net, reports)
+    assert encoded.mode == "budget of 60 % of plain gradients"
+    assert whole.budget == encoded.budget
     assert encoded.extra_time < whole.extra_time
+    # The plan of a plain step serves where encodings are asked for.
+    assert not as_planned.encoded
+    assert as_planned.peak == whole.peak
 
 
 @pytest.fixture(scope="module")
 def pooled():
     """A network of which some tensors are worth a mask, and others run again."""
-    keras.utils.set_random_seed(0)
-    net = keras.Sequential([keras.Input([32, 32, 3])])
-    for _ in range(4):
-        for _ in range(2):
-            net.add(keras.layers.Conv2D(16, 3, padding="same", activation="relu"))
-        net.add(keras.layers.AveragePooling2D(2, 1, "same"))
-    net.add(keras.layers.GlobalAveragePooling2D())
-    net.add(keras.layers.Dense(10))
-    return net
+
+    def pool():
+        return keras.layers.AveragePooling2D(2, 1, "same")
+
+    return convolutions(3 * [(16, 2)], pool)
 
 
 def test_tensors_are_encoded_one_by_one(pooled):
@@ -115,6 +127,8 @@ def test_tensors_are_encoded_one_by_one(pooled):
     def planned(loss, xs):
         found = plan(loss, xs, 0.5, encode="lossless")
         whole = plan(loss, xs, 0.5)
+        budget = Budget(0.5)
+        told = explain(loss, xs, checkpoints=budget, encode="lossless")
         all_encoded = Encoder()
         step = build_step(loss, xs)
         encoded = all_encoded.encode(step, plan_encodings(step, MIN_CHECKPOINT_SIZE))
@@ -123,10 +137,10 @@ def test_tensors_are_encoded_one_by_one(pooled):
         every = sum(map(op_time, encoded.ops())) + again
         all_encoded.undo()
         extra = every / sum(map(op_time, step.ops())) - 1
-        return found, whole, extra
+        return found, whole, extra, told
 
-    (found, whole, extra), _, _ = traced(pooled, planned)
-    assert 0 < len(found.encoded) < 4
+    (found, whole, extra, told), _, _ = traced(pooled, planned)
+    assert 0 < len(found.encoded) < 3
     assert found.extra_time < min(whole.extra_time, extra)
     assert found.bound <= found.extra_time
 
@@ -137,84 +151,45 @@ def test_tensors_are_encoded_one_by_one(pooled):
     masks = [op for op in graph.get_operations() if op.name.startswith("encoded/")]
     read = [op for op in masks if op.type == "Greater" and op.outputs[0].consumers()]
     assert len(read) == len(found.encoded)
+    # What runs again, encoded or not, is told.
+    reason = "it runs again, encoded or not"
+    said = {t.name for t in told.not_encoded if t.reason == reason}
+    assert len(said) + len(told.encoded) == 3
+    assert said <= {f"{op.name}:0" for op in told.recomputed if op.op_type == "Relu"}
 
 
-def test_tensors_that_run_again_are_told(pooled):
-    report, _, _ = traced(
-        pooled,
-        lambda loss, xs: explain(loss, xs, checkpoints=Budget(0.5), encode="lossless"),
-    )
-    said = [
-        t for t in report.not_encoded if t.reason == "it runs again, encoded or not"
-    ]
-    assert len(said) + len(report.encoded) == 4
-    assert {t.name for t in said} <= {
-        f"{op.name}:0" for op in report.recomputed if op.op_type == "Relu"
-    }
-
-
-@pytest.mark.parametrize("share", [0.02, 0.15])
-def test_extra_time_is_what_encoding_takes_as_well(with_skips, share):
-    def reports(loss, xs):
-        return tuple(
-            explain(loss, xs, checkpoints=Budget(extra_time=share), encode=encode)
-            for encode in (None, "lossless")
-        )
-
-    (whole, encoded), _, _ = traced(with_skips, reports)
-    assert encoded.extra_time <= share + 1e-9
-    assert encoded.peak <= whole.peak
-    assert encoded.mode == whole.mode
-
-
-@pytest.fixture(scope="module")
-def with_skips():
-    """A network whose fullest op holds more when what it reads is encoded."""
+def test_nothing_is_encoded_where_that_costs_more():
+    """The fullest op of this network holds more when what it reads is encoded."""
     keras.utils.set_random_seed(0)
 
-    def twice(y, width):
-        for _ in range(2):
-            conv = keras.layers.Conv2D(width, 3, padding="same", activation="relu")
-            y = conv(y)
-        return y
+    def layer(width):
+        return keras.layers.Conv2D(width, 3, padding="same", activation="relu")
 
-    x = keras.Input([32, 32, 3])
+    x = keras.Input([PIXELS, PIXELS, 3])
     y, skips = x, []
     for width in (8, 16):
-        skips.append(twice(y, width))
+        skips.append(layer(width)(y))
         y = keras.layers.MaxPooling2D()(skips[-1])
-    y = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(y)
+    y = layer(32)(y)
     for width in (16, 8):
         y = keras.layers.Conv2DTranspose(width, 2, 2)(y)
-        y = twice(keras.layers.Concatenate()([y, skips.pop()]), width)
-    return keras.Model(x, keras.layers.Conv2D(1, 1)(y))
+        y = layer(width)(keras.layers.Concatenate()([y, skips.pop()]))
+    with_skips = keras.Model(x, keras.layers.Conv2D(1, 1)(y))
 
-
-@pytest.mark.parametrize("budget", [0.5, 0.45])
-def test_nothing_is_encoded_where_that_costs_more(with_skips, budget):
     def reports(loss, xs):
-        return tuple(
-            explain(loss, xs, checkpoints=Budget(budget), encode=encode)
+        return [
+            explain(loss, xs, checkpoints=budget, encode=encode)
+            for budget in (Budget(0.5), Budget(extra_time=0.15))
             for encode in (None, "lossless")
-        )
+        ], loss
 
-    (whole, encoded), _, _ = traced(with_skips, reports)
-    assert encoded.peak <= budget * encoded.plain_peak
+    ((whole, encoded, longer, longer_encoded), _), _, _ = traced(with_skips, reports)
+    assert encoded.peak <= 0.5 * encoded.plain_peak
     assert encoded.extra_time <= whole.extra_time
     said = {tensor.reason for tensor in encoded.not_encoded}
     assert not encoded.encoded
     assert "within the budget the step takes less time without encodings" in said
-
-
-def test_the_plan_of_an_encoded_step_is_not_that_of_the_plain_one(net, found):
-    with pytest.raises(PlanError, match="another step"):
-        traced(net, lambda loss, xs: gradients(loss, xs, checkpoints=found))
-
-
-def test_the_plan_of_a_plain_step_serves_where_encodings_are_asked_for(net):
-    plain = traced(net, lambda loss, xs: plan(loss, xs, 0.7))[0]
-    report, _, _ = traced(
-        net, lambda loss, xs: explain(loss, xs, checkpoints=plain, encode="lossless")
-    )
-    assert not report.encoded
-    assert report.peak == plain.peak
+    # Extra time is what encoding takes as well.
+    assert longer_encoded.extra_time <= 0.15 + 1e-9
+    assert longer_encoded.peak <= longer.peak
+    assert longer_encoded.mode == longer.mode

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameterized import parameterized
 
 from geutil import memory
 from geutil.errors import ArgumentTypeError, PlanError
@@ -24,132 +22,122 @@ from geutil.gradients import (
 )
 from geutil.gradients.planning.local_search import Trials
 from geutil.gradients.planning.step_problem import step_problem
-from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import simulation
 from geutil.memory.scheduling import order_around
+from tests.gradients.planning.graphs import (
+    chain_function,
+    chain_loss,
+    chain_weights,
+)
+from tests.thorough import is_quick
 
 ROWS, WIDTH, LAYERS = 512, 64, 16
+HELD = {"holds_gradients": True}
 
 
 @pytest.fixture(scope="module")
 def weights():
-    rng = np.random.default_rng(0)
-    scale = 1 / np.sqrt(WIDTH)
-    return [
-        tf.Variable(rng.normal(0, scale, [WIDTH, WIDTH]).astype("f"))
-        for _ in range(LAYERS)
-    ]
-
-
-def loss_of(x, weights):
-    y = x
-    for w in weights:
-        y = tf.tanh(y @ w)
-    return tf.reduce_mean(y * y)
+    return chain_weights(LAYERS, WIDTH)
 
 
 def step(weights, checkpoints):
-    """Return a step as a function, and what its gradients report."""
-
-    @tf.function(autograph=False)
-    def train(x):
-        loss = loss_of(x, weights)
-        if checkpoints is None:
-            return tf.gradients(loss, weights)
-        return gradients(loss, weights, checkpoints=checkpoints, holds_gradients=True)
-
-    function = train.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
-    return function, last_report(function.graph)
+    return chain_function(weights, ROWS, checkpoints)
 
 
-@parameterized.expand(
-    [
-        ("bytes", 1000, 10**6, 1000),
-        ("share", 0.5, 1000, 500),
-        ("percent", "25 %", 1000, 250),
-        ("gigabytes", "1.5GB", 0, 1_500_000_000),
-        ("mebibytes", "2 MiB", 0, 2 << 20),
-        ("whole", 1.0, 700, 700),
-        ("number", "64", 0, 64),
+@pytest.fixture(scope="module")
+def batch():
+    return tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
+
+
+@pytest.fixture(scope="module")
+def plain(weights, batch):
+    """The plain gradients."""
+    return step(weights, None)[0](batch)
+
+
+def test_budgets_are_read():
+    cases = [
+        (1000, 10**6, 1000),
+        (0.5, 1000, 500),
+        ("25 %", 1000, 250),
+        ("1.5GB", 0, 1_500_000_000),
+        ("2 MiB", 0, 2 << 20),
+        (1.0, 700, 700),
+        ("64", 0, 64),
     ]
-)
-def test_budgets_are_read(_, limit, plain, wanted):
-    assert Budget(limit).bytes(plain) == wanted
-
-
-@parameterized.expand(
-    [(0,), (-1,), (True,), (None,), ("",), ("1.5 apples",), ("1.2.3",), (float("nan"),)]
-)
-def test_what_is_no_budget_is_refused(limit):
-    with pytest.raises(ArgumentTypeError, match=r"1\.5GB"):
-        Budget(limit)
-
-
-@pytest.mark.parametrize(
-    "share",
-    [0.6, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.8, 0.5))],
-)
-def test_the_budget_is_kept_and_the_gradients_are_the_same(weights, share):
-    ours, report = step(weights, Budget(share))
-    plain, _ = step(weights, None)
-    x = tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
-    for found, wanted in zip(ours(x), plain(x), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
-    budget = share * report.plain_peak
-    assert report.peak <= budget
-    assert memory.measure(ours, args=(x,), steps=1).peak <= 1.02 * budget
-    # Never more computing than for the least peak.
-    _, least = step(weights, "memory")
-    assert 0 < report.extra_cost <= least.extra_cost
-
-
-@parameterized.expand(
-    [(0.0,), (-0.1,), (True,), ("20",), ("a lot",), ([1],), (float("nan"),)]
-)
-def test_what_is_no_extra_time_is_refused(extra_time):
-    with pytest.raises(ArgumentTypeError, match="extra_time is a positive number"):
-        Budget(extra_time=extra_time)
-
-
-def test_a_budget_is_one_of_bytes_or_of_time():
-    with pytest.raises(ArgumentTypeError, match="either a limit"):
-        Budget("50%", extra_time=0.2)
+    wrong = [case for case in cases if Budget(case[0]).bytes(case[1]) != case[2]]
+    assert wrong == []
     assert str(Budget(extra_time="12.5 %")) == "least peak in 12.5 % more time"
 
 
-def test_extra_time_is_kept_and_the_gradients_are_the_same(weights):
-    peaks = []
-    x = tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
-    plain, _ = step(weights, None)
-    for share in (0.04, 0.4):
-        ours, report = step(weights, Budget(extra_time=share))
-        for found, wanted in zip(ours(x), plain(x), strict=True):
+NO_LIMITS = [0, -1, True, None, "", "1.5 apples", "1.2.3", float("nan")]
+NO_TIMES = [0.0, -0.1, True, "20", "a lot", [1], float("nan")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"limit": value}, r"1\.5GB") for value in NO_LIMITS),
+        *(({"extra_time": value}, "is a positive number") for value in NO_TIMES),
+        ({"limit": "50%", "extra_time": 0.2}, "either a limit"),
+    ],
+    ids=str,
+)
+def test_what_is_no_budget_is_refused(options, message):
+    with pytest.raises(ArgumentTypeError, match=message):
+        Budget(**options)
+
+
+def test_budgets_are_kept_and_the_gradients_are_the_same(weights, batch, plain):
+    _, alone = step(weights, Budget(1.0))
+    assert (alone.extra_cost, alone.recomputed) == (0, ())
+    assert alone.mode == "budget of 100 % of plain gradients"
+    assert not alone.warnings
+    costs = [0.0]
+    for share in (0.9, 0.6) if is_quick() else (0.9, 0.8, 0.6, 0.5):
+        ours, report = step(weights, Budget(share))
+        for found, wanted in zip(ours(batch), plain, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+        budget = share * report.plain_peak
+        assert report.peak <= budget
+        costs.append(report.extra_cost)
+    assert memory.measure(ours, args=(batch,), steps=1).peak <= 1.02 * budget
+    # Less memory takes more computing, and never more than the least peak does.
+    _, least = step(weights, "memory")
+    costs.append(least.extra_cost)
+    assert costs == sorted(costs)
+    assert costs[1] < costs[-2]
+
+
+def test_extra_time_is_kept_and_the_gradients_are_the_same(weights, batch, plain):
+    @tf.function(autograph=False)
+    def planned(x):
+        loss = chain_loss(x, weights)
+        plans.append(plan(loss, weights, Budget(extra_time="20%"), **HELD))
+        return gradients(loss, weights, checkpoints=plans[-1], **HELD)
+
+    plans = []
+    much = planned.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
+    little, report = step(weights, Budget(extra_time=0.04))
+    (found,) = plans
+    assert last_report(much.graph).peak <= found.peak == found.budget
+    assert 0 < found.bound <= found.extra_time
+    peaks = []
+    for ours, share in ((little, 0.04), (much, 0.2)):
+        report = last_report(ours.graph)
+        for slope, wanted in zip(ours(batch), plain, strict=True):
+            np.testing.assert_allclose(slope, wanted, rtol=1e-5, atol=1e-7)
         assert 0 < report.extra_time <= share
-        assert memory.measure(ours, args=(x,), steps=1).peak <= 1.02 * report.peak
         peaks.append(report.peak)
+    assert memory.measure(much, args=(batch,), steps=1).peak <= 1.02 * report.peak
     # More time for less memory, and never more of it than by the cuts.
     assert peaks[1] < peaks[0] < report.plain_peak
     _, by_cuts = step(weights, "memory")
     assert by_cuts.extra_time <= 0.4
-    assert peaks[1] <= by_cuts.peak
-
-
-def test_a_plan_of_extra_time_is_used_again(weights):
-    @tf.function(autograph=False)
-    def train(x):
-        loss = loss_of(x, weights)
-        budget = Budget(extra_time="20%")
-        plans.append(plan(loss, weights, budget, holds_gradients=True))
-        return gradients(loss, weights, checkpoints=plans[-1], holds_gradients=True)
-
-    plans = []
-    function = train.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
-    found = plans[0]
-    assert last_report(function.graph).peak <= found.peak == found.budget
-    assert 0 < found.bound <= found.extra_time <= 0.2
+    _, longer = step(weights, Budget(extra_time=0.4))
+    assert longer.peak <= min(by_cuts.peak, peaks[1])
 
 
 def test_large_steps_are_bounded_too():
@@ -178,49 +166,21 @@ def test_a_curve_is_drawn_through_limits():
             plan_curve(y, x, ["50%", Budget(extra_time=0.2)])
 
 
-def test_less_memory_takes_more_computing(weights):
-    costs = [step(weights, Budget(share))[1].extra_cost for share in (0.9, 0.5)]
-    assert costs == sorted(costs)
-    assert costs[0] < costs[-1]
-
-
-def test_a_budget_that_order_alone_keeps_costs_nothing(weights):
-    _, report = step(weights, Budget(1.0))
-    assert (report.extra_cost, report.recomputed) == (0, ())
-    assert report.mode == "budget of 100 % of plain gradients"
-    assert not report.warnings
-
-
-def test_a_refused_budget_leaves_a_graph_untouched():
+def test_what_is_refused_or_explained_leaves_a_graph_untouched():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
-        w = tf.compat.v1.get_variable("w", [WIDTH, WIDTH])
-        y = tf.tanh(tf.tanh(tf.tanh(x @ w) @ w) @ w)
+        shape = [WIDTH, WIDTH]
+        ws = [tf.compat.v1.get_variable(f"w{n}", shape) for n in range(LAYERS)]
+        loss = chain_loss(x, ws)
         before = graph.as_graph_def()
-        with pytest.raises(PlanError, match="larger budget"):
-            gradients(y, [w], checkpoints=Budget(1000))
+        message = r"within 0\.01 MB; the least .* is .* MB; pass a larger budget"
+        with pytest.raises(PlanError, match=message):
+            gradients(loss, ws, checkpoints=Budget(10_000))
+        report = explain(loss, ws, checkpoints=Budget(0.5))
         assert graph.as_graph_def() == before
-        (slope,) = gradients(y, [w], checkpoints=Budget(1.0))
-        assert slope.shape == [WIDTH, WIDTH]
-
-
-def test_a_budget_below_all_is_refused(weights):
-    with pytest.raises(PlanError, match=r"within 0\.01 MB; the least .* is .* MB"):
-        step(weights, Budget(10_000))
-
-
-def test_it_is_explained_without_being_built(weights):
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
-        y = x
-        for n in range(LAYERS):
-            w = tf.compat.v1.get_variable(f"w{n}", [WIDTH, WIDTH])
-            y = tf.tanh(y @ w)
-        before = len(graph.get_operations())
-        variables = tf.compat.v1.trainable_variables()
-        report = explain(y, variables, checkpoints=Budget(0.5))
-        assert len(graph.get_operations()) == before
-    assert report.peak <= 0.5 * report.plain_peak
+        assert report.peak <= 0.5 * report.plain_peak
+        slopes = gradients(loss, ws, checkpoints=Budget(1.0))
+        assert [slope.shape for slope in slopes] == LAYERS * [shape]
 
 
 def test_the_planner_is_told_the_step_as_it_is():
@@ -271,31 +231,7 @@ def test_a_swish_may_run_again_although_its_factor_is_tiny():
     assert len(set(swishes) - set(problem.problem.no_recompute)) >= 3
 
 
-@parameterized.expand([("in place",), ("apart",)])
-def test_an_update_before_the_last_read_leaves_the_old_value(updates):
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [4, WIDTH])
-        v = tf.Variable(tf.zeros([WIDTH, WIDTH]), use_resource=True)
-        plain = build_step(tf.reduce_sum(tf.tanh(x @ v)), [v, x])
-        program = StepProgram(plain, updates=updates).program()
-    nodes = program.nodes
-    update, other = (i for i, n in enumerate(nodes) if n.type.startswith("Assign"))
-    (value,) = nodes[update].updates
-    # The gradient of x reads v, as the forward pass does.
-    *_, last = readers = [i for i, node in enumerate(nodes) if value in node.inputs]
-    assert [nodes[i].type for i in readers] == ["MatMul", "MatMul"]
-    order = [i for i in simulation.simulate(program).order if i not in (last, other)]
-    order += [last, other]
-    gone = list(nodes)
-    gone[update] = nodes[update].changed(updates=(), outputs=())
-    held = [
-        simulation.simulate(replace(program, nodes=some), order).held[-2]
-        for some in (nodes, gone)
-    ]
-    assert held[0] - held[1] == 4 * WIDTH * WIDTH
-
-
-@parameterized.expand([("in place",), ("apart",)])
+@pytest.mark.parametrize("updates", ["in place", "apart"])
 def test_the_planner_knows_that_updates_wait(updates):
     """Where weights are most of a step, it holds what the schedule says."""
     with tf.Graph().as_default():
@@ -356,11 +292,10 @@ def test_updates_of_large_weights_are_within_the_budget():
     assert measured <= 1.02 * 0.6 * report.plain_peak
 
 
-@parameterized.expand([(0.6,), (1.0,)])
-def test_keras_fits_within_a_budget(share):
+def test_keras_fits_within_a_budget():
     def network():
         keras.utils.set_random_seed(3)
-        layers = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
+        layers = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS // 2)]
         made = keras.Sequential([keras.Input([WIDTH]), *layers])
         made.compile("sgd", "mse")
         return made
@@ -368,8 +303,9 @@ def test_keras_fits_within_a_budget(share):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=[2, ROWS, WIDTH]).astype("f")
     plain, ours = network(), network()
-    checkpointed(ours, Budget(share))
+    checkpointed(ours, Budget(0.6))
     for one in (plain, ours):
         one.fit(x, y, batch_size=ROWS, epochs=1, verbose=0)
+    assert last_report().mode == "budget of 60 % of plain gradients"
     for found, wanted in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

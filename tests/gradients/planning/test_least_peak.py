@@ -1,0 +1,404 @@
+"""The choice with the least peak, against all others where these can be tried."""
+
+from itertools import chain, combinations, pairwise
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.networks import NETWORKS
+from geutil.batchnorm import fold_batch_norms
+from geutil.gradients import gradients
+from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.planning.cuts import Stretches
+from geutil.gradients.planning.least_peak import Terms, cut_within, least_budget
+from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
+from tests.call_counts import count_calls
+from tests.gradients.networks import SMALL, trace_forward
+from tests.gradients.planning.graphs import (
+    Everything,
+    chain_step,
+    random_step,
+    rewired_chain_step,
+)
+from tests.thorough import chosen, examples, some
+
+v1 = tf.compat.v1
+# Of the random steps with seeds 0 to 70, all are within 1 % of the best but 16 and 44,
+# which miss it by 17 %: of their 17 places not all three can be tried together, and
+# from what is found no single change leads to the best.
+MISSED = {16: 1.17}
+# For 31 and 36 all reckonings tell not to cut; before the sweep they were left plain.
+SEEDS = [*range(17), 31, 36]
+# 2 % less than plain is not worth while.
+WORTH_WHILE = 0.98
+# The small networks of other tests would have nothing that is worth recomputing.
+LARGER = {"U-Net": {"batch": 4, "pixels": 128, "width": 16}}
+# What holds copies back.
+BETWEEN = ("NoOp", "PlaceholderWithDefault")
+COUNT = 8
+"""The number of ops of a chain of stretches."""
+
+
+def choose(step, smallest=0):
+    return choose_for_memory(step, AlwaysKept(step), smallest)
+
+
+def plan_of(step, choice):
+    always = AlwaysKept(step)
+    kept = set(map(id, choice.kept))
+    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
+
+
+def peaks(step, choice):
+    """Return the peaks of plain gradients, put in order, and of a choice."""
+    trials = Trials(step, AlwaysKept(step))
+    plain_peak = min(trials.program.plain_peak(), trials.without().peak)
+    return plain_peak, trials.run(choice.kept).peak
+
+
+def assert_nearly_best(step, bound):
+    best = Everything(step).best()
+    plain, found = peaks(step, choose(step))
+    assert found <= bound * best.peak or best.peak > WORTH_WHILE * plain
+
+
+def test_a_choice_that_no_cutting_leads_to():
+    """Nothing is large enough to be kept where all that is needed is cut through."""
+    step = chain_step([64] * 21)
+    best = choose(step)
+    other = choose_for_memory(step, AlwaysKept(step), 10**9, others=[best.kept])
+    alone = choose(step, 10**9)
+    assert alone.kept == () and alone.reason is not None
+    assert (other.kept, other.peak) == (best.kept, best.peak)
+
+
+@pytest.mark.parametrize("seed", some(range(12), 2))
+def test_the_best_cuts_of_a_chain_are_found(seed):
+    widths = np.random.default_rng(seed).integers(8, 128, 7)
+    assert_nearly_best(chain_step([int(w) for w in widths]), AS_GOOD)
+
+
+@pytest.mark.parametrize("seed", some(SEEDS, 3))
+def test_the_best_cuts_of_nearly_any_graph_are_found(seed):
+    assert_nearly_best(random_step(seed, layers=4), MISSED.get(seed, AS_GOOD))
+
+
+def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
+    step = chain_step([64] * 101)
+    choice = choose(step)
+    assert choice.reason is None
+    # 100 activations and as many weight gradients of a quarter: of 125, at least 25.
+    assert choice.peak < 0.4 * choice.plain_peak
+    segments = plan_of(step, choice).segments
+    again = [op for segment in segments for op in segment.ops]
+    assert len(again) == len(set(again))
+    # They are in the order of the backward pass; the last one may be what is left over.
+    # Near the loss they are shorter: there it finds all that is kept.
+    lengths = [len(segment.ops) for segment in segments]
+    third = len(lengths) // 3
+    assert third
+    assert sum(lengths[:third]) < sum(lengths[-third - 1 : -1])
+
+
+def test_the_order_of_creation_does_not_matter():
+    straight = choose(chain_step([64] * 21))
+    for order in (range(20)[::-1], [*range(1, 20, 2), *range(0, 20, 2)]):
+        choice = choose(rewired_chain_step(order))
+        assert choice.reason is None
+        assert choice.peak == straight.peak
+        assert choice.plain_peak == straight.plain_peak
+        assert len(choice.kept) == len(straight.kept)
+
+
+def test_batch_norms_that_were_folded_for_training():
+    """A fold makes new ops, and lets older ones read them."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [4, 16, 16, 16])
+        weights = []
+        for layer in range(5):
+            w = v1.get_variable(f"w{layer}", [3, 3, 16, 16])
+            gamma, beta = (v1.get_variable(f"{n}{layer}", [16]) for n in ("g", "b"))
+            x = tf.nn.conv2d(x, w, 1, "SAME")
+            x, *statistics = v1.nn.fused_batch_norm(x, gamma, beta)[:3]
+            for name, value in zip(("mean", "variance"), statistics, strict=True):
+                moving = v1.get_variable(f"{name}{layer}", [16], use_resource=True)
+                moving.assign_sub(0.1 * (moving - value))
+            x = tf.nn.relu(x)
+            weights += [w, gamma, beta]
+        assert len(fold_batch_norms(graph, is_training=True).folded) == 5
+        step = build_step(tf.reduce_mean(tf.square(x)), weights)
+    choice = choose(step)
+    assert choice.peak < 0.6 * choice.plain_peak
+
+
+@pytest.mark.parametrize("name", chosen(["U-Net", "DenseNet121", "encoder"], "encoder"))
+def test_real_networks_take_less(name):
+    forward = trace_forward(NETWORKS[name](**SMALL[name] | LARGER.get(name, {})))
+    with forward.graph.as_default():
+        step = build_step(forward.loss, forward.xs)
+    ops = len(forward.graph.get_operations())
+    choice = choose(step)
+    assert choice.reason is None and choice.kept
+    assert choice.peak < WORTH_WHILE * choice.plain_peak
+    assert len(forward.graph.get_operations()) == ops
+    for t in choice.kept:
+        assert t.op.type != "Cast"
+    for segment in plan_of(step, choice).segments:
+        assert not any(op.op_def.is_stateful for op in segment.ops)
+
+
+def test_plain_where_recomputing_saves_nothing():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [64, 64])
+        choice = choose(build_step(tf.reduce_sum(tf.square(tf.sin(x))), x))
+    assert choice.kept == ()
+    assert choice.peak < choice.plain_peak, "order alone saves"
+    assert "predicted to need" in choice.reason
+
+
+def test_plain_where_the_weights_are_all_there_is():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [1, 512])
+        y = x
+        weights = [v1.get_variable(f"w{i}", [512, 512]) for i in range(4)]
+        for w in weights:
+            y = tf.tanh(y @ w)
+        choice = choose(build_step(tf.reduce_sum(y), weights))
+    assert choice.kept == ()
+    assert choice.reason is not None
+
+
+def test_nothing_smaller_than_asked_for_is_chosen():
+    step = chain_step([64, 32] * 20)
+    smallest = 256 * 64
+    chosen = choose(step, smallest).kept
+    assert chosen
+    assert all(t.shape.num_elements() >= smallest for t in chosen)
+    assert any(t.shape.num_elements() < smallest for t in choose(step).kept)
+
+
+def test_a_tiny_tensor_that_every_layer_reads_is_kept_along():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [256, 64])
+        mask = tf.greater(v1.placeholder(tf.float32, [64]), 0.0)
+        for _ in range(20):
+            shares = tf.cast(mask, tf.float32)
+            y = tf.sin(y) * tf.broadcast_to(shares, [256, 64])
+        step = build_step(tf.reduce_sum(y), x)
+        choice = choose(step, 1024)
+    assert choice.peak < 0.6 * choice.plain_peak
+    assert [t for t in choice.kept if t.shape.num_elements() < 1024] == [mask]
+
+
+def test_unknown_dimensions():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [None, 64])
+        for _ in range(40):
+            y = tf.sin(y)
+        choice = choose(build_step(tf.reduce_sum(y), x))
+    assert choice.reason is None
+    assert choice.peak < 0.5 * choice.plain_peak
+
+
+def test_random_numbers_are_kept_not_drawn_again():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [64, 64])
+        for _ in range(20):
+            y = tf.sin(y * tf.random.uniform([64, 64]))
+        step = build_step(tf.reduce_sum(y), x)
+        plan = plan_of(step, choose(step))
+    types = {op.type for segment in plan.segments for op in segment.ops}
+    assert "Sin" not in types or "RandomUniform" not in types
+    assert "RandomUniform" not in types
+
+
+def test_the_source_of_a_cast_is_kept():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [64, 64])
+        for _ in range(20):
+            half = tf.cast(tf.sin(y), tf.float16)
+            y = tf.cast(tf.exp(half), tf.float32)
+        choice = choose(build_step(tf.reduce_sum(y), x))
+    assert choice.reason is None
+    assert "Cast" not in {t.op.type for t in choice.kept}
+
+
+# -- what holds whatever the graph is --------------------------------------------------
+
+
+def planned(step):
+    """Return the choice, and the plan that follows from it."""
+    choice = choose(step)
+    return choice, plan_of(step, choice)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 14))
+@examples(25)
+def test_no_plan_holds_more_than_plain_gradients_or_takes_more_than_a_pass(
+    seed, layers
+):
+    step = random_step(seed, layers)
+    plain = StepProgram(step).peak()
+    before = len(step.graph.get_operations())
+    choice, plan = planned(step)
+    if choice.reason is not None:
+        assert not choice.kept
+        return
+    assert choice.peak < plain
+    with step.graph.as_default():
+        built = build_recomputation(plan)
+    # Of the graph as it was built, not of the plan.
+    assert StepProgram(built).plan().peak <= plain
+    copies = [
+        op
+        for op in step.graph.get_operations()[before:]
+        if op.name.startswith("recomputed/") and op.type not in BETWEEN
+    ]
+    again = [op for segment in plan.segments for op in segment.ops]
+    assert len(copies) == len(again) == len(set(again))
+
+
+def test_the_same_names_each_time():
+    first, second = planned(random_step(3, 14)), planned(random_step(3, 14))
+    assert [t.name for t in first[0].kept] == [t.name for t in second[0].kept]
+    assert [[op.name for op in s.ops] for s in first[1].segments] == [
+        [op.name for op in s.ops] for s in second[1].segments
+    ]
+
+
+def test_a_warning_says_why_gradients_are_plain_and_there_is_none_elsewhere(caplog):
+    with tf.Graph().as_default() as graph:
+        x = y = v1.placeholder(tf.float32, [256, 256])
+        for _ in range(20):
+            y = tf.sin(y)
+        gradients(tf.reduce_sum(y), x, checkpoints="memory")
+    assert not caplog.records
+    assert [op for op in graph.get_operations() if "recomputed" in op.name]
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [256, 256])
+        (result,) = gradients(tf.reduce_sum(x + x), x, checkpoints="memory")
+        assert result.shape == x.shape
+    assert "reads nothing that could be recomputed" in caplog.text
+    assert not [op for op in graph.get_operations() if "recomputed" in op.name]
+
+
+def calls_of_a_trial(layers):
+    """Return how many functions are called to try out a choice for a chain."""
+    step = chain_step([8] * (layers + 1))
+    trials = Trials(step, AlwaysKept(step))
+    kept = [op.outputs[0] for op in step.graph.get_operations() if op.type == "Tanh"]
+    return count_calls(lambda: trials.run(kept[4::5]))[0]
+
+
+def test_a_trial_takes_work_in_proportion_to_the_ops():
+    """Each fifty layers add the same work."""
+    first, second, third = map(calls_of_a_trial, (50, 100, 150))
+    assert third - second == pytest.approx(second - first, rel=0.001)
+    # And there is hardly any besides.
+    assert second - first > 0.95 * first
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    chosen([(5, 400), (40, 60), (250, 60), (900, 17)], (5, 400), (40, 60)),
+)
+def test_of_large_graphs_few_choices_are_tried(sizes, monkeypatch):
+    """So the work of all trials is bounded, but for a few of the whole step."""
+    layers, most = sizes
+    step = chain_step([8] * (layers + 1), rows=4096)
+    tried = []
+
+    def run(trials, kept):
+        tried.append(kept)
+        # All are as good, so the search goes on until it may not.
+        return Trial(tuple(kept), 1, 1, 0)
+
+    monkeypatch.setattr(Trials, "run", run)
+    assert choose_for_memory(step, AlwaysKept(step)).peak == 1
+    assert 0 < len(tried) <= most
+    if layers > 5:
+        assert len(tried) == most
+
+
+# -- cuts within a budget, against all subsets of the cuts ----------------------------
+
+
+def random_stretches(seed):
+    """Return stretches of a chain in which each op makes one tensor of random size."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 100, COUNT)
+    ahead = random.integers(0, 100, COUNT)
+    shape = (COUNT, COUNT)
+    held = np.zeros(shape, np.int64)
+    for i in range(COUNT):
+        for j in range(i + 1, COUNT):
+            held[i, j] = sizes[i + 1 : j + 1].sum() + ahead[j]
+    kept = np.broadcast_to(sizes, shape).copy()
+    kept[:, -1] = 0
+    idle = np.where(random.integers(0, 2, COUNT), kept, 0)
+    cost = np.where(np.triu(np.ones(shape), 1), random.integers(0, 9, shape), 0)
+    return Stretches(np.arange(COUNT), kept, idle, held, 2 * held, cost)
+
+
+def need(stretches, cuts):
+    """Return the bytes that a cutting keeps at the end, and needs at the most."""
+    kept = most = 0
+    for i, j in pairwise((0, *cuts, COUNT - 1)):
+        most = max(most, kept + stretches.in_turn[i, j])
+        kept += stretches.kept[i, j]
+    return kept, most
+
+
+def all_cuttings():
+    inner = range(1, COUNT - 1)
+    return list(
+        chain.from_iterable(combinations(inner, n) for n in range(len(inner) + 1))
+    )
+
+
+def test_the_cuts_within_a_budget_are_the_best_of_all():
+    """They keep least, and the least budget is that of the best; nothing fits below."""
+    wrong = []
+    for seed in range(20):
+        stretches = random_stretches(seed)
+        terms = Terms(stretches, stretches.in_turn)
+        needs = [need(stretches, cuts) for cuts in all_cuttings()]
+        least = min(most for _, most in needs)
+        found = least_budget(terms, precision=1e-6)
+        if not least <= found <= least + 1 or cut_within(terms, int(least) - 1):
+            wrong.append((seed, least, found))
+        stretches.cost[:] = 0
+        terms = Terms(stretches, stretches.in_turn)
+        for slack in (1.0, 1.2, 2.0):
+            budget = int(least_budget(terms) * slack)
+            kept, most = need(stretches, cut_within(terms, budget))
+            if most > budget or kept != min(k for k, m in needs if m <= budget):
+                wrong.append((seed, slack, kept, most))
+    assert wrong == []
+
+
+def test_of_equal_cuts_the_one_with_less_to_compute():
+    kept = np.array([[0, 5, 5, 0], [0, 0, 5, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    held = np.array([[0, 9, 9, 20], [0, 0, 9, 9], [0, 0, 0, 9], [0, 0, 0, 0]])
+    cost = np.array([[0, 7, 3, 0], [0, 0, 3, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    stretches = Stretches(np.arange(4), kept, 0 * kept, held, held, cost)
+    assert cut_within(Terms(stretches, held), 15) == (2,)
+    cost[0, 1:3] = 3, 7
+    assert cut_within(Terms(stretches, held), 15) == (1,)
+
+
+def test_what_the_backward_pass_reads_anyway_is_preferred():
+    kept = np.array([[0, 5, 5, 0], [0, 0, 5, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    held = np.array([[0, 9, 9, 20], [0, 0, 9, 9], [0, 0, 0, 9], [0, 0, 0, 0]])
+    idle = np.zeros_like(kept)
+    idle[0, 1] = 5
+    stretches = Stretches(np.arange(4), kept, idle, held, held, 0 * kept)
+    assert cut_within(Terms(stretches, held, idle=0.1), 15) == (2,)
