@@ -59,7 +59,7 @@ class Graphs:
 
 @pytest.mark.parametrize(
     ("resource", "norms", "when"),
-    crossed(RESOURCE, NORMS, ["at once", "late"]),
+    crossed(RESOURCE, NORMS, ["at once", "late"], together=1),
     indirect=["resource"],
 )
 def test_ranges_have_the_same_names_and_shapes(resource, norms, when):
@@ -93,24 +93,14 @@ def test_ranges_have_the_same_names_and_shapes(resource, norms, when):
         assert report.quantization.coverage == 1.0
         assert not report.folds.refused
         assert len(report.folds.folded) == (0 if norms == "none" else 4)
-
-
-@pytest.mark.parametrize("norms", NORMS)
-def test_the_variables_are_called_what_the_report_says(norms):
-    graphs = Graphs(norms)
-    for graph, report in (
-        (graphs.train, graphs.trained),
-        (graphs.eval, graphs.evaluated),
-    ):
+    for graph, ranges in ((graphs.train, trained), (graphs.eval, evaluated)):
         listed = {v.op.name: v for v in graph.get_collection("variables")}
-        assert all(listed[name] is v for name, v in report.variables.items())
-
-
-@pytest.mark.parametrize("norms", NORMS)
-def test_an_eval_graph_assigns_nothing(norms):
-    graph = Graphs(norms).eval
-    initializers = {v.initializer.name for v in graph.get_collection("variables")}
-    assigns = [op for op in graph.get_operations() if op.type.startswith("Assign")]
+        assert all(listed[name] is v for name, v in ranges.items())
+    # An eval graph assigns nothing.
+    initializers = {v.initializer.name for v in graphs.eval.get_collection("variables")}
+    assigns = [
+        op for op in graphs.eval.get_operations() if op.type.startswith("Assign")
+    ]
     saved = {op.name for op in assigns if op.name.startswith("save/")}
     assert {op.name for op in assigns} - saved == initializers
 

@@ -15,6 +15,7 @@ from geutil.graph.tflite_files import ops_of
 from geutil.graph.tflite_runtime import unpacked
 from geutil.quantize import compare_int8, quantize, to_int8
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 pytestmark = needs_eager
 
@@ -23,7 +24,10 @@ X = np.random.default_rng(0).normal(size=(16, 8, 8, 3)).astype(np.float32)
 SPEC = tf.TensorSpec([None, 8, 8, 3], name="image")
 
 
-@pytest.fixture(params=["keras", "tf_keras"])
+KERAS = ["keras", "tf_keras"]
+
+
+@pytest.fixture
 def keras(request):
     return importlib.import_module(request.param)
 
@@ -61,8 +65,11 @@ def _stripped(net, statistics, **options):
     return m
 
 
-@pytest.mark.parametrize("delay", [None, 3])
-@pytest.mark.parametrize("statistics", STATISTICS)
+@pytest.mark.parametrize(
+    ("keras", "statistics", "delay"),
+    crossed(KERAS, STATISTICS, [None, 3], together=1),
+    indirect=["keras"],
+)
 def test_in_float_it_is_the_network_at_inference(keras, statistics, delay):
     net = _network(keras)
     m = _stripped(net, statistics, freeze_batch_norm_delay=delay)
@@ -74,7 +81,11 @@ def test_in_float_it_is_the_network_at_inference(keras, statistics, delay):
     np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("statistics", STATISTICS)
+@pytest.mark.parametrize(
+    ("keras", "statistics"),
+    crossed(KERAS, STATISTICS, together=1),
+    indirect=["keras"],
+)
 def test_the_file_holds_the_layers_alone(keras, statistics):
     m = _stripped(_network(keras), statistics)
     quantize(m)
@@ -96,8 +107,9 @@ def test_the_file_holds_the_layers_alone(keras, statistics):
     assert comparison.outputs[0].share(1) >= 0.99
 
 
-@pytest.mark.parametrize("statistics", ["exact", "one_pass"])
-@pytest.mark.parametrize("bits", [4, 3])
+@pytest.mark.parametrize(
+    ("statistics", "bits"), crossed(STATISTICS, [4, 3], together=1)
+)
 def test_trained_weights_of_few_bits_are_stored_in_them(statistics, bits):
     """Their ranges are computed from the weights of each step, and no variables."""
     layers = tf.keras.layers
