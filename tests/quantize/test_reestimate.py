@@ -10,9 +10,9 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import calibrate, quantize, reestimate_batch_norm
-from geutil.quantize.reestimating import ChannelMoments
 from tests.quantize.small_networks import normal, opened, spec
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 pytestmark = needs_eager
 
@@ -81,14 +81,14 @@ def near(found, wanted, tolerance=1e-5):
             assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
-@pytest.mark.parametrize("sizes", PARTS)
-@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize(("sizes", "folded"), crossed(PARTS, [False, True], together=1))
 def test_statistics_are_those_of_numpy(network, folded, sizes):
+    """Of a generator, which is gone through once."""
     wanted = network.expected()
     m = model.open(network.keras)
     if folded:
         assert not fold_batch_norms(m).refused
-    report = reestimate_batch_norm(m, parts(PARTS[sizes]))
+    report = reestimate_batch_norm(m, (part for part in parts(PARTS[sizes])))
     assert [entry.folded for entry in report.reestimated] == [folded] * 4
     assert (report.missed, report.batches) == ((), len(PARTS[sizes]))
     near(network.statistics(), wanted)
@@ -121,12 +121,6 @@ def test_a_quantized_network_sees_what_it_quantizes(network, delay):
         near(network.statistics(), wanted, 1e-5)
     for name, value in ranges.items():
         np.testing.assert_array_equal(m.variables[name].numpy(), value)
-
-
-def test_a_generator_is_gone_through_once(network):
-    wanted = network.expected()
-    reestimate_batch_norm(model.open(network.keras), (b for b in parts([8, 16])))
-    near(network.statistics(), wanted)
 
 
 def test_channels_that_are_multiplied_by_zero_keep_theirs_when_folded(network):
@@ -215,14 +209,3 @@ def test_bad_data_changes_nothing(network):
 def test_what_is_no_model_is_refused():
     with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
         reestimate_batch_norm(tf.Graph(), {"x": X})
-
-
-def test_moments_of_batches_are_those_of_all_values():
-    generator = np.random.default_rng(0)
-    batches = [generator.normal(i, 1 + i, (n, 3)) for i, n in enumerate((5, 100, 1))]
-    moments = ChannelMoments()
-    for batch in batches:
-        moments.add(len(batch), batch.mean(0), batch.var(0))
-    values = np.concatenate(batches)
-    np.testing.assert_allclose(moments.mean, values.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(moments.variance, values.var(0), rtol=1e-12)
