@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from geutil.errors import QuantizeError
 from geutil.quantize.calibration.observers import (
+    COUNTING,
+    METHODS,
     Histogram,
+    Settings,
     entropy_range,
     percentile_range,
     squared_error_range,
@@ -152,3 +156,59 @@ def test_zeros_do_not_count_as_values():
     add(histogram, np.array([0.0, -1.0, 2.0]))
     assert (histogram.zeros, histogram.counts.sum()) == (11, 2)
     assert (histogram.low, histogram.high) == (-1.0, 2.0)
+
+
+# -- what methods remember of batches --------------------------------------------------
+
+
+def seen(values):
+    low, high = min(values.min(), 0.0), max(values.max(), 0.0)
+    others = values[values != 0]
+    counts, _ = np.histogram(others, BINS, (low, high))
+    zeros = np.asarray(len(values) - len(others))
+    return {"low": low, "high": high, "counts": counts, "zeros": zeros}
+
+
+BATCHES = [np.random.default_rng(i).normal(0.3, 1 + i, size=500) for i in range(5)]
+
+
+def observed(method, settings, batches=BATCHES, bits=8):
+    observer = METHODS[method](settings)
+    for batch in batches:
+        observer.add(seen(batch))
+    return observer.ends(bits)
+
+
+def test_ranges_hold_zero():
+    batches = [np.full(4, 3.0), np.full(4, 5.0)]
+    for method in METHODS:
+        low, high = observed(method, Settings(), batches)
+        assert low == 0.0
+        assert 3.0 <= high <= 5.0
+
+
+def test_nothing_but_zeros_is_a_range_without_width():
+    for method in METHODS:
+        assert observed(method, Settings(), [np.zeros(5)] * 2) == (0.0, 0.0)
+
+
+def test_percentiles_of_all_batches():
+    values = np.concatenate(BATCHES)
+    low, high = observed("percentile", Settings(percentile=99.0))
+    bin_width = np.ptp(values) / 2048
+    wanted = np.percentile(values, [1.0, 99.0], method="nearest")
+    # Bins were moved each time the range grew, by half a bin.
+    np.testing.assert_allclose([low, high], wanted, rtol=0, atol=4 * bin_width)
+
+
+def test_numbers_out_of_range_are_refused():
+    assert set(METHODS) >= COUNTING
+    for name, value in [
+        ("decay", -0.1),
+        ("decay", 1.0),
+        ("percentile", 50.0),
+        ("percentile", 100.1),
+        ("bins", 255),
+    ]:
+        with pytest.raises(QuantizeError, match=f"{name}={value}"):
+            Settings(**{name: value})

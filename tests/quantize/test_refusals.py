@@ -61,11 +61,6 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("message", "options"), NUMBERS, ids=[n for n, _ in NUMBERS])
-def test_numbers_and_names_out_of_range(message, options):
-    _refused(_graph(), QuantizeError, re.escape(message), **options)
-
-
 TYPES = [
     ("quant_delay is a number of steps", {"quant_delay": 2.0}),
     ("quant_delay is a number of steps", {"quant_delay": True}),
@@ -77,19 +72,15 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize(("message", "options"), TYPES, ids=[str(o) for _, o in TYPES])
-def test_other_types(message, options):
-    _refused(_graph(), ArgumentTypeError, message, **options)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, "model.h5", 3, tf.Graph, [tf.Graph()]],
-    ids=["None", "a path", "a number", "a class", "a list"],
-)
-def test_no_graph_and_no_model(value):
-    with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
-        quantize(value)
+def test_arguments_out_of_range_and_of_other_types():
+    graph = _graph()
+    for message, options in NUMBERS:
+        _refused(graph, QuantizeError, re.escape(message), **options)
+    for message, options in TYPES:
+        _refused(graph, ArgumentTypeError, message, **options)
+    for value in (None, "model.h5", 3, tf.Graph, [tf.Graph()]):
+        with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
+            quantize(value)
 
 
 @needs_eager
@@ -198,21 +189,17 @@ def test_overrides_for_an_op_of_another_graph():
     )
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_specs_that_cannot_be():
+    for options in [
         {"weight_bits": 1},
         {"activation_bits": 17},
         {"range": (1.0, 2.0)},
         {"range": (0.0, 0.0)},
         {"range": (0.0, 1.0, 2.0)},
         {"ema_decay": 1.0},
-    ],
-    ids=str,
-)
-def test_specs_that_cannot_be(options):
-    with pytest.raises(QuantizeError):
-        Spec(**options)
+    ]:
+        with pytest.raises(QuantizeError):
+            Spec(**options)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
@@ -232,19 +219,17 @@ def test_gradients_and_optimizers(is_training):
     )
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_a_graph_that_ran(is_training):
+def test_graphs_that_ran_or_are_finalized():
     graph = _graph()
     with session(graph) as opened:
         opened.run("two/product:0", {"x:0": DATA})
-        _refused(graph, StaleGraphError, "live Session", is_training=is_training)
-
-
-@pytest.mark.parametrize("is_training", [True, False])
-def test_a_finalized_graph(is_training):
+        for is_training in (True, False):
+            message = "live Session"
+            _refused(graph, StaleGraphError, message, is_training=is_training)
     graph = _graph()
     graph.finalize()
-    _refused(graph, FinalizedGraphError, "finalized", is_training=is_training)
+    for is_training in (True, False):
+        _refused(graph, FinalizedGraphError, "finalized", is_training=is_training)
 
 
 @needs_eager
