@@ -21,6 +21,7 @@ from tests.quantize.tiny import (
     symmetric_ends,
     types,
 )
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 RANDOM = np.random.default_rng(0)
@@ -41,15 +42,13 @@ def _variable(name, value, resource=True):
 class Net:
     """Two dense layers, the first with a bias and a Relu, in a new graph."""
 
-    def __init__(self, resource=True, constant=False):
+    def __init__(self, resource=True):
         self.graph = tf.Graph()
         with self.graph.as_default():
             self.x = v1.placeholder(tf.float32, [None, 5], "x")
-            make = _constant if constant else _variable
-            options = {} if constant else {"resource": resource}
-            self.w1 = make("one/weights", W1, **options)
-            self.b1 = make("one/bias", B1, **options)
-            self.w2 = make("two/weights", W2, **options)
+            self.w1 = _variable("one/weights", W1, resource)
+            self.b1 = _variable("one/bias", B1, resource)
+            self.w2 = _variable("two/weights", W2, resource)
             y = tf.matmul(self.x, self.w1, name="one/product")
             self.hidden = tf.nn.relu(tf.nn.bias_add(y, self.b1), name="one/relu")
             self.logits = tf.matmul(self.hidden, self.w2, name="two/product")
@@ -66,10 +65,6 @@ class Net:
             optimizer = v1.train.GradientDescentOptimizer(RATE)
             self.step = optimizer.minimize(self.loss)
         return self
-
-
-def _constant(name, value):
-    return tf.constant(value, name=name)
 
 
 def _names(*names):
@@ -148,9 +143,10 @@ def _compare(opened, net, reference):
         close(value, wanted, 2e-6)
 
 
-@pytest.mark.parametrize("decay", [0.999, 0.5])
-@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
-@pytest.mark.parametrize("per_channel", [True, False], ids=["channels", "one range"])
+@pytest.mark.parametrize(
+    ("per_channel", "resource", "decay"),
+    crossed([True, False], [True, False], [0.999, 0.5], together=1),
+)
 def test_steps_are_those_of_numpy(per_channel, resource, decay):
     net = Net(resource).quantize(per_channel=per_channel, ema_decay=decay).train()
     reference = Reference(decay, per_channel)
@@ -214,29 +210,6 @@ def test_below_zero_is_looked_only_where_something_may_be():
         op.inputs[0].op.type for op in graph.get_operations() if op.type == "Min"
     }
     assert searched == {"Placeholder", "MatMul"}
-
-
-def test_a_range_far_below_the_one_to_start_with_is_learnt():
-    """After 300 steps with the default decay, of which a start would keep 74 %."""
-    random = np.random.default_rng(1)
-    data = [np.float32(random.uniform(0.0, 0.06, (8, 5))) for _ in range(300)]
-    net = Net().quantize()
-    with session(net.graph) as opened:
-        for x in data:
-            opened.run(net.out, {net.x: x})
-        inputs = opened.run([net.report.variables[n] for n in _names(RANGES[0])])
-    np.testing.assert_allclose(inputs, averaged([ends(x) for x in data]), rtol=1e-5)
-    assert inputs[1] < 0.06
-
-
-def test_constants():
-    net = Net(constant=True).quantize(ema_decay=0.5)
-    x = STEPS[0]
-    with session(net.graph) as opened:
-        opened.run(net.out, {net.x: x})
-        values = opened.run([net.report.variables[n] for n in _names(*WEIGHTS)])
-        expected = [*symmetric_ends(W1, 0), *symmetric_ends(W2, 0)]
-        close(np.concatenate(values), np.concatenate(expected))
 
 
 # -- ranges that are shared ------------------------------------------------------------
