@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parameterized import parameterized
 
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients.planner import Problem, Schedule, pareto, solve
+from geutil.gradients.planner import Problem, pareto, solve
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from testdata.layered import HERE, KEPT, layered, training_blocks, training_chain
 from testdata.training_steps import STEPS
@@ -116,19 +116,23 @@ def test_what_runs_once_need_not_be_held_if_nothing_reads_it_again():
     assert (schedule.status, schedule.overhead) == ("optimal", 1)
 
 
-@parameterized.expand(
-    [
-        ("none", Problem([], [], []), 0, "optimal", 0),
-        ("one", Problem([2], [8], []), 8, "optimal", 8),
-        ("too_little", Problem([2], [8], []), 7, "infeasible", 8),
-        ("apart", Problem([1, 1], [8, 8], []), 8, "optimal", 8),
-        ("no_time", Problem([0] * 3, [1] * 3, [(0, 1), (1, 2)]), 2, "optimal", 2),
-    ]
-)
-def test_what_is_hardly_a_problem(_, problem, budget, status, peak):
-    schedule = solve(problem, budget, iterations=100, workers=1)
-    schedule.verify()
-    assert (schedule.status, schedule.peak, schedule.overhead) == (status, peak, 0.0)
+def test_what_is_hardly_a_problem():
+    line = [(0, 1), (1, 2)]
+    cases = {
+        "none": (Problem([], [], []), 0, "optimal", 0),
+        "one": (Problem([2], [8], []), 8, "optimal", 8),
+        "too little": (Problem([2], [8], []), 7, "infeasible", 8),
+        "apart": (Problem([1, 1], [8, 8], []), 8, "optimal", 8),
+        "no time": (Problem([0] * 3, [1] * 3, line), 2, "optimal", 2),
+    }
+    wrong = {}
+    for name, (problem, budget, *expected) in cases.items():
+        schedule = solve(problem, budget, iterations=100, workers=1)
+        schedule.verify()
+        found = [schedule.status, schedule.peak, schedule.overhead]
+        if found != [*expected, 0.0]:
+            wrong[name] = found
+    assert wrong == {}
 
 
 def test_an_infeasible_budget_says_what_is_known():
@@ -141,7 +145,7 @@ def test_an_infeasible_budget_says_what_is_known():
 def test_a_chain_of_a_hundred_in_one_more_forward_pass():
     # Griewank and Walther's revolve needs 14 for it.
     schedule = solve(
-        training_chain(100), 100, objective="peak", iterations=400_000, workers=1
+        training_chain(100), 100, objective="peak", iterations=50_000, workers=1
     )
     schedule.verify()
     assert schedule.overhead <= 100
@@ -156,17 +160,12 @@ def test_a_chain_is_proven(budget, extra):
     assert (schedule.status, schedule.overhead) == ("optimal", extra)
 
 
-@parameterized.expand(KEPT[:5:4])
-def test_random_layers_within_four_fifths(nodes, seed):
-    problem = Problem.from_json(HERE / f"layered_{nodes}_{seed}.json")
-    budget = 0.8 * problem.peak(problem.first_order)
-    schedule = solve(problem, budget, iterations=300_000, workers=1)
-    schedule.verify()
-    assert schedule.peak <= budget
-    assert schedule.overhead <= 0.01 * problem.total_time
+def kept_problem(name):
+    return Problem.from_json(HERE / f"{name}.json")
 
 
-@parameterized.expand(
+@pytest.mark.parametrize(
+    ("name", "share", "most"),
     [
         ("resnet50", 0.8, 0.013),
         ("resnet50", 0.5, 0.045),
@@ -174,15 +173,25 @@ def test_random_layers_within_four_fifths(nodes, seed):
         ("mobilenet", 0.5, 0.105),
         ("decoder_12", 0.5, 0.047),
         ("resnet152", 0.25, 0.1),
-    ]
+        # Of a real step, and random layers.
+        ("step_unet", 0.5, 0.07),
+        ("step_unet", 0.33, 0.25),
+        *((f"layered_{nodes}_{seed}", 0.8, 0.01) for nodes, seed in KEPT[:5:4]),
+        ("eight thousand nodes", 0.5, 0.2),
+    ],
 )
-def test_training_steps_cost_little_within_part_of_their_peak(name, share, most):
-    problem = STEPS[name]()
+def test_steps_cost_little_within_part_of_their_peak(name, share, most):
+    if name == "eight thousand nodes":
+        problem, iterations = training_blocks(8000), 100
+    else:
+        problem = STEPS[name]() if name in STEPS else kept_problem(name)
+        iterations = 300_000 if name.startswith("layered") else 60_000
     budget = share * problem.peak(problem.first_order)
-    schedule = solve(problem, budget, iterations=60_000, workers=1)
+    schedule = solve(problem, budget, iterations=iterations, workers=1)
     schedule.verify()
     assert schedule.peak <= budget
     assert schedule.overhead <= most * problem.total_time
+    assert schedule.lower_bound <= schedule.overhead + 1e-9
 
 
 def test_the_generator_makes_what_is_kept():
@@ -191,18 +200,9 @@ def test_the_generator_makes_what_is_kept():
         assert layered(nodes, seed=seed).to_json() == kept.strip()
 
 
-def test_eight_thousand_nodes_within_half():
-    problem = training_blocks(8000)
-    budget = problem.peak(problem.first_order) // 2
-    schedule = solve(problem, budget, iterations=100, workers=1)
-    schedule.verify()
-    assert schedule.peak <= budget
-    assert schedule.overhead <= 0.2 * problem.total_time
-
-
 @parameterized.expand([(True,), (False,)])
 def test_the_same_seed_gives_the_same_schedule(reorder):
-    problem = layered(80, seed=5)
+    problem = layered(50, seed=5)
     budget = 0.7 * problem.peak(problem.first_order)
     options = {"iterations": 5000, "workers": 2, "reorder": reorder}
     first, again = (solve(problem, budget, seed=3, **options) for _ in range(2))
@@ -250,24 +250,5 @@ def test_less_memory_costs_more_time(tmp_path):
     assert curve.plot(tmp_path / "curve.png").stat().st_size > 1000
     with pytest.raises(PlanError, match="budget"):
         pareto(problem, [])
-
-
-def test_an_unknown_objective_is_refused():
     with pytest.raises(ArgumentTypeError, match="'time' or 'peak'"):
-        solve(training_chain(3), 5, objective="money")
-
-
-def test_a_schedule_is_proven_by_its_own_numbers():
-    schedule = Schedule(training_chain(3), (0, 1, 2, 3, 4, 5), budget=4)
-    schedule.verify()
-    assert schedule.peak == 4
-
-
-def test_a_real_step_in_half_and_in_a_third():
-    problem = Problem.from_json(HERE / "step_unet.json")
-    plain = problem.peak(problem.first_order)
-    for share, most in ((0.5, 0.07), (0.33, 0.25)):
-        schedule = solve(problem, share * plain, iterations=60_000, workers=1)
-        schedule.verify()
-        assert schedule.peak <= share * plain
-        assert schedule.lower_bound <= schedule.overhead <= most * problem.total_time
+        solve(problem, 5, objective="money")
