@@ -11,6 +11,7 @@ from geutil.quantize import calibrate, create_training_graph, quantize
 from tests.quantize.converted import opened
 from tests.quantize.tiny import check_fake_quant, session
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 SHAPE = [2, 12, 12, 3]
@@ -80,8 +81,7 @@ def _planned(make, network):
     return sorted((e.op, e.kernel, str(e.weights), str(e.result)) for e in others)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize(("name", "network"), crossed(INPUTS, NETWORKS, together=1))
 def test_what_stands_for_an_input_is_quantized_as_one(name, network):
     function = NETWORKS[network]
     expected = _planned(lambda: v1.placeholder(tf.float32, SHAPE, "x"), function)
