@@ -12,10 +12,13 @@ from geutil.errors import QuantizeError
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
 from tests.settings import needs_eager
+from tests.thorough import chosen, crossed
 
 pytestmark = [needs_eager]
 layers = tf.keras.layers
-STEPS = 6
+STEPS = 4
+REMEDIES = ["unroll", "set_batch_size"]
+SCHEMES = ["float16", "weight_only_int8", "dynamic_range"]
 
 
 def spotter(cell, batch=None):
@@ -80,8 +83,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("batch", [None, 1], ids=["open batch", "one"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "batch"), crossed(CELLS, [None, 1], together=1))
 def test_unrolled_all_computes_in_int8(cell, batch):
     network = spotter(CELLS[cell](), batch)
     data = batches(batch or 8, 16 // (batch or 8) * 2)
@@ -96,7 +98,7 @@ def test_unrolled_all_computes_in_int8(cell, batch):
     assert_near(network, blob, data)
 
 
-@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("cell", chosen(["LSTM", "GRU"], "GRU"))
 def test_with_its_loop_the_layers_around_compute_in_int8(cell):
     network = spotter(CELLS[cell](), 1)
     data = batches(1, 32)
@@ -120,8 +122,7 @@ def test_a_loop_at_an_open_batch_is_refused_with_what_to_do():
     assert "set_batch_size(1)" in str(caught.value)
 
 
-@pytest.mark.parametrize("remedy", ["unroll", "set_batch_size"])
-@pytest.mark.parametrize("scheme", ["float16", "weight_only_int8", "dynamic_range"])
+@pytest.mark.parametrize(("remedy", "scheme"), crossed(REMEDIES, SCHEMES, together=1))
 def test_the_remedies_work(remedy, scheme):
     network = spotter(CELLS["GRU"]())
     opened = model.open(network)
