@@ -230,6 +230,7 @@ docs-images: $(READY) $(VIEWER) ## Make the pictures of the README (needs `make 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(call with,docs) ## Build the documentation into build/site; warnings are errors
 	$(VENV)/bin/python -m mkdocs build --strict
+	GEUTIL_SITE=build/site $(VENV)/bin/python -m pytest -q tests/documentation/test_site.py
 
 clean: ## Remove the environments, caches and build results
 	rm -rf $(VENV) $(OLDEST) $(ZOO) $(PEERS) .venv-tf* build dist *.egg-info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import zlib
 from pathlib import Path
@@ -15,8 +16,10 @@ pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from tests.kept import kept
+from tests.thorough import thorough
 
+# `make docs` builds the site, warnings being errors, and runs these.
+pytestmark = thorough
 ROOT = Path(__file__).parents[2]
 
 _NAMES = """
@@ -29,23 +32,15 @@ ALIASES = {"ph", "sgv", "sgv_scope", "__version__"}
 """Names of `geutil` that stand for documented ones, or need no page."""
 
 
-SOURCES = [
-    *(ROOT / "docs", ROOT / "geutil"),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted(ROOT.glob("*.md")),
-    *(ROOT / "mkdocs.yml", ROOT / "LICENSE"),
-]
-
-
-def build_site(place):
-    path = str(ROOT / "mkdocs.yml")
-    build(load_config(path, strict=True, site_dir=str(place / "site")))
-
-
 @pytest.fixture(scope="module")
-def site():
-    """Return the built site: a warning would have ended it."""
-    return kept(build_site, *SOURCES) / "site"
+def site(tmp_path_factory):
+    """Return the site that was just built, or build it: a warning would end it."""
+    built = os.environ.get("GEUTIL_SITE")
+    if built:
+        return Path(built)
+    place = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(place)))
+    return place
 
 
 @pytest.fixture(scope="module")

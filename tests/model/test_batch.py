@@ -598,18 +598,24 @@ def cheap(monkeypatch, marker):
     monkeypatch.setattr(executors, "run_job", run)
 
 
-def test_executors_in_this_process(three, monkeypatch):
-    cheap(monkeypatch, three / "a.pb")
+@contextlib.contextmanager
+def dask_threads():
     distributed = pytest.importorskip("distributed", reason="no extra dask")
     options = {"processes": False, "n_workers": 1, "dashboard_address": None}
-    with (
-        ThreadPoolExecutor(1) as threads,
-        distributed.Client(**options, set_as_default=False) as client,
-    ):
-        for number, executor in enumerate((threads, client.get_executor())):
-            report = plan(three, executor, output=f"out{number}")
-            assert [entry.action for entry in report.entries] == ["done"] * 3
-            assert executor.submit(sum, [1, 2]).result() == 3
+    with distributed.Client(**options, set_as_default=False) as client:
+        yield client.get_executor()
+
+
+@pytest.mark.parametrize(
+    "executors_of",
+    [partial(ThreadPoolExecutor, 1), pytest.param(dask_threads, marks=thorough)],
+)
+def test_executors_in_this_process(three, monkeypatch, executors_of):
+    cheap(monkeypatch, three / "a.pb")
+    with executors_of() as executor:
+        report = plan(three, executor)
+        assert [entry.action for entry in report.entries] == ["done"] * 3
+        assert executor.submit(sum, [1, 2]).result() == 3
 
 
 def test_where_no_process_forks_there_is_no_server(three, monkeypatch):
@@ -708,6 +714,7 @@ def test_a_cluster_one_of_whose_workers_is_killed(tmp_path, monkeypatch, cluster
     assert all(list(entry.files) == [entry.name] for entry in report.entries)
 
 
+@thorough
 def test_the_executor_of_ray(three, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     cheap(monkeypatch, three.parent / "marker")
