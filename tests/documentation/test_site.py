@@ -11,11 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mkdocs", reason="the extra docs is not installed")
-
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-
 from tests.thorough import thorough
 
 # `make docs` builds the site, warnings being errors, and runs these.
@@ -32,14 +27,22 @@ ALIASES = {"ph", "sgv", "sgv_scope", "__version__"}
 """Names of `geutil` that stand for documented ones, or need no page."""
 
 
+def configuration(**settings):
+    from mkdocs.config import load_config
+
+    return load_config(str(ROOT / "mkdocs.yml"), **settings)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Return the site that was just built, or build it: a warning would end it."""
     built = os.environ.get("GEUTIL_SITE")
     if built:
-        return Path(built)
+        return ROOT / built
+    from mkdocs.commands.build import build
+
     place = tmp_path_factory.mktemp("site")
-    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(place)))
+    build(configuration(strict=True, site_dir=str(place)))
     return place
 
 
@@ -97,7 +100,7 @@ def test_every_option_of_every_command_is_in_the_reference(site):
 
 
 def test_the_navigation_lists_every_page():
-    listed = set(_pages(load_config(str(ROOT / "mkdocs.yml"))["nav"]))
+    listed = set(_pages(configuration()["nav"]))
     there = {
         page.relative_to(ROOT / "docs").as_posix()
         for page in (ROOT / "docs").rglob("*.md")
