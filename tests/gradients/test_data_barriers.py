@@ -155,7 +155,7 @@ def test_xla_merges_copies_but_for_barriers(in_scopes):
         assert len(same) == 1, source
 
 
-SEGMENTS, LAYERS, ROWS, WIDTH = 4, 4, 2048, 128
+SEGMENTS, LAYERS, ROWS, WIDTH = 6, 6, 2048, 128
 ACTIVATION = ROWS * WIDTH * 4
 
 

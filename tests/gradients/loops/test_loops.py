@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameterized import parameterized
 
 from geutil import memory
 from geutil.errors import PlanError
@@ -54,11 +52,7 @@ RECURRENT = {
     ),
     "convolutions": ([2, 5, 12, 12, 3], lambda: layers.ConvLSTM2D(8, 3)),
 }
-SETTINGS = [
-    *((f"{name}_all", name, ALL) for name in RECURRENT),
-    ("lstm_light", "lstm", LIGHT),
-    ("gru_reset_before_light", "gru_reset_before", LIGHT),
-]
+SHAPE, LSTM = RECURRENT["lstm"]
 
 
 def traced(shape, make, how, **options):
@@ -85,42 +79,46 @@ def check_gradients(ours, plain, x, tolerance=1e-5):
         np.testing.assert_allclose(slope, wanted, rtol=0, atol=tolerance * scale)
 
 
-@parameterized.expand(SETTINGS)
-def test_gradients_are_those_of_tensorflow(_, name, level):
+@pytest.mark.parametrize("name", RECURRENT)
+def test_gradients_are_those_of_tensorflow(name):
     shape, make = RECURRENT[name]
-    saved = []
-
-    def rebuilt(loss, xs):
-        step = build_step(loss, xs)
-        choices = LoopChoices(step)
-        levels = [
-            max((n for n in loop.cuts if n <= level), default=0)
-            for loop in choices.loops
-        ]
-        saved.append((choices.plain.peak(), levels))
-        choices.apply(tuple(levels))
-        saved.append(StepProgram(replace(step)).peak())
-        return list(step.gradients)
-
-    ours, _ = traced(shape, make, rebuilt)
     plain, _ = traced(shape, make, tf.gradients)
-    (before, levels), after = saved
+    for level in (ALL, LIGHT) if name in ("lstm", "gru_reset_before") else (ALL,):
+        peaks = []
 
-    assert all(levels)
-    assert after < before
-    x = batch(shape)
-    check_gradients(ours, plain, x)
+        def rebuilt(loss, xs, level=level, peaks=peaks):
+            step = build_step(loss, xs)
+            choices = LoopChoices(step)
+            levels = [
+                max((n for n in loop.cuts if n <= level), default=0)
+                for loop in choices.loops
+            ]
+            assert all(levels)
+            peaks.append(choices.plain.peak())
+            choices.apply(tuple(levels))
+            peaks.append(StepProgram(replace(step)).peak())
+            return list(step.gradients)
+
+        ours, _ = traced(shape, make, rebuilt)
+        assert peaks[1] < peaks[0]
+        check_gradients(ours, plain, batch(shape))
 
 
-def test_memory_takes_less_by_it_and_says_so():
-    shape, make = RECURRENT["lstm"]
+@pytest.fixture(scope="module")
+def plain():
+    """The plain gradients of an LSTM, as a function."""
+    return traced(SHAPE, LSTM, tf.gradients)[0]
+
+
+def test_memory_takes_less_by_it_and_says_so(plain):
+    explained = []
 
     def ours(loss, xs):
+        explained.append(explain(loss, xs, checkpoints="memory"))
         return gradients(loss, xs, checkpoints="memory")
 
-    function, train = traced(shape, make, ours)
+    function, _ = traced(SHAPE, LSTM, ours)
     report = last_report(function.graph)
-    plain, _ = traced(shape, make, tf.gradients)
 
     (loop,) = report.loops
     assert report.peak < 0.75 * report.plain_peak
@@ -135,165 +133,141 @@ def test_memory_takes_less_by_it_and_says_so():
     # Twelve times four gates and the tanh of the state.
     assert loop.bytes == 12 * 5 * 16 * 32 * 4
     assert 0.1 < report.extra_time < 0.5
-    assert f"loop '{loop.name}': 5 values are computed again each time it" in str(
-        report
-    )
+    said = f"loop '{loop.name}': 5 values are computed again each time it"
+    assert said in str(report)
     assert not any("plain gradients" in w for w in report.warnings)
-    check_gradients(function, plain, batch(shape))
-    measured = memory.measure(train, args=[batch(shape)], steps=1, inter_op_threads=1)
-    assert measured.peak <= 1.02 * report.peak
+    check_gradients(function, plain, batch(SHAPE))
+    # Explaining in a function is of all gradients.
+    (before,) = explained
+    assert before.plain_peak == pytest.approx(report.plain_peak, rel=1e-3)
+    assert before.peak == pytest.approx(report.peak, rel=1e-3)
+    assert len(before.loops) == 1
 
 
-def test_a_budget_that_a_loop_alone_exceeds():
-    shape, make = RECURRENT["lstm"]
+@pytest.mark.parametrize(
+    ("traced_with", "options"),
+    [({"jit_compile": True}, {}), ({}, {"engine": "tape"})],
+    ids=["xla", "tape"],
+)
+def test_under_xla_and_by_a_tape(traced_with, options, plain):
+    def ours(loss, xs):
+        return gradients(loss, xs, checkpoints="memory", **options)
+
+    function, _ = traced(SHAPE, LSTM, ours, **traced_with)
+    assert [loop.reason for loop in last_report(function.graph).loops] == [None]
+    check_gradients(function, plain, batch(SHAPE))
+
+
+def test_budgets_that_only_loops_keep_and_others():
+    reports = []
 
     def ours(loss, xs):
+        for budget in (Budget(1.0), Budget(extra_time=0.02), Budget(extra_time=0.5)):
+            reports.append(explain(loss, xs, checkpoints=budget))
         return gradients(loss, xs, checkpoints=Budget(0.8))
 
-    function, train = traced(shape, make, ours)
+    function, train = traced(SHAPE, LSTM, ours)
     report = last_report(function.graph)
     assert report.mode == "budget of 80 % of plain gradients"
     assert report.peak <= report.budget == int(0.8 * report.plain_peak)
-    measured = memory.measure(train, args=[batch(shape)], steps=1, inter_op_threads=1)
+    measured = memory.measure(train, args=[batch(SHAPE)], steps=1, inter_op_threads=1)
     assert measured.peak <= 1.02 * report.budget
-
-
-def test_a_budget_that_is_met_anyway_leaves_loops_alone():
-    shape, make = RECURRENT["lstm"]
-    reports = []
-
-    def ours(loss, xs):
-        reports.append(explain(loss, xs, checkpoints=Budget(1.0)))
-        return [loss]
-
-    traced(shape, make, ours)
-    (loop,) = reports[0].loops
+    # One that is met anyway leaves loops alone.
+    met, little, much = reports
+    (loop,) = met.loops
     assert loop.values == ()
     assert "less time without" in loop.reason
-    assert reports[0].extra_time == 0
-
-
-def test_curves_have_it_in_every_plan_that_needs_it():
-    shape, make = RECURRENT["lstm"]
-    found = []
-
-    def planned(loss, xs):
-        # Each plan is of a copy of its own, whose gradients stop where they are told.
-        stopped = tf.sin(xs[0])
-        loss += tf.reduce_sum(stopped)
-        options = {"stop_gradients": [stopped]}
-        found.append(plan_curve(loss, xs, ["100%", "80%", "1%"], **options))
-        found.append(plan(loss, xs, "80%", **options))
-        return [loss]
-
-    traced(shape, make, planned)
-    curve, single = found
-    assert [p.budget for p in curve.plans] == [curve.plain_peak, single.budget]
-    assert curve.plans[0].loops == (0,)
-    assert curve.plans[1] == single
-    assert "; loops that compute again: 1" in str(curve)
-    assert curve.unmet == (curve.plain_peak // 100,)
-
-
-def test_extra_time_that_loops_may_not_exceed():
-    shape, make = RECURRENT["lstm"]
-    reports = []
-
-    def ours(loss, xs):
-        for share in (0.02, 0.5):
-            budget = Budget(extra_time=share)
-            reports.append(explain(loss, xs, checkpoints=budget))
-        return [loss]
-
-    traced(shape, make, ours)
-    little, much = reports
+    assert met.extra_time == 0
+    # Loops may not exceed extra time.
     assert little.extra_time <= 0.02
     assert much.peak < little.peak
     assert much.loops[0].reason is None
 
 
-@parameterized.expand([("function", True), ("graph", False)])
-def test_plans_have_it_and_fit_the_step_traced_anew(_, in_function):
-    shape, make = RECURRENT["lstm"]
-    found = []
+def test_curves_have_it_in_every_plan_that_needs_it():
+    def planned(loss, xs):
+        # Each plan is of a copy of its own, whose gradients stop where they are told.
+        stopped = tf.sin(xs[0])
+        loss += tf.reduce_sum(stopped)
+        options = {"stop_gradients": [stopped]}
+        curve = plan_curve(loss, xs, ["100%", "80%", "1%"], **options)
+        single = plan(loss, xs, "80%", **options)
+        assert [p.budget for p in curve.plans] == [curve.plain_peak, single.budget]
+        assert curve.plans[0].loops == (0,)
+        assert curve.plans[1] == single
+        assert "; loops that compute again: 1" in str(curve)
+        assert curve.unmet == (curve.plain_peak // 100,)
+        return [loss]
 
+    traced(SHAPE, LSTM, planned)
+
+
+def test_plans_have_it_and_fit_the_step_traced_anew(plain, tmp_path):
     def planned(loss, xs):
         found.append(plan(loss, xs, 0.8))
         return [loss]
 
     def as_planned(loss, xs):
-        return gradients(loss, xs, checkpoints=found[0])
+        return gradients(loss, xs, checkpoints=found[-1])
 
-    if in_function:
-        traced(shape, make, planned)
-        peak = found[0].peak
-        assert found[0].loops in ((LIGHT,), (ALL,))
-        function, _ = traced(shape, make, as_planned)
-        report = last_report(function.graph)
-        plain, _ = traced(shape, make, tf.gradients)
-        check_gradients(function, plain, batch(shape))
-        with TemporaryDirectory() as folder:
-            assert Plan.load(found[0].save(f"{folder}/plan.json")) == found[0]
-        found[0] = replace(found[0], loops=(ALL, ALL))
-        match = r"that one had 2 loops .* this one has 1"
-        with pytest.raises(PlanError, match=match):
-            traced(shape, make, as_planned)
-    else:
-        with tf.Graph().as_default() as graph:
-            layer = make()
-            x = tf.compat.v1.placeholder(tf.float32, shape)
-            loss = tf.reduce_sum(tf.square(layer(x)))
-            xs = [v.value for v in layer.trainable_variables]
-            planned(loss, xs)
-            peak = found[0].peak
-            as_planned(loss, xs)
-            report = last_report(graph)
-    # In the graph of the copy a few scalars wait elsewhere than in a function.
-    assert report.peak == pytest.approx(peak, rel=1e-3)
-    assert report.loops[0].reason is None
+    def check_report(graph):
+        report = last_report(graph)
+        # In the graph of the copy a few scalars wait elsewhere than in a function.
+        assert report.peak == pytest.approx(found[-1].peak, rel=1e-3)
+        assert report.loops[0].reason is None
+
+    found = []
+    traced(SHAPE, LSTM, planned)
+    assert found[0].loops in ((LIGHT,), (ALL,))
+    function, _ = traced(SHAPE, LSTM, as_planned)
+    check_report(function.graph)
+    check_gradients(function, plain, batch(SHAPE))
+    assert Plan.load(found[0].save(tmp_path / "plan.json")) == found[0]
+    found.append(replace(found[0], loops=(ALL, ALL)))
+    with pytest.raises(PlanError, match=r"that one had 2 loops .* this one has 1"):
+        traced(SHAPE, LSTM, as_planned)
+    with tf.Graph().as_default() as graph:
+        layer = LSTM()
+        x = tf.compat.v1.placeholder(tf.float32, SHAPE)
+        step = (
+            tf.reduce_sum(tf.square(layer(x))),
+            [v.value for v in layer.trainable_variables],
+        )
+        planned(*step)
+        as_planned(*step)
+        check_report(graph)
 
 
-@parameterized.expand([("chosen", {}), ("budget", {"budget": 0.8})])
-def test_checkpointed_layers(_, options):
-    shape, make = RECURRENT["lstm"]
+def test_checkpointed_layers():
     keras.utils.set_random_seed(3)
-    layer = make()
-    layer.build(shape)
-    wrapped = checkpointed(layer, **options)
-    x = batch(shape)
-    variables = layer.trainable_variables
+    layer = LSTM()
+    layer.build(SHAPE)
+    x = batch(SHAPE)
 
     def slopes(call):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(call(x)))
-        return tape.gradient(loss, variables)
+        return tape.gradient(loss, layer.trainable_variables)
 
-    function = tf.function(lambda: slopes(wrapped), autograph=False)
-    for ours in (function(), slopes(wrapped)):
-        for slope, wanted in zip(ours, slopes(layer), strict=True):
-            np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-4)
-    report = last_report(function.get_concrete_function().graph)
-    assert [loop.reason for loop in report.loops] == [None]
-    assert report.peak <= 0.8 * report.plain_peak
+    def in_function(call):
+        return tf.function(lambda: slopes(call), autograph=False)
 
-
-def test_under_xla():
-    shape, make = RECURRENT["lstm"]
-
-    def ours(loss, xs):
-        return gradients(loss, xs, checkpoints="memory")
-
-    function, _ = traced(shape, make, ours, jit_compile=True)
-    plain, _ = traced(shape, make, tf.gradients)
-    assert [loop.reason for loop in last_report(function.graph).loops] == [None]
-    check_gradients(function, plain, batch(shape))
+    plain = slopes(layer)
+    for options in ({}, {"budget": 0.8}):
+        wrapped = checkpointed(layer, **options)
+        function = in_function(wrapped)
+        for ours in (function(), slopes(wrapped)):
+            for slope, wanted in zip(ours, plain, strict=True):
+                np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-4)
+        report = last_report(function.get_concrete_function().graph)
+        assert [loop.reason for loop in report.loops] == [None]
+        assert report.peak <= 0.8 * report.plain_peak
 
 
 def test_loops_are_differentiated_again():
-    shape, make = RECURRENT["lstm"]
-    x = batch(shape)
+    x = batch(SHAPE)
     keras.utils.set_random_seed(3)
-    layer = make()
+    layer = LSTM()
 
     def twice(how):
         @tf.function(autograph=False)
@@ -313,26 +287,19 @@ def test_loops_are_differentiated_again():
 
 
 def test_lists_that_another_loop_reads_stay():
-    shape, make = RECURRENT["lstm"]
-    x = batch(shape)
-    layer = make()
-    reports = []
+    layer = LSTM()
 
     @tf.function(autograph=False)
     def slopes(x):
         loss = tf.reduce_sum(tf.square(layer(x)))
-        (plain,) = tf.gradients(loss, x)
-        (ours,) = gradients(loss, x, checkpoints="memory")
-        reports.append(last_report())
-        return plain, ours
+        return tf.gradients(loss, x), gradients(loss, x, checkpoints="memory")
 
-    plain, ours = slopes(x)
+    (plain,), (ours,) = slopes(batch(SHAPE))
     np.testing.assert_array_equal(plain, ours)
-    assert "no list of its own holds values" in str(reports[0])
+    assert "no list of its own holds values" in str(last_report())
 
 
-def test_a_loop_is_as_before_when_a_choice_is_undone():
-    shape, make = RECURRENT["lstm"]
+def test_a_loop_is_as_before_when_a_choice_is_undone(plain):
     seen = []
 
     def undone(loss, xs):
@@ -351,12 +318,11 @@ def test_a_loop_is_as_before_when_a_choice_is_undone():
         seen.append(choices.plain.peak())
         return list(step.gradients)
 
-    function, _ = traced(shape, make, undone)
-    plain, _ = traced(shape, make, tf.gradients)
+    function, _ = traced(SHAPE, LSTM, undone)
     (rebuilt, after, longer), before = seen
     assert rebuilt < after == before
     assert longer > 1
-    x = batch(shape)
+    x = batch(SHAPE)
     for slope, wanted in zip(function(x), plain(x), strict=True):
         np.testing.assert_array_equal(slope, wanted)
 
@@ -422,36 +388,7 @@ def test_choices_are_tried_until_the_least_that_can_be_met():
         best_of(choices[:4], attempt)
 
 
-def test_explaining_in_a_function_is_of_all_gradients():
-    shape, make = RECURRENT["lstm"]
-    reports = []
-
-    def both(loss, xs):
-        reports.append(explain(loss, xs, checkpoints="memory"))
-        return gradients(loss, xs, checkpoints="memory")
-
-    function, _ = traced(shape, make, both)
-    built = last_report(function.graph)
-    assert reports[0].plain_peak == pytest.approx(built.plain_peak, rel=1e-3)
-    assert reports[0].peak == pytest.approx(built.peak, rel=1e-3)
-    assert len(reports[0].loops) == len(built.loops) == 1
-
-
-def test_the_tape_goes_back_through_loops():
-    shape, make = RECURRENT["lstm"]
-
-    def ours(loss, xs):
-        return gradients(loss, xs, checkpoints="memory", engine="tape")
-
-    function, _ = traced(shape, make, ours)
-    plain, _ = traced(shape, make, tf.gradients)
-    assert last_report(function.graph).loops[0].reason is None
-    check_gradients(function, plain, batch(shape))
-
-
 def test_with_encodings():
-    shape = [16, 12, 24]
-
     def make():
         return keras.Sequential(
             [
@@ -468,11 +405,11 @@ def test_with_encodings():
         found.append(explain(loss, xs, checkpoints=budget, encode="lossless"))
         return gradients(loss, xs, checkpoints="memory", encode="lossless")
 
-    function, _ = traced(shape, make, ours)
-    plain, _ = traced(shape, make, tf.gradients)
+    function, _ = traced(SHAPE, make, ours)
+    plain, _ = traced(SHAPE, make, tf.gradients)
     report = last_report(function.graph)
     assert report.loops[0].reason is None
     assert found[0].extra_time <= 0.02 + 1e-9
     assert found[0].encoded and found[0].peak < found[0].plain_peak
     assert report.peak < report.plain_peak
-    check_gradients(function, plain, batch(shape))
+    check_gradients(function, plain, batch(SHAPE))
