@@ -1,31 +1,28 @@
-"""Opens damaged models in a child process.
+"""Opens damaged models in a process of their own.
 
-`python -m tests.model.fuzzing FOLDER` is the child: it reads a target and a seed from
-standard input, opens the target after the mutation of that seed, and answers with a
-line.
+`python -m tests.model.fuzzing ANSWERS JOBS FOLDER` is that process: it opens each
+target after the mutation of its seed, and answers with a line.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import resource
-import selectors
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.model.field_mutations import mutate_fields
 from tests.model.mutations import mutate
+from tests.processes import run_python
 
 TARGETS = {
     "pb": ("frozen.pb", "."),
@@ -41,10 +38,9 @@ TARGETS = {
 _FIELDS = ("pb fields", "saved_model fields")
 
 OPENED, REFUSED = "opened", "refused"
-_SECONDS = 600.0
+_SECONDS = 600
 """It ends a hang only."""
 _EXTRA_BYTES = 6 << 30
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -71,91 +67,46 @@ class Outcome:
 def run(
     folder: Path, jobs: Iterable[tuple[str, int]], module: str = "tests.model.fuzzing"
 ) -> Iterator[Outcome]:
-    """Open each (target, seed) in a child, with a new child after a death or a hang."""
-    child = _Child(folder, module)
-    try:
-        for target, seed in jobs:
-            outcome = child.ask(target, seed)
-            if not child.lives:
-                child.close()
-                child = _Child(folder, module)
-            yield outcome
-    finally:
-        child.close()
+    """Open each (target, seed) in a process; after its end, the rest in another one."""
+    waiting = list(jobs)
+    while waiting:
+        with tempfile.NamedTemporaryFile() as answers:
+            listed = json.dumps(waiting)
+            done = run_python("-m", module, answers.name, listed, folder)
+            told = [json.loads(line) for line in answers.read().splitlines()]
+        for (target, seed), answer in zip(waiting, told, strict=False):
+            yield Outcome(target, seed, *answer)
+        waiting = waiting[len(told) :]
+        if waiting:
+            result = f"ended with {done.returncode}"
+            detail = done.stderr[-3000:].decode(errors="replace")
+            yield Outcome(*waiting.pop(0), result, detail)
 
 
-class _Child:
-    def __init__(self, folder, module):
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            cwd=_ROOT,
-            text=True,
-        )
-        self.lives = True
-        ready = self._line(_SECONDS)
-        if ready != "ready":
-            raise RuntimeError(f"the child did not start: {self._tail()}")
-
-    def ask(self, target, seed):
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(f"{json.dumps([target, seed])}\n")
-            self._process.stdin.flush()
-        line = self._line(_SECONDS)
-        if line is None:
-            self.lives = False
-            return Outcome(target, seed, f"hung for {_SECONDS} s", self._tail())
-        if not line:
-            self.lives = False
-            code = self._process.wait()
-            return Outcome(target, seed, f"died with {code}", self._tail())
-        return Outcome(target, seed, *json.loads(line))
-
-    def close(self):
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _line(self, seconds):
-        """Return a line, "" after the child's death, None when time is up."""
-        # Answers are short and flushed whole, so a readable pipe holds a line.
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(seconds):
-                return None
-        return self._process.stdout.readline().strip()
-
-    def _tail(self):
-        self._errors.seek(0)
-        return self._errors.read()[-3000:].decode(errors="replace")
+def serve(answer: Callable[[Path, str, int, Path], tuple[str, str]]) -> None:
+    """Answer each job of the command line by a line; a hang ends the process."""
+    answers, jobs, folder = sys.argv[1:]
+    with Path(answers).open("w") as file:
+        for target, seed in json.loads(jobs):
+            signal.alarm(_SECONDS)
+            with tempfile.TemporaryDirectory() as scratch:
+                told = answer(Path(folder), target, seed, Path(scratch))
+            file.write(json.dumps(told) + "\n")
+            file.flush()
 
 
-def _serve(folder: Path) -> None:
+def _opened(folder: Path, target: str, seed: int, scratch: Path) -> tuple[str, str]:
+    """Open a damaged model, and return what became of that."""
     from geutil import model
 
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Ops that print do not answer.
-    _limit_memory()
-    answers.write("ready\n")
-    answers.flush()
-    for line in sys.stdin:
-        target, seed = json.loads(line)
-        with tempfile.TemporaryDirectory() as scratch:
-            path = damaged(folder, target, seed, Path(scratch))
-            try:
-                _open(model, path)
-                answer = [OPENED, ""]
-            except model.ModelError as error:
-                answer = [REFUSED, str(error)[:500]]
-            except BaseException:
-                answer = ["raised another error", traceback.format_exc()[-3000:]]
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    path = damaged(folder, target, seed, scratch)
+    try:
+        _open(model, path)
+    except model.ModelError as error:
+        return REFUSED, str(error)[:500]
+    except BaseException:
+        return "raised another error", traceback.format_exc()[-3000:]
+    return OPENED, ""
 
 
 def _open(model: Any, path: Path) -> None:
@@ -202,4 +153,5 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    _limit_memory()
+    serve(_opened)

@@ -1,20 +1,16 @@
 """Damaged files of every format, looked at in a process whose death is noticed.
 
 `write_all` writes small models, `run` damages copies and asks `powers` and `inspect`
-what each is, by `python -m tests.model.scan_damage FOLDER`: it answers one job after
-the other, from its standard input.
+what each is, in the process of `fuzzing`, by `python -m tests.model.scan_damage`.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import resource
 import shutil
-import sys
-import tempfile
 import time
 import traceback
 import zipfile
@@ -183,39 +179,15 @@ def _json(config, rng: random.Random) -> bytes:
     return json.dumps(config).encode()
 
 
-def run(folder: Path, jobs: list[tuple[str, int]]):
-    """Yield the outcome of each job: "told", "refused", or what else happened."""
-    return fuzzing.run(folder, jobs, "tests.model.scan_damage")
-
-
-def _serve(folder: Path) -> None:
-    from geutil.graph import protos  # noqa: F401
-    from geutil.model import inspect, powers
-    from geutil.model.files import hdf5
-
-    # Processes start slowly where others run.
-    hdf5._SECONDS = 600
-
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    answers.write("ready\n")
-    answers.flush()
-    for line in sys.stdin:
-        target, seed = json.loads(line)
-        with tempfile.TemporaryDirectory() as scratch:
-            answer = _looked_at(folder, target, seed, Path(scratch), (powers, inspect))
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-def _looked_at(folder, target, seed, scratch, calls) -> tuple[str, str]:
+def _looked_at(folder: Path, target: str, seed: int, scratch: Path) -> tuple[str, str]:
     """Ask what a damaged file is, and return what became of that."""
     from geutil.errors import GeutilError
+    from geutil.model import inspect, powers
 
     path = damaged(folder, target, seed, scratch)
     size = sum(f.stat().st_size for f in [path, *path.rglob("*")] if f.is_file())
     result = TOLD
-    for call in calls:
+    for call in (powers, inspect):
         if call.__name__ == "inspect" and path.suffix == ".meta":
             # It does not read these.
             continue
@@ -261,5 +233,10 @@ def jobs_for(count: int) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
+    from geutil.graph import protos  # noqa: F401
+    from geutil.model.files import hdf5
+
+    # Processes start slowly where others run.
+    hdf5._SECONDS = 600
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _serve(Path(sys.argv[1]))
+    fuzzing.serve(_looked_at)

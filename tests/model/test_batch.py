@@ -43,7 +43,7 @@ from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
 from geutil.report.rows import rows_of
-from tests.model import batch_steps
+from tests.model import batch_steps, light_child
 from tests.model.refusal_tables import not_refused
 from tests.processes import ROOT
 from tests.settings import needs_eager
@@ -628,8 +628,9 @@ def test_where_no_process_forks_there_is_no_server(three, monkeypatch):
 
 def killing(folder, count):
     """Save models, the first of which has its worker killed; return step and marker."""
-    for index in range(count):
-        save_affine(folder / f"m{index:02}", "y" if index else "kill", index)
+    save_affine(folder / "kill", "kill")
+    for index in range(1, count):
+        save_affine(folder / f"m{index:02}", "y", index)
     marker = folder.parent / "marker"
     return partial(batch_steps.fault, marker=str(marker)), marker
 
@@ -637,7 +638,7 @@ def killing(folder, count):
 def check_killed(report, marker, count):
     assert [entry.action for entry in report.entries] == ["done"] * count, report
     assert report.entries[0].tries == 2
-    assert any(note.startswith("'m00' was begun 2 times") for note in report.notes)
+    assert any(note.startswith("'kill' was begun 2 times") for note in report.notes)
     # The process did not outlive its worker.
     child, worker = map(int, marker.read_text().split())
     assert has_ended(child)
@@ -671,7 +672,9 @@ def test_a_server_with_threads_does_not_fork(tmp_path):
 
 
 @pytest.mark.usefixtures("one_server")
-def test_a_users_processes_one_of_which_is_killed(tmp_path):
+def test_a_users_processes_one_of_which_is_killed(tmp_path, monkeypatch):
+    # Its workers are forks, so this is theirs, too.
+    monkeypatch.setattr(processes, "CHILD", light_child.__name__)
     step, marker = killing(tmp_path / "in", 2)
     with ProcessPoolExecutor(1) as executor:
         report = batch(tmp_path / "in", step, tmp_path / "out", executor=executor)
@@ -778,8 +781,9 @@ def test_entries_as_text():
 
 
 @pytest.mark.usefixtures("one_server")
-def test_a_server_of_processes_that_is_killed(tmp_path):
+def test_a_server_of_processes_that_is_killed(tmp_path, monkeypatch):
     # It is the last test here: the server is that of the others.
+    monkeypatch.setattr(processes, "CHILD", light_child.__name__)
     step, marker = killing(tmp_path / "in", 1)
     report = batch(tmp_path / "in", step, tmp_path / "out", workers=1)
     check_killed(report, marker, 1)

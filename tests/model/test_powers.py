@@ -15,17 +15,21 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
+import testdata.powers
 from geutil import model
 from geutil.errors import ModelError
 from geutil.graph.tflite_reading import read
-from geutil.model import powers
+from geutil.model import opening, powers
 from geutil.model.scanning import graph_scan, op_table, saved_models
 from testdata.powers import FILES, HIDDEN, SAMPLES, save
+from tests import tflite_files
 from tests.cli.test_child import deadly
-from tests.model import scan_damage
+from tests.kept import kept
+from tests.model import fuzzing, samples, scan_damage
+from tests.processes import run_python
 from tests.settings import needs_eager
 from tests.tflite_files import flex
-from tests.thorough import is_quick, thorough
+from tests.thorough import is_quick
 
 pytestmark = needs_eager
 tf1 = tf.compat.v1
@@ -325,7 +329,9 @@ def test_what_sets_a_variable_stays(tmp_path, marker):
     assert "sets a variable" in entry.reason
 
 
-def test_a_file_that_ends_the_process_is_refused(tmp_path):
+def test_a_file_that_ends_the_process_is_refused(tmp_path, monkeypatch):
+    forking = SimpleNamespace(run=lambda command, **_: run_python(*command[1:]))
+    monkeypatch.setattr(opening, "subprocess", forking)
     with pytest.raises(ModelError, match=r"ends the process that opens it \(SIGABRT\)"):
         model.open(deadly(tmp_path / "a.pb"), isolated=True)
     whole = model.open("testdata/two_signatures", signature="encode", isolated=True)
@@ -397,17 +403,10 @@ def test_training_in_hdf5_files_is_looked_at(tmp_path):
     assert "training" in entry.place
 
 
-def test_damage_neither_ends_hangs_nor_swells_the_process(tmp_path):
-    scan_damage.write_all(tmp_path)
-    jobs = scan_damage.jobs_for(80 if is_quick() else 400)
-    assert min(Counter(target for target, _ in jobs).values()) >= 3
-    outcomes = list(scan_damage.run(tmp_path, jobs))
+def test_damage_neither_ends_hangs_nor_swells_the_process():
+    folder = kept(scan_damage.write_all, testdata.powers, samples, tflite_files)
+    jobs = scan_damage.jobs_for(50 if is_quick() else 400)
+    assert min(Counter(target for target, _ in jobs).values()) >= 2
+    outcomes = list(fuzzing.run(folder, jobs, scan_damage.__name__))
     assert len(outcomes) == len(jobs)
     assert [o for o in outcomes if o.result not in scan_damage.OK] == []
-
-
-@thorough
-def test_a_death_is_noticed(tmp_path):
-    # A child that finds no file to damage ends, and the next job gets another one.
-    outcomes = scan_damage.run(tmp_path, [("a.pb", 0), ("a.pb", 1)])
-    assert [o.result.split()[0] for o in outcomes] == ["died", "died"]
