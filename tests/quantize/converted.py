@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from geutil.graph.tflite_files import ops_of
 from geutil.graph.tflite_runtime import new_interpreter, unpacked
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
 from geutil.quantize.int8.running import Runner
+from tests.thorough import is_quick
 
 
 @dataclass
@@ -37,10 +39,6 @@ class Converted:
     floats: list[str]
     most: int
     shares: list[float]
-
-    def types(self):
-        """Return the types of the quantized ops, by whether they are told apart."""
-        return [entry.op_type for entry in self.report.quantized]
 
     def fake_quants(self):
         return [op for op in self.model.graph.get_operations() if is_simulated(op)]
@@ -70,6 +68,16 @@ def samples(inputs, low=-3.0, high=3.0, seed=0, unknown=2):
         else:
             found[name] = random.integers(0, 5, shape, tensor.dtype.as_numpy_dtype)
     return found
+
+
+def alternate(*lists, every=2):
+    """Return the product of lists; where it has to be quick, every second row."""
+    rows = itertools.product(*(enumerate(one) for one in lists))
+    return [
+        tuple(value for _, value in row)
+        for row in rows
+        if not is_quick() or sum(place for place, _ in row) % every == 0
+    ]
 
 
 def opened(function, *specs):

@@ -44,52 +44,37 @@ def words(ids, table=TABLE):
 def built(compute, specs, sample):
     m = opened(compute, *specs)
     quantize(m, is_training=False)
-    calibrate(m, sample)
-    return m, compare_int8(m, to_int8(m), sample)
+    calibrate(m, sample, "min_max")
+    return m
 
 
 VARIABLE = tf.Variable(TABLE) if tf.executing_eagerly() else None
 # What is computed, of which inputs; the names are in no order on purpose.
 ENDS = {
-    "several": (
-        lambda zz, a: {"y": image(zz), "b": tf.matmul(a, DENSE) + 1.0, "c": a * 2.0},
+    "passed through, integers out, a float end": (
+        lambda zz, a: {
+            "y": image(zz),
+            "b": tf.matmul(a, DENSE) + 1.0,
+            "same": zz,
+            "raw": a,
+            "k": tf.argmax(tf.reduce_max(image(zz), 1), -1),
+            "elu": tf.nn.elu(tf.matmul(a, -DENSE)),
+        },
         {"zz": X, "a": D},
         [IMAGE, VECTOR],
     ),
-    "alike": (
-        lambda zz, a: {"y": zz * 3.0, "b": a * 0.5},
-        {"zz": D, "a": D[::-1].copy()},
-        [spec([None, 8], "zz"), VECTOR],
-    ),
-    "passed through": (
-        lambda zz, a: {"y": image(zz), "same": zz, "raw": a},
-        {"zz": X, "a": D},
-        [IMAGE, VECTOR],
-    ),
-    "integers out": (
-        lambda zz: {"y": image(zz), "k": tf.argmax(tf.reduce_max(image(zz), 1), -1)},
-        {"zz": X},
-        [IMAGE],
+    "alike, names of no variables": (
+        lambda x, a: {"y": x * 3.0, "l/z": a * 0.5, "class": tf.matmul(x, DENSE)},
+        {"in": D, "a": D[::-1].copy()},
+        [spec([None, 8], "in"), VECTOR],
     ),
     "integers in, a variable": (
-        lambda ids: {"y": tf.matmul(words(ids, VARIABLE), DENSE)},
-        {"ids": IDS},
-        [WORDS],
-    ),
-    "both in": (
-        lambda ids, a: {"y": tf.matmul(words(ids) + a, DENSE)},
+        lambda ids, a: {
+            "y": tf.matmul(words(ids, VARIABLE), DENSE),
+            "both": tf.matmul(words(ids) + a, -DENSE),
+        },
         {"ids": IDS, "a": D},
         [WORDS, VECTOR],
-    ),
-    "names of no variables": (
-        lambda x: {"l/z": x + 1.0, "class": tf.matmul(x, DENSE)},
-        {"in": D},
-        [spec([None, 8], "in")],
-    ),
-    "a float end": (
-        lambda a: {"y": tf.nn.elu(tf.matmul(a, DENSE))},
-        {"a": D},
-        [VECTOR],
     ),
 }
 
@@ -97,7 +82,8 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_ends_are_found_by_name(case):
     compute, sample, specs = ENDS[case]
-    m, comparison = built(compute, specs, sample)
+    m = built(compute, specs, sample)
+    comparison = compare_int8(m, to_int8(m), sample)
     assert [o.output for o in comparison.outputs] == list(m.outputs)
     assert comparison.most <= 1
     assert comparison.agreement == 1.0
@@ -109,8 +95,12 @@ def test_ends_are_found_by_name(case):
 
 @pytest.fixture(scope="module")
 def several():
-    compute, sample, specs = ENDS["several"]
-    m, _ = built(compute, specs, sample)
+    sample = {"zz": X, "a": D}
+    m = built(
+        lambda zz, a: {"y": image(zz), "b": tf.matmul(a, DENSE) + 1.0, "c": a * 2.0},
+        [IMAGE, VECTOR],
+        sample,
+    )
     return m, to_int8(m), sample
 
 
@@ -155,19 +145,15 @@ def test_names_in_files():
     assert all(name.isidentifier() for name in found.values())
 
 
-def test_files_of_other_models_are_refused(several):
+def test_files_of_other_models_and_bad_data_are_refused(several):
     m, blob, sample = several
-    other, _ = built(lambda a: {"y": a * 2.0}, [VECTOR], {"a": D})
+    other = built(lambda a: {"y": a * 2.0}, [VECTOR], {"a": D})
     with pytest.raises(QuantizeError, match="of another model"):
         compare_int8(other, blob, {"a": D})
     with pytest.raises(QuantizeError, match="TFLite cannot run the file"):
         compare_int8(m, b"nothing", sample)
     with pytest.raises(ArgumentTypeError, match="read_bytes"):
         compare_int8(m, "model.tflite", sample)
-
-
-def test_bad_data_is_refused(several):
-    m, blob, sample = several
     with pytest.raises(QuantizeError, match="empty"):
         compare_int8(m, blob, [])
     with pytest.raises(QuantizeError, match=r"the model has \['a', 'zz'\]"):
@@ -176,22 +162,20 @@ def test_bad_data_is_refused(several):
         compare_int8(m, blob, 3)
 
 
-@pytest.mark.parametrize("clipped", [False, True])
-def test_a_kernel_that_does_not_take_a_sample_is_told(clipped):
-    def roots(a):
-        source = tf.maximum(a, 0.0) if clipped else a
-        return tf.where(a > 0.0, tf.sqrt(source), 0.0) * 2.0
-
-    m = opened(roots, spec([4, 6], "a"))
-    quantize(m, is_training=False)
+def test_a_kernel_that_does_not_take_a_sample_is_told():
     sample = {"a": np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)}
-    calibrate(m, sample)
-    blob = to_int8(m)
-    if clipped:
-        assert compare_int8(m, blob, sample).samples == 4
-        return
+
+    def roots(clipped):
+        def compute(a):
+            source = tf.maximum(a, 0.0) if clipped else a
+            return tf.where(a > 0.0, tf.sqrt(source), 0.0) * 2.0
+
+        m = built(compute, [spec([4, 6], "a")], sample)
+        return m, to_int8(m), sample
+
+    assert compare_int8(*roots(clipped=True)).samples == 4
     with pytest.raises(QuantizeError, match=r"(?s)fails on this sample.*its domain"):
-        compare_int8(m, blob, sample)
+        compare_int8(*roots(clipped=False))
 
 
 def test_tests_of_values_are_reported():
