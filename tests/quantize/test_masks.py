@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.quantize.calibration.observers import METHODS
+from tests.quantize import small_networks
 from tests.quantize.converted import Together, opened, samples, spec
 from tests.settings import needs_eager
 from tests.thorough import some
@@ -19,7 +21,6 @@ pytestmark = needs_eager
 ROWS = spec(6, 4)
 CAUSAL = np.tril(np.ones((6, 6))) > 0
 MATRIX = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-METHODS = ["best", "moving_average", "min_max", "percentile", "entropy", "mse"]
 
 
 def chosen(x):
@@ -69,9 +70,9 @@ def subtracted(x):
 
 MASKED = {
     "chosen": chosen,
-    "far away": far_away,
     "added": added,
     "far added": far_added,
+    "far away": far_away,
     "scaled": scaled,
     "added before": added_before,
     "subtracted": subtracted,
@@ -79,28 +80,43 @@ MASKED = {
 }
 
 
-def test_masks_do_not_count():
-    made = Together({case: (function, (ROWS,)) for case, function in MASKED.items()})
-    m = made.model
+def masked(*names):
+    """Return a quantized model of masks, each with an input of its own, and data."""
+    inputs = [small_networks.spec([6, 4], f"x{n}") for n in range(len(names))]
+    m = small_networks.opened(
+        lambda *xs: {n: MASKED[n](x) for n, x in zip(names, xs, strict=True)}, *inputs
+    )
+    quantize(m, is_training=False)
     # Small values, of which the lowest is not far from the others.
-    data = [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
+    return m, [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
+
+
+def check_masks(m, data, method):
+    report = calibrate(m, data, method)
+    assert np.all(np.isfinite(np.hstack([*map(np.ravel, report.ranges.values())])))
+    found = m.run(**data[0])
+    tolerance = 0.3 if method in ("entropy", "moving_average") else 0.05
+    off = {}
+    for (name, y), x in zip(found.items(), data[0].values(), strict=True):
+        off[name] = np.abs(y - MASKED[name](tf.constant(x)).numpy()).max()
+    # A log of values near zero has no end.
+    off.pop("dead", None)
+    assert {name: d for name, d in off.items() if d >= tolerance} == {}, method
+
+
+def test_masks_do_not_count():
+    m, data = masked(*MASKED)
+    check_masks(m, data, "best")
+    comparison = compare_int8(m, to_int8(m), data)
+    assert comparison.float_ops == ()
+    assert {o.output: o.most for o in comparison.outputs if o.most > 2} == {}
+
+
+def test_masks_do_not_count_by_any_method():
+    """An infinity, a number as good as that, and a log of zeros."""
+    m, data = masked("chosen", "far added", "dead")
     for method in METHODS:
-        report = calibrate(m, data, method)
-        assert np.all(np.isfinite(np.hstack([*map(np.ravel, report.ranges.values())])))
-        found = m.run(**data[0])
-        tolerance = 0.3 if method in ("entropy", "moving_average") else 0.05
-        off = {}
-        for case, function in MASKED.items():
-            (x,) = (v for n, v in data[0].items() if made.is_of(n, case))
-            (y,) = (v for n, v in found.items() if made.is_of(n, case))
-            off[case] = np.abs(y - function(tf.constant(x)).numpy()).max()
-        # A log of values near zero has no end.
-        del off["dead"]
-        assert {case: d for case, d in off.items() if d >= tolerance} == {}, method
-        if method == "best":
-            comparison = compare_int8(m, to_int8(m), data)
-            assert comparison.float_ops == ()
-            assert {o.output: o.most for o in comparison.outputs if o.most > 2} == {}
+        check_masks(m, data, method)
 
 
 CULPRITS = {
@@ -172,7 +188,7 @@ def test_a_mask_that_is_an_output_is_not_cut_off():
     assert compare_int8(m, blob, data).most <= 2
 
 
-SCALES = [1e-5, 1e-3, 0.01, 0.1, 1.0, 100.0, 250.0, 260.0, 1e3, 1e6]
+SCALES = [1e-5, 1e-3, 0.1, 1.0, 250.0, 260.0, 1e6]
 COMPARED = {
     "data": lambda y, scale: y > tf.nn.relu(y)[::-1],
     "zero": lambda y, scale: y >= 0.0,

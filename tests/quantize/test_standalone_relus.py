@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from geutil.graph.tflite_edits import set_steps
@@ -17,6 +18,7 @@ from geutil.quantize.int8 import converting
 from geutil.quantize.int8.standalone_relus import as_changes_of_steps
 from tests.quantize.converted import opened, spec
 from tests.settings import needs_eager
+from tests.thorough import examples
 
 pytestmark = needs_eager
 
@@ -24,14 +26,17 @@ INTEGERS = np.arange(-128, 128, dtype=np.int8).reshape(1, 4, 8, 8)
 RELUS = {"RELU": tf.nn.relu, "RELU6": tf.nn.relu6}
 
 
-def file_of(function, monkeypatch, low=-3.0, high=9.0):
-    """Return the file of a function as TFLite's converter makes it."""
-    monkeypatch.setattr(converting, "as_changes_of_steps", lambda blob: blob)
+@functools.cache
+def file_of(function, low=-3.0, high=9.0, *, changed=False):
+    """Return the file of a function, by default as TFLite's converter makes it."""
     m = opened(function, spec(1, 4, 8, 8))
     quantize(m, is_training=False)
     data = np.linspace(low, high, INTEGERS.size, dtype=np.float32)
     calibrate(m, [{"a": data.reshape(INTEGERS.shape)}], "min_max", progress=False)
-    return to_int8(m)
+    with pytest.MonkeyPatch.context() as patch:
+        if not changed:
+            patch.setattr(converting, "as_changes_of_steps", lambda blob: blob)
+        return to_int8(m)
 
 
 def results(blob, delegates):
@@ -48,9 +53,9 @@ def kinds(blob):
 
 
 @pytest.mark.parametrize(("kind", "low", "high"), [("RELU", -3, 9), ("RELU6", -1, 4.9)])
-def test_every_integer_is_the_relu_of_it(kind, low, high, monkeypatch):
+def test_every_integer_is_the_relu_of_it(kind, low, high):
     """The steps stay: those of a Relu6 must not reach beyond 6 from 0 on."""
-    blob = file_of(RELUS[kind], monkeypatch, low, high)
+    blob = file_of(RELUS[kind], low, high)
     changed = as_changes_of_steps(blob)
     assert kinds(blob) == [kind]
     assert kinds(changed) == ["QUANTIZE"]
@@ -67,11 +72,10 @@ def test_every_integer_is_the_relu_of_it(kind, low, high, monkeypatch):
     st.integers(-128, 127),
     st.integers(-128, 127),
 )
-@hypothesis_settings(max_examples=60, deadline=None)
+@examples(200)
 def test_files_in_any_steps_compute_the_same(kind, read, made, zero, zero_made):
     """Where it would not be the same, the Relu stays."""
-    with pytest.MonkeyPatch.context() as patch:
-        model = unpacked(FILES.setdefault(kind, file_of(RELUS[kind], patch)))
+    model = unpacked(file_of(RELUS[kind]))
     (graph,) = model.subgraphs
     set_steps(graph.tensors[graph.inputs[0]], read, zero=zero)
     set_steps(graph.tensors[graph.outputs[0]], made, zero=zero_made)
@@ -82,24 +86,14 @@ def test_files_in_any_steps_compute_the_same(kind, read, made, zero, zero_made):
     assert (changed is not blob) == cuts_off
 
 
-FILES: dict[str, bytes] = {}
-
-
-def test_only_relus_of_their_own_are_changed(monkeypatch):
+def test_only_relus_of_their_own_are_changed():
     kernel = np.ones([1, 1, 8, 8], np.float32)
 
     def function(a):
         fused = tf.nn.relu(tf.nn.conv2d(a, kernel, 1, "SAME"))
         return tf.nn.relu(tf.concat([fused - 1.0, a], 3)), tf.nn.relu(a + a)
 
-    before = kinds(file_of(function, monkeypatch))
-    monkeypatch.undo()
-    m = opened(function, spec(1, 4, 8, 8))
-    quantize(m, is_training=False)
-    random = np.random.default_rng(0)
-    sample = random.normal(size=INTEGERS.shape).astype(np.float32)
-    calibrate(m, [{"a": sample}], "min_max", progress=False)
-    after = kinds(to_int8(m))
+    before, after = (kinds(file_of(function, changed=c)) for c in (False, True))
     assert before.count("RELU") == 1
     assert after.count("RELU") == 0
     assert after.count("QUANTIZE") == before.count("QUANTIZE") + 1
