@@ -73,21 +73,13 @@ def train(function: Any, variables: Any, data: Any, epochs: int, rate: float) ->
         epochs: how often to go through them.
         rate: the learning rate.
     """
-    optimizer = tf.keras.optimizers.Adam(rate)
-    optimizer.build(variables)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    @tf.function
-    def step(x, y):
+    def gradients(loss_of, x, y):
         with tf.GradientTape() as tape:
             loss = loss_of(y, function(x))
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, variables), variables, strict=True)
-        )
+        return tape.gradient(loss, variables)
 
-    for epoch in range(epochs):
-        for x, y in batches(data, epoch):
-            step(tf.constant(x), tf.constant(y))
+    _descend(gradients, variables, data, epochs, rate)
 
 
 def train_in_graphs(
@@ -95,25 +87,28 @@ def train_in_graphs(
 ) -> None:
     """Train a network as `train` does, by gradients that are built in the graph.
 
-    Args:
-        net: the network.
-        prepared: is given the logits while the step is traced, and returns those to
-            train by.
-        data: images and labels.
-        epochs: how often to go through them.
-        rate: the learning rate.
+    `prepared` is given the logits while the step is traced, and returns those to
+    train by.
     """
     variables = net.trainable_variables
+
+    def gradients(loss_of, image, label):
+        loss = loss_of(label, prepared(net(image, training=True)))
+        return tf.gradients(loss, [v.value for v in variables])
+
+    _descend(gradients, variables, data, epochs, rate)
+
+
+def _descend(gradients, variables, data, epochs, rate):
     optimizer = tf.keras.optimizers.Adam(rate)
     optimizer.build(variables)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
+    # The argument is called as the network's input is, and so is its range.
     @tf.function(autograph=False)
     def step(image, label):
-        # The argument is called as the network's input is, and so is its range.
-        loss = loss_of(label, prepared(net(image, training=True)))
-        gradients = tf.gradients(loss, [v.value for v in variables])
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        found = gradients(loss_of, image, label)
+        optimizer.apply_gradients(zip(found, variables, strict=True))
 
     for epoch in range(epochs):
         for x, y in batches(data, epoch):

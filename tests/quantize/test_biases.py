@@ -6,12 +6,10 @@ has weights of its own, and all numbers differ.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import tensorflow as tf
 
-from tests.quantize.converted import Together, spec
+from tests.quantize.converted import Together, alternate, spec
 from tests.quantize.small_networks import STORES_COLUMNS, normal
 from tests.settings import needs_eager
 
@@ -53,9 +51,15 @@ def far_off(cases, most, *, in_float=True):
     }
 
 
-def kernels():
-    """Yield kernels that differ."""
-    return (KERNEL * np.float32(1 + 0.01 * n) for n in itertools.count())
+def cases_of(layers, kinds, make, *, known=False):
+    """Return a case for each layer and kind, or half of them, with its own kernel."""
+    return {
+        f"{layer}, {kind}": (
+            make(LAYERS[layer], kinds[kind], KERNEL * np.float32(1 + 0.01 * n)),
+            (IMAGE if known or layer == "transposed" else ANY_BATCH,),
+        )
+        for n, (layer, kind) in enumerate(alternate(layers, kinds))
+    }
 
 
 ONE_NUMBER = {
@@ -75,15 +79,8 @@ def test_one_number_for_all_channels_is_added_to_each():
         number = float(2 * (kernel / KERNEL).max())
         return lambda x: (form(layer(x, kernel), number), x + number)
 
-    wrong = {}
-    for layer in list(LAYERS)[:5]:
-        image = IMAGE if layer == "transposed" else ANY_BATCH
-        cases = {
-            f"{layer}, {name}": (adding(LAYERS[layer], form, kernel), (image,))
-            for (name, form), kernel in zip(ONE_NUMBER.items(), kernels(), strict=False)
-        }
-        wrong |= far_off(cases, lambda _: 1, in_float=False)
-    assert wrong == {}
+    cases = cases_of(list(LAYERS)[:5], ONE_NUMBER, adding)
+    assert far_off(cases, lambda _: 1, in_float=False) == {}
 
 
 ADDENDS = {
@@ -115,14 +112,8 @@ def test_what_is_added_has_any_shape_that_broadcasts():
         # Where these are two kernels, a step of the first may be two of the second.
         return 1 if case.partition(", ")[2] in BIASES else 3
 
-    wrong = {}
-    for layer in LAYERS.keys() - {"dense"}:
-        cases = {
-            f"{layer}, {name}": (adding(LAYERS[layer], addend, kernel), (IMAGE,))
-            for (name, addend), kernel in zip(ADDENDS.items(), kernels(), strict=False)
-        }
-        wrong |= far_off(cases, most)
-    assert wrong == {}
+    layers = [layer for layer in LAYERS if layer != "dense"]
+    assert far_off(cases_of(layers, ADDENDS, adding, known=True), most) == {}
 
 
 BETWEEN = {
@@ -151,19 +142,15 @@ SHIFTS = {
 def test_a_layer_computes_in_int8_whatever_stands_before_its_bias():
     """The converter moves biases and activations over few ops."""
 
-    def shifted(layer, between, kernel):
-        return lambda x: [
-            shift(between(layer(x, np.roll(kernel, index, 0))))
-            for index, shift in enumerate(SHIFTS.values())
-        ]
-
     cases = {
-        f"{layer}, {between}": (
-            shifted(LAYERS[layer], BETWEEN[between], kernel),
+        f"{layer}, {between}, {shift}": (
+            lambda x, layer=LAYERS[layer], between=BETWEEN[between], n=n, shift=shift: (
+                SHIFTS[shift](between(layer(x, KERNEL * np.float32(1 + 0.01 * n))))
+            ),
             (ANY_BATCH,),
         )
-        for (layer, between), kernel in zip(
-            itertools.product(["conv", "einsum"], BETWEEN), kernels(), strict=False
+        for n, (layer, between, shift) in enumerate(
+            alternate(["conv", "einsum"], BETWEEN, SHIFTS, every=3)
         )
     }
     assert far_off(cases, lambda _: 3) == {}

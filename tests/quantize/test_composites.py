@@ -127,11 +127,10 @@ def test_a_prelu_computes_what_it_did():
     again = quantize(m, is_training=False, weight_bits=16, activation_bits=16)
     assert not again.rewritten
     assert m.graph.as_graph_def() == before
-
-
-def test_a_prelu_that_is_not_asked_for_stays():
-    m = opened(prelu, IMAGE)
-    report = quantize(m, is_training=False, overrides={"Relu_1": "skip"})
+    # One that is not asked for stays.
+    report = quantize(
+        opened(prelu, IMAGE), is_training=False, overrides={"Relu_1": "skip"}
+    )
     assert not any("PReLU" in line for line in report.rewritten)
 
 

@@ -36,14 +36,12 @@ def dense_block(a):
     return x
 
 
-def pooled(a):
-    y = tf.nn.relu(conv(a))
-    return tf.concat([tf.nn.max_pool2d(y, 3, 1, "SAME"), tf.nn.relu(conv(y))], 3)
+def pooled(pool):
+    def function(a):
+        y = tf.nn.relu(conv(a))
+        return tf.concat([pool(y, 3, 1, "SAME"), tf.nn.relu(conv(y))], 3)
 
-
-def averaged(a):
-    y = tf.nn.relu(conv(a))
-    return tf.concat([tf.nn.avg_pool2d(y, 3, 1, "SAME"), tf.nn.relu(conv(y))], 3)
+    return function
 
 
 def moved(a):
@@ -54,8 +52,8 @@ def moved(a):
 CONCATS = {
     "two": lambda a: tf.concat([tf.nn.relu(conv(a)), tf.nn.relu6(conv(a))], 3),
     "nested": dense_block,
-    "max pooled": pooled,
-    "average pooled": averaged,
+    "max pooled": pooled(tf.nn.max_pool2d),
+    "average pooled": pooled(tf.nn.avg_pool2d),
     "moved": moved,
     "with an input": lambda a: tf.concat([a, tf.nn.relu(conv(a))], 3),
     "the same twice": lambda a: tf.concat([a, a], 3),

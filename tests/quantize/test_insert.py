@@ -134,13 +134,9 @@ def test_a_delay():
             close(value, x**2)
             close(opened.run(list(report.variables.values())), ends(X))
         assert opened.run(report.step) == 4
-
-
-def test_no_delay_chooses_nothing():
     for delay in (None, 0):
         graph = _graph()
-        report = _insert(graph, NAMES, quant_delay=delay)
-        assert report.step is None
+        assert _insert(graph, NAMES, quant_delay=delay).step is None
         choosing = {"SelectV2", "Select", "If", "Switch", "StatelessIf"}
         assert not choosing & set(types(graph))
 
@@ -233,9 +229,7 @@ def test_a_producer_that_is_quantized_already(log, delay):
     assert second.tensor is first.tensor
     assert f"is quantized already, to '{first.tensor.name}'" in second.skipped[0].reason
     assert "quantized already" in log.text
-
-
-def test_a_producer_that_quantizes():
+    # One that quantizes itself.
     with tf.Graph().as_default() as graph:
         x = fixed_quantize(tf.constant(X))
         y = tf.exp(x)
@@ -267,38 +261,26 @@ def _refused(graph, error, match, *args, **options):
     assert edges(graph) == before
 
 
-def test_consumers_that_do_not_read_the_producer():
+def test_other_consumers_and_types():
     graph = _graph()
     x, exp, data = (_op(graph, n) for n in ("block/x", "other/exp", "data"))
-    _refused(
-        graph,
-        QuantizeError,
-        r"'other/exp' \(Exp\) does not read 'data:0'; its consumers are block/x",
-        "",
-        "q",
-        data,
-        [x, exp],
-    )
-    _refused(graph, QuantizeError, "its consumers are none", "", "q", exp, [x])
-    _refused(graph, QuantizeError, "no consumer", "", "q", x, [])
-
-
-def test_other_types():
-    graph = _graph()
-    x, exp = _op(graph, "block/x"), _op(graph, "other/exp")
-    for producer, consumers in [
-        (x.outputs[0], [exp]),
-        ("block/x", [exp]),
-        (x, ["other/exp"]),
-        (x, exp.outputs),
-    ]:
-        _refused(graph, ArgumentTypeError, "tf.Operation", "", "q", producer, consumers)
     with graph.as_default():
         shape = tf.shape(x.outputs[0])
         size = tf.identity(shape)
         nothing = tf.no_op()
-    _refused(graph, QuantizeError, "no float32", "", "q", shape.op, [size.op])
-    _refused(graph, QuantizeError, "no float32", "", "q", nothing, [exp])
+    unread = r"'other/exp' \(Exp\) does not read 'data:0'; its consumers are block/x"
+    for error, said, producer, consumers in [
+        (QuantizeError, unread, data, [x, exp]),
+        (QuantizeError, "its consumers are none", exp, [x]),
+        (QuantizeError, "no consumer", x, []),
+        (ArgumentTypeError, "tf.Operation", x.outputs[0], [exp]),
+        (ArgumentTypeError, "tf.Operation", "block/x", [exp]),
+        (ArgumentTypeError, "tf.Operation", x, ["other/exp"]),
+        (ArgumentTypeError, "tf.Operation", x, exp.outputs),
+        (QuantizeError, "no float32", shape.op, [size.op]),
+        (QuantizeError, "no float32", nothing, [exp]),
+    ]:
+        _refused(graph, error, said, "", "q", producer, consumers)
     _refused(
         graph, ArgumentTypeError, "number of steps", "", "q", x, [exp], quant_delay=2.5
     )
