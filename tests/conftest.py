@@ -34,3 +34,17 @@ def pytest_collection_finish():
 def setting(request):
     """Each setting in turn: a v1 graph, a graph under TF 2, a tracing FuncGraph."""
     return settings.Setting(request.param)
+
+
+@pytest.fixture
+def control_flow_v1():
+    """Make `tf.while_loop` and `tf.cond` emit Enter, Switch and so on."""
+    with settings.control_flow(1):
+        yield
+
+
+@pytest.fixture
+def control_flow_v2():
+    """Make `tf.while_loop` and `tf.cond` emit While and If."""
+    with settings.control_flow(2):
+        yield

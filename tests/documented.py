@@ -21,3 +21,9 @@ def missing_parts(member: Any, *, raises: bool, cost: bool) -> list[str]:
 def signature(member: Any) -> str:
     """Return a signature with its annotations, as one line."""
     return re.sub(r"\s+", " ", str(inspect.signature(member))).replace("'", "")
+
+
+def frozen(signatures: str) -> dict[str, str]:
+    """Return a table of signatures by name; an indented line continues one."""
+    lines = signatures.replace("\n    ", " ").strip().splitlines()
+    return {line.partition("(")[0]: line for line in lines}

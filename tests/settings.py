@@ -12,8 +12,10 @@ in one with `GEUTIL_TEST_V1=1`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,33 @@ class Setting:
             return tuple(body() or ())
 
         return [np.asarray(value) for value in traced()]
+
+
+@contextlib.contextmanager
+def control_flow(version: int) -> Iterator[None]:
+    """Let loops and conditionals be Enter and Switch (1), or While and If (2)."""
+    choices = {
+        1: tf.compat.v1.disable_control_flow_v2,
+        2: tf.compat.v1.enable_control_flow_v2,
+    }
+    before = 2 if tf.compat.v1.control_flow_v2_enabled() else 1
+    choices[version]()
+    try:
+        yield
+    finally:
+        choices[before]()
+
+
+def in_each_setting(test: Callable[..., Any]) -> Callable[..., None]:
+    """Decorate a test that runs with a new default graph in each setting in turn."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        for name in NAMES:
+            print("setting:", name)
+            Setting(name).run(lambda: test(**arguments))
+
+    return run
 
 
 def evaluate(

@@ -85,8 +85,12 @@ def built_together(builds, parameters, seed=0):
 
 def run(graph, feeds, fetched="out:0"):
     config = tf.compat.v1.ConfigProto()
-    # Channels first, of which the processor knows little, are turned for it.
-    config.graph_options.rewrite_options.cpu_layout_conversion = 1
+    options = config.graph_options.rewrite_options
+    formats = {op.node_def.attr["data_format"].s for op in graph.get_operations()}
+    # Channels first, of which the processor knows little, are turned for it by
+    # Grappler; else it has no part in what is compared.
+    options.cpu_layout_conversion = 1
+    options.disable_meta_optimizer = b"NCHW" not in formats
     session = tf.compat.v1.Session(graph=graph, config=config)
     with session, graph.as_default():
         session.run(tf.compat.v1.global_variables_initializer())

@@ -71,36 +71,6 @@ def test_between(turn):
     check_together(BETWEEN, check, turned(PARAMETERS, turn))
 
 
-BEHIND = {
-    "relu": tf.nn.relu,
-    "relu6": tf.nn.relu6,
-    "swish": lambda y: y * tf.sigmoid(y),
-    "none": lambda y: y,
-}
-
-
-def test_behind():
-    def behind(name, bypass):
-        def build(b):
-            x = conv(b)
-            y = tf.nn.conv2d(tf.nn.relu(x), b.weights(3, 3, 4, 4), 1, "SAME")
-            return BEHIND[name](b.norm(y) + x if bypass else b.norm(y))
-
-        return build
-
-    def check(name, outcome):
-        assert len(outcome.report.folded) == 1
-        assert outcome.types["Mul"] == (name[0] == "swish"), outcome.types
-        assert outcome.types["AddV2"] == name[1], outcome.types
-
-    builds = {
-        (name, bypass): behind(name, bypass)
-        for name in BEHIND
-        for bypass in (False, True)
-    }
-    check_together(builds, check, ["resource variables"])
-
-
 def test_shared_weights_are_folded_for_each_layer():
     def build(b):
         weights = b.weights(1, 1, 3, 3)

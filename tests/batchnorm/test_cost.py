@@ -1,12 +1,12 @@
 """Ten times the layers take ten times the work."""
 
-import pytest
+from itertools import cycle, islice
+
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.checking import Builder
 from tests.call_counts import count_calls
-from tests.thorough import crossed
 
 
 def behind(b, y):
@@ -23,24 +23,28 @@ def refused(b, y):
     return tf.nn.relu(b.norm(tf.nn.relu(y), 2))
 
 
-def calls(block, count, parameters):
-    """Count the calls of Python functions that a fold makes."""
+BLOCKS = [
+    (block, parameters)
+    for parameters in ("constants", "resource variables")
+    for block in (behind, before, refused)
+]
+
+
+def calls(rounds):
+    """Count the calls of Python functions that a fold of all blocks in turn makes."""
     with tf.Graph().as_default() as graph:
-        b = Builder(parameters)
+        b = Builder()
         y = b.data(2, 3, 3, 2, known=())
-        for _ in range(count):
+        for block, b.parameters in islice(cycle(BLOCKS), rounds * len(BLOCKS)):
             y = block(b, y)
         tf.identity(y, "out")
-    count_of_calls, report = count_calls(lambda: fold_batch_norms(graph))
-    assert len(report.folded) == (0 if block is refused else count)
-    assert len(report.refused) == (count if block is refused else 0)
-    return count_of_calls
+    count, report = count_calls(lambda: fold_batch_norms(graph))
+    assert len(report.folded) == 4 * rounds
+    assert len(report.refused) == 2 * rounds
+    return count
 
 
-@pytest.mark.parametrize(
-    ("block", "parameters"),
-    crossed([behind, before, refused], ["constants", "resource variables"], together=1),
-)
-def test_folding_is_linear_in_the_layers(block, parameters):
-    calls(block, 1, parameters)
-    assert calls(block, 100, parameters) < 12 * calls(block, 10, parameters)
+def test_folding_is_linear_in_the_layers():
+    calls(1)
+    # Something is done once, so a little that grows faster shows.
+    assert calls(10) < 10 * calls(1)

@@ -8,7 +8,6 @@ from tests.batchnorm.checking import (
     PARAMETERS,
     check_bare,
     check_together,
-    folded,
     turned,
 )
 from tests.thorough import chosen
@@ -122,14 +121,6 @@ def test_layers_take_in_the_norm_before_them(turn):
         assert sorted(forward) == ([False, True] if norms == 2 else [True] * norms)
 
     check_together(builds, check, turned(PARAMETERS, turn))
-
-
-def test_norms_before_and_behind_a_layer():
-    outcome = folded(before_and_behind, "resource variables")
-    assert {e.norm.split("/")[0]: e.forward for e in outcome.report.folded} == {
-        "before": True,
-        "behind": False,
-    }
 
 
 def shiftless(b, *shape):

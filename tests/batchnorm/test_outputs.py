@@ -7,11 +7,9 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
-from tests.batchnorm.calibrated import with_calibrated_norms
-from tests.settings import default_graph, edges, evaluate, needs_eager
+from tests.settings import default_graph, edges, evaluate, in_each_setting, needs_eager
 
 X = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
 KERNEL = np.random.default_rng(1).normal(size=(3, 3, 3, 4)).astype(np.float32)
@@ -142,18 +140,16 @@ def channels_first(x):
     return tf.nn.batch_normalization(y, *shaped, 1e-3, "norm")
 
 
-def test_the_bias_has_the_shape_that_the_sum_needs(setting):
-    def body():
-        z = channels_first(given(np.zeros([1, 3, 6, 6], np.float32)))
-        fold_batch_norms(default_graph(), strict=True)
-        data, bias = z.op.inputs
-        assert (data.op.type, bias.op.type) == ("Conv2D", "Const")
-        assert bias.shape == [4, 1, 1]
-        shift = BETA - MEAN * GAMMA / np.sqrt(VARIANCE + 1e-3)
-        value = tf.get_static_value(bias).reshape(-1)
-        np.testing.assert_allclose(value, shift, rtol=1e-6)
-
-    setting.run(body)
+@in_each_setting
+def test_the_bias_has_the_shape_that_the_sum_needs():
+    z = channels_first(given(np.zeros([1, 3, 6, 6], np.float32)))
+    fold_batch_norms(default_graph(), strict=True)
+    data, bias = z.op.inputs
+    assert (data.op.type, bias.op.type) == ("Conv2D", "Const")
+    assert bias.shape == [4, 1, 1]
+    shift = BETA - MEAN * GAMMA / np.sqrt(VARIANCE + 1e-3)
+    value = tf.get_static_value(bias).reshape(-1)
+    np.testing.assert_allclose(value, shift, rtol=1e-6)
 
 
 @needs_eager
@@ -184,7 +180,7 @@ def biased(x, between=tf.identity):
 
 def test_a_bias_before_the_norm_goes_into_the_sum(setting):
     def body():
-        z = with_sum(tf.nn.bias_add(convolved(given(X)), np.float32([1, -2, 3, 0.5])))
+        z = with_sum(biased(given(X), lambda y: y))
         fold_batch_norms(default_graph(), strict=True)
         assert behind(z) == ["AddV2", "Conv2D", PLACEHOLDER]
         return [z]
@@ -287,48 +283,42 @@ def ancestors(op):
     return found
 
 
-def test_a_fused_norm_in_keep_is_refused_and_nothing_changes(setting):
-    def body():
-        z = fused(convolved(given(X)))
-        graph = default_graph()
-        before = edges(graph)
-        report = fold_batch_norms(graph, keep=[z])
-        assert not report.folded
-        (entry,) = report.refused
-        assert (entry.norm, entry.op) == ("norm", z.op.name)
-        assert "is in keep" in entry.reason
-        with pytest.raises(FoldError, match="is in keep"):
-            fold_batch_norms(graph, keep=[z], strict=True)
-        assert edges(graph) == before
-
-    setting.run(body)
+@in_each_setting
+def test_a_fused_norm_in_keep_is_refused_and_nothing_changes():
+    z = fused(convolved(given(X)))
+    graph = default_graph()
+    before = edges(graph)
+    report = fold_batch_norms(graph, keep=[z])
+    assert not report.folded
+    (entry,) = report.refused
+    assert (entry.norm, entry.op) == ("norm", z.op.name)
+    assert "is in keep" in entry.reason
+    with pytest.raises(FoldError, match="is in keep"):
+        fold_batch_norms(graph, keep=[z], strict=True)
+    assert edges(graph) == before
 
 
-def test_what_is_kept_on_the_way_is_refused(setting):
-    def body():
-        y = convolved(given(X))
-        with_sum(y)
-        report = fold_batch_norms(default_graph(), keep=[y])
-        (entry,) = report.refused
-        assert entry.op == y.op.name
-
-    setting.run(body)
+@in_each_setting
+def test_what_is_kept_on_the_way_is_refused():
+    y = convolved(given(X))
+    with_sum(y)
+    report = fold_batch_norms(default_graph(), keep=[y])
+    (entry,) = report.refused
+    assert entry.op == y.op.name
 
 
-def test_keep_takes_ops_and_tensors_of_the_graph(setting):
-    def body():
-        graph = default_graph()
-        with_sum(convolved(given(X)))
-        with tf.Graph().as_default():
-            other = tf.constant(1.0, name="other")
-        before = edges(graph)
-        with pytest.raises(SelectionError, match=r"'other:0'.*another graph"):
-            fold_batch_norms(graph, keep=[other])
-        with pytest.raises(ArgumentTypeError, match=r"Keras layers, not .*float"):
-            fold_batch_norms(graph, keep=[1.0])
-        assert edges(graph) == before
-
-    setting.run(body)
+@in_each_setting
+def test_keep_takes_ops_and_tensors_of_the_graph():
+    graph = default_graph()
+    with_sum(convolved(given(X)))
+    with tf.Graph().as_default():
+        other = tf.constant(1.0, name="other")
+    before = edges(graph)
+    with pytest.raises(SelectionError, match=r"'other:0'.*another graph"):
+        fold_batch_norms(graph, keep=[other])
+    with pytest.raises(ArgumentTypeError, match=r"Keras layers, not .*float"):
+        fold_batch_norms(graph, keep=[1.0])
+    assert edges(graph) == before
 
 
 def func_graph_of(body):
@@ -387,29 +377,3 @@ def test_a_failure_puts_the_results_back(monkeypatch):
     assert all(a is b for a, b in zip(graph.outputs, old, strict=True))
     after = edges(graph)
     assert {name: after[name] for name in before} == before
-
-
-@needs_eager
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_model_that_ends_in_a_norm(frozen, bias):
-    layers = tf.keras.layers
-    network = tf.keras.Sequential(
-        [
-            tf.keras.Input((6, 6, 3), name="x"),
-            layers.Conv2D(4, 3, use_bias=bias),
-            layers.BatchNormalization(),
-        ]
-    )
-    with_calibrated_norms(network, X)
-    expected = network(X, training=False).numpy()
-    opened = model.open(network)
-    opened = opened.freeze() if frozen else opened
-    assert len(fold_batch_norms(opened, strict=True).folded) == 1
-    (z,) = opened.outputs.values()
-    assert (z.op.type, z.op.inputs[0].op.type) == ("BiasAdd", "Conv2D")
-    if frozen:
-        assert behind(z) == ["BiasAdd", "Conv2D", "Placeholder"]
-    ((name, _),) = opened.inputs.items()
-    (value,) = opened.run(**{name: X}).values()
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from geutil import batchnorm
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     CheckError CheckResult FoldReport Folded OutputDifference Refused check
@@ -20,21 +20,17 @@ fold_batch_norms(graph_or_model: Any, *, is_training: bool = False,
     False, clone_shared: bool = False, keep: Iterable[Any] = (), outputs: Any
     = ()) -> FoldReport
 """
-
-
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
+FROZEN = frozen(SIGNATURES)
 
 
 def test_the_public_surface():
     assert sorted(batchnorm.__all__) == sorted(NAMES.split())
     functions = [n for n in NAMES.split() if inspect.isfunction(getattr(batchnorm, n))]
-    assert sorted(functions) == sorted(frozen())
-    found = {n: f"{n}{signature(getattr(batchnorm, n))}" for n in frozen()}
-    assert found == frozen()
+    assert sorted(functions) == sorted(FROZEN)
+    found = {n: f"{n}{signature(getattr(batchnorm, n))}" for n in FROZEN}
+    assert found == FROZEN
     missing = {
         name: missing_parts(getattr(batchnorm, name), raises=True, cost=True)
-        for name in frozen()
+        for name in FROZEN
     }
     assert not any(missing.values()), missing

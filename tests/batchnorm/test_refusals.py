@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import ArgumentTypeError
 from tests.batchnorm.checking import EPSILON, Builder, built_together, folded
 from tests.select.layer_norms import fused_layer_norm
 
@@ -195,12 +194,6 @@ def test_scope():
     assert all("outside of scope 'two'" in e.reason for e in report.refused)
 
 
-def test_the_first_argument_has_to_hold_a_graph():
-    for argument in (None, 3, "graph"):
-        with pytest.raises(ArgumentTypeError):
-            fold_batch_norms(argument)
-
-
 def in_conditional(b):
     def taken():
         return b.norm(conv(b, x), 4)
@@ -228,15 +221,9 @@ def with_outer_parameters(b):
 
 
 @pytest.mark.parametrize("build", (in_conditional, in_loop, with_outer_parameters))
-def test_loops_and_conditionals_of_version_1(build):
-    control_flow = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            build(Builder("constants"))
-    finally:
-        if control_flow:
-            tf.compat.v1.enable_control_flow_v2()
+def test_loops_and_conditionals_of_version_1(build, control_flow_v1):
+    with tf.Graph().as_default() as graph:
+        build(Builder("constants"))
     report = fold_batch_norms(graph)
     assert not report.folded
     (refused,) = report.refused

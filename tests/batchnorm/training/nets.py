@@ -1,7 +1,7 @@
 """Small nets with a batch norm in training, written as graphs hold them.
 
 Each net can be built again in another form over the same weights: with the statistics
-of the batch, or with moving ones.
+of the batch, or with moving ones. A trial compares the forms.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Net:
 
     def __post_init__(self):
         """Make the variables, in the default graph."""
+        self.name = f"{self.layer}, fused: {self.fused}, resource: {self.resource}"
         self.random = np.random.default_rng(self.seed)
         self.kernels = [self._variable(s, 1.0) for s in self._kernel_shapes()]
         self.offset = self._variable([CHANNELS]) if self.bias else None
@@ -186,17 +187,119 @@ def update(moving, statistic, by_difference):
     return v1.assign(moving, moving * MOMENTUM + statistic * (1.0 - MOMENTUM))
 
 
-def fold_scope(graph, delay, statistics="exact"):
-    """Fold for training what is in the scope "folded", and verify the graph."""
-    report = fold_batch_norms(
-        graph,
-        scope="folded",
-        is_training=True,
-        freeze_batch_norm_delay=delay,
-        statistics=statistics,
-    )
-    verify(graph)
-    return report
+class Trial:
+    """Nets in three forms in one graph: folded, as they were, and deployed.
+
+    Args:
+        makes: functions that make nets in the default graph.
+        delay, statistics: options of the fold.
+    """
+
+    def __init__(self, makes, delay, statistics):
+        self.graph, self.delay, self.statistics = tf.Graph(), delay, statistics
+        self.feeds, self.nets = {}, []
+        self.folded, self.unfolded, self.deployed = [], [], []
+        self.moving, self.moving_unfolded = [], []
+        with self.graph.as_default():
+            for make in makes:
+                self._build(make())
+            self.report = self.fold()
+            self.values, self.expected, self.frozen = (
+                [self._values(*parts) for parts in form]
+                for form in (self.folded, self.unfolded, self.deployed)
+            )
+            start = v1.global_variables_initializer()
+        # What is compared is what is written: Grappler has no part in it.
+        config = v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        self.session = v1.Session(graph=self.graph, config=config)
+        self.session.run(start)
+
+    def fold(self):
+        """Fold what is in the scope "folded", and verify the graph."""
+        report = fold_batch_norms(
+            self.graph,
+            scope="folded",
+            is_training=True,
+            freeze_batch_norm_delay=self.delay,
+            statistics=self.statistics,
+        )
+        verify(self.graph)
+        return report
+
+    def _build(self, net):
+        values, x = net.input()
+        self.feeds[x] = values
+        self.nets.append(net)
+        averages, own = net.averages(), net.averages()
+        with tf.name_scope("folded/net"):
+            self.folded.append((net, x, *net.trained(x, averages)))
+        with tf.name_scope("unfolded/net"):
+            self.unfolded.append((net, x, *net.trained(x, own)))
+        self.moving += [averages.mean, averages.variance]
+        self.moving_unfolded += [own.mean, own.variance]
+        if self.delay is not None:
+            with tf.name_scope("deployed/net"):
+                self.deployed.append((net, x, net.deployed(x, averages), []))
+
+    def _values(self, net, x, heads, updates):
+        gradients = tf.gradients(net.loss(heads), [x, *net.variables])
+        return [*heads, *gradients], updates
+
+    def _check_close(self, expected):
+        """Run a step, and check that the folded nets' values are close to others."""
+        wrong = {}
+        found = self.session.run((self.values, expected), self.feeds)
+        for net, (values, _), (others, _) in zip(self.nets, *found, strict=True):
+            try:
+                close(values, others)
+            except AssertionError as error:
+                wrong[net.name] = str(error)
+        assert not wrong, wrong
+
+    def check(self):
+        """Check two steps in training, and two behind a freeze."""
+        for step in range(2):
+            if self.delay is not None:
+                assert self.session.run(self.report.step) == step
+            self._check_close(self.expected)
+            close(*self.session.run([self.moving, self.moving_unfolded]))
+        if self.delay is not None:
+            moving = self.session.run(self.moving)
+            for step in range(2, 4):
+                self._check_close(self.frozen)
+                assert self.session.run(self.report.step) == step + 1
+            np.testing.assert_array_equal(self.session.run(self.moving), moving)
+
+
+class FoldedConv:
+    """A convolution with a norm in training, folded, and the values of its weights."""
+
+    def __init__(self, fused, bias=False, **options):
+        random = np.random.default_rng(1)
+        self.kernel = random.normal(size=(1, 1, 3, CHANNELS))
+        self.gamma, self.beta, self.bias, self.mean = random.normal(size=(4, CHANNELS))
+        self.variance = random.uniform(0.1, 5.0, CHANNELS)
+        with tf.Graph().as_default() as self.graph:
+            self.x = v1.placeholder(tf.float32, [None, None, None, 3])
+            y = tf.nn.conv2d(self.x, variable(self.kernel), 1, "SAME", name="conv")
+            y = tf.nn.bias_add(y, variable(self.bias)) if bias else y
+            self.gamma_, self.beta_ = variable(self.gamma), variable(self.beta)
+            if fused:
+                z, *batch = v1.nn.fused_batch_norm(
+                    y, self.gamma_, self.beta_, epsilon=EPSILON
+                )
+            else:
+                batch = tf.nn.moments(y, [0, 1, 2])
+                z = tf.nn.batch_normalization(
+                    y, *batch, self.beta_, self.gamma_, EPSILON
+                )
+            moving = self.mean, self.variance
+            self.averages = [variable(values, trainable=False) for values in moving]
+            pairs = zip(self.averages, batch, strict=True)
+            self.updates = [update(*pair, True) for pair in pairs]
+            self.out = tf.nn.relu(z, name="result")
+            self.report = fold_batch_norms(self.graph, is_training=True, **options)
 
 
 def close(actual, expected):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from tests.batchnorm.training.nets import (
     EPSILON,
     STATISTICS,
     Averages,
-    close,
-    fold_scope,
+    Trial,
     update,
     variable,
 )
+from tests.settings import edges
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
@@ -108,18 +109,6 @@ def _averaging(x, p):
     return y, list(moved)
 
 
-FORMS: list[Callable] = [
-    _mean_of_squares,
-    _divided,
-    _powers,
-    _bessel,
-    _shadows,
-    _first_version,
-    _second_version,
-    _averaging,
-]
-
-
 def _conv(x, weights):
     return tf.nn.conv2d(x, weights, 1, "SAME")
 
@@ -136,114 +125,86 @@ def _frozen_norm_between(x, weights):
     return tf.nn.batch_normalization(y, *fixed, EPSILON)
 
 
-class Pairs:
-    """Norms folded, and the same ones as they were and as deployed, in one graph."""
+class Formed:
+    """A layer and a norm in one of the forms, as nets are that a trial compares."""
 
-    def __init__(self, forms, delay, layer=_conv, gamma=None, statistics="exact"):
+    def __init__(self, form, layer=_conv, zero=False, size=6):
         random = np.random.default_rng(0)
-        gamma = random.uniform(0.5, 2.0, CHANNELS) if gamma is None else gamma
-        mean, spread = random.normal(size=CHANNELS), random.uniform(0.5, 2, CHANNELS)
+        gamma = random.uniform(0.5, 2.0, CHANNELS) * (not zero)
+        self.form, self.layer = form, layer
+        self.name = f"{form.__name__}{layer.__name__}, zero: {zero}, size: {size}"
+        self.statistics = random.normal(size=CHANNELS), random.uniform(0.5, 2, CHANNELS)
         self.data = np.float32(random.normal(size=(3, 6, 6, 3)))
-        self.graph, self.names = tf.Graph(), [form.__name__ for form in forms]
-        with self.graph.as_default():
-            self.x = v1.placeholder(tf.float32, [None, None, None, 3])
-            kernel, offset = random.normal(size=(3, 3, 3, 4)), random.normal(size=4)
-            made = []
-            for form in forms:
-                # Each has data of its own to ask for the gradient of.
-                read = [tf.identity(self.x), *map(variable, (kernel, gamma, offset))]
-                x, weights, scale, shift = read
-                scopes = []
-                for scope in ("folded/net", "unfolded/net"):
-                    moving = [variable(v, trainable=False) for v in (mean, spread)]
-                    p = Parameters(scale, shift, Averages(*moving))
-                    with tf.name_scope(scope):
-                        y, updates = form(layer(x, weights), p)
-                        scopes.append((tf.nn.relu(y), updates, p.averages))
-                made.append((read, scopes))
-            self.report = fold_scope(self.graph, delay, statistics)
-            self.parts, self.moving = [], []
-            for (x, weights, scale, shift), scopes in made:
-                kept = scopes[0][2]
-                y = tf.nn.batch_normalization(
-                    layer(x, weights), kept.mean, kept.variance, shift, scale, EPSILON
-                )
-                scopes.append((tf.nn.relu(y), [], kept))
-                self.parts.append(
-                    [
-                        (self._values(y, [x, weights, scale, shift]), updates)
-                        for y, updates, _ in scopes
-                    ]
-                )
-                self.moving.append([[a.mean, a.variance] for *_, a in scopes])
-            self.start = v1.global_variables_initializer()
+        if size == 1:
+            self.data = self.data[:1, :1, :1]
+        kernel, offset = random.normal(size=(3, 3, 3, 4)), random.normal(size=4)
+        self.variables = list(map(variable, (kernel, gamma, offset)))
 
-    def _values(self, y, xs):
-        loss = tf.reduce_mean(tf.sin(y) * tf.sqrt(1.0 + y**2))
-        return [y, *tf.gradients(loss, xs)]
+    def input(self):
+        return self.data, v1.placeholder(tf.float32, [None, None, None, 3])
 
-    def run(self, session, *parts):
-        """Run a step, and return for each norm the values of the parts."""
-        fetched = [[part[i] for i in parts] for part in self.parts]
-        found = session.run(fetched, {self.x: self.data})
-        return [[values for values, _ in one] for one in found]
+    def averages(self):
+        return Averages(*(variable(v, trainable=False) for v in self.statistics))
+
+    def trained(self, x, averages):
+        kernel, gamma, beta = self.variables
+        y = self.layer(x, kernel)
+        y, updates = self.form(y, Parameters(gamma, beta, averages))
+        return [tf.nn.relu(y)], updates
+
+    def deployed(self, x, averages):
+        kernel, gamma, beta = self.variables
+        y, statistics = self.layer(x, kernel), (averages.mean, averages.variance)
+        y = tf.nn.batch_normalization(y, *statistics, beta, gamma, EPSILON)
+        return [tf.nn.relu(y)]
+
+    def loss(self, heads):
+        return tf.nn.l2_loss(heads[0] - 1.0) / heads[0].shape[-1]
 
 
-def _check(pairs, delay):
-    wrong = {}
-
-    def check_close(found):
-        for name, (actual, expected) in zip(pairs.names, found, strict=True):
-            try:
-                close(actual, expected)
-            except AssertionError as error:
-                wrong[name] = str(error)
-
-    with v1.Session(graph=pairs.graph) as session:
-        session.run(pairs.start)
-        for _ in range(2):
-            check_close(pairs.run(session, 0, 1))
-            check_close(session.run([moving[:2] for moving in pairs.moving]))
-        if delay is not None:
-            kept = [moving[0] for moving in pairs.moving]
-            before = session.run(kept)
-            for _ in range(2):
-                check_close(pairs.run(session, 0, 2))
-            np.testing.assert_array_equal(session.run(kept), before)
-    assert not wrong, wrong
+FORMS: list[Callable] = [
+    *(
+        partial(Formed, form)
+        for form in (
+            _mean_of_squares,
+            _divided,
+            _powers,
+            _bessel,
+            _shadows,
+            _first_version,
+            _second_version,
+            _averaging,
+        )
+    ),
+    partial(Formed, _bessel, _transposed),
+    partial(Formed, _bessel, _frozen_norm_between),
+    # A gamma of zero gives no NaN.
+    partial(Formed, _bessel, zero=True),
+    partial(Formed, _averaging, zero=True),
+    # In a batch of one value Bessel's correction has nothing to correct.
+    partial(Formed, _second_version, size=1),
+]
 
 
 @pytest.mark.parametrize(
     ("delay", "statistics"), crossed([3, None], STATISTICS, together=1)
 )
 def test_norms(delay, statistics):
-    pairs = Pairs(FORMS, delay, statistics=statistics)
-    assert len(pairs.report.folded) == len(FORMS)
-    _check(pairs, delay)
-    before = [
-        (op.name, [t.name for t in op.inputs]) for op in pairs.graph.get_operations()
-    ]
+    trial = Trial(FORMS, delay, statistics)
+    # One net has a frozen norm, too, which goes through the layer in exact folds.
+    assert len(trial.report.folded) == len(FORMS) + (statistics == "exact")
+    trial.check()
+    before = edges(trial.graph)
     # A second time nothing changes.
-    report = fold_scope(pairs.graph, delay, statistics)
+    report = trial.fold()
     assert report.folded == ()
     assert all("outside of scope" in entry.reason for entry in report.refused)
-    after = pairs.graph.get_operations()
-    assert before == [(op.name, [t.name for t in op.inputs]) for op in after]
-
-
-@pytest.mark.parametrize(
-    ("layer", "statistics"),
-    crossed([_transposed, _frozen_norm_between], STATISTICS, together=1),
-)
-def test_layers(layer, statistics):
-    pairs = Pairs([_bessel], 3, layer, statistics=statistics)
-    assert len(pairs.report.folded) >= 1
-    _check(pairs, 3)
+    assert before == edges(trial.graph)
 
 
 def test_a_fused_norm_is_not_run_any_more():
-    pairs = Pairs([_averaging], None)
-    values, updates = pairs.parts[0][0]
+    trial = Trial([partial(Formed, _averaging)], None, "exact")
+    ((values, updates),) = trial.values
     behind, queue = set(), [values[0].op, *(u.op for u in updates)]
     while queue:
         op = queue.pop()
@@ -251,17 +212,3 @@ def test_a_fused_norm_is_not_run_any_more():
             behind.add(op)
             queue += [t.op for t in op.inputs]
     assert not [op.name for op in behind if op.type.startswith("FusedBatchNorm")]
-
-
-@pytest.mark.parametrize("statistics", STATISTICS)
-def test_a_gamma_of_zero_gives_no_nan(statistics):
-    zero = np.zeros(CHANNELS)
-    _check(Pairs([_bessel, _averaging], 3, gamma=zero, statistics=statistics), 3)
-
-
-@pytest.mark.parametrize("statistics", STATISTICS)
-def test_a_batch_of_one_value(statistics):
-    """Bessel's correction has nothing to correct."""
-    pairs = Pairs([_second_version], None, statistics=statistics)
-    pairs.data = pairs.data[:1, :1, :1]
-    _check(pairs, None)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 
 from geutil.batchnorm import fold_batch_norms
 from geutil.graph import verify
 from geutil.quantize import quantize
-from tests.batchnorm.networks import with_random_norms
-from tests.batchnorm.training.nets import EPSILON, close, update, variable
+from tests.batchnorm.training.nets import EPSILON, FoldedConv, close, update, variable
 
 v1 = tf.compat.v1
 CHANNELS = 4
@@ -32,63 +29,7 @@ def _live(graph):
     return [op.type for op in seen]
 
 
-def _keras_net(groups=2):
-    """Squeeze and excitation, groups, a transposed convolution, a dense layer."""
-    keras.utils.set_random_seed(0)
-    x = keras.Input((8, 8, 4))
-    y = layers.Conv2D(8, 3, groups=groups)(x)
-    y = layers.Activation("swish")(layers.BatchNormalization(epsilon=0.1)(y))
-    gate = layers.GlobalAveragePooling2D(keepdims=True)(y)
-    y = layers.Multiply()([y, layers.Conv2D(8, 1, activation="sigmoid")(gate)])
-    y = layers.Conv2DTranspose(6, 3, strides=2, use_bias=False)(y)
-    y = layers.ReLU()(layers.BatchNormalization(epsilon=0.1)(y))
-    y = layers.DepthwiseConv2D(3, depth_multiplier=2)(y)
-    y = layers.ReLU(6.0)(layers.BatchNormalization(epsilon=0.1)(y))
-    y = layers.Dense(5)(layers.GlobalAveragePooling2D()(y))
-    y = layers.BatchNormalization(epsilon=0.1)(y)
-    return with_random_norms(keras.Model(x, layers.Activation("tanh")(y)))
-
-
-def _traced(model, **options):
-    @tf.function(autograph=False)
-    def step(x):
-        y = tf.identity(model(x, training=True))
-        graph = v1.get_default_graph()
-        if options:
-            report = fold_batch_norms(graph, is_training=True, strict=True, **options)
-            assert len(report.folded) == 4
-        handles = [_handle(graph, v) for v in model.trainable_variables]
-        return y, tf.gradients(tf.reduce_sum(y**2 + y), [x, *handles])
-
-    return step
-
-
-def _handle(graph, variable):
-    # A variable of tf_keras is TensorFlow's own, one of Keras has such a one.
-    own = variable if hasattr(variable, "handle") else variable.value
-    return graph.capture(own.handle)
-
-
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
-
-
-def test_each_layer_runs_once():
-    counts = {}
-    for statistics in (None, "exact", "one_pass"):
-        options = {} if statistics is None else {"statistics": statistics}
-        # Keras calls a function for groups, and the fold inlines it.
-        step = _traced(_keras_net(groups=1), **options)
-        graph = step.get_concrete_function(tf.TensorSpec([2, 8, 8, 4])).graph
-        counts[statistics] = Counter(
-            kind for kind in _live(graph) if kind.startswith(CONVOLUTIONS)
-        )
-    assert counts["one_pass"] == counts[None]
-    # Those of the gradients of data and weights among them.
-    assert counts["one_pass"].total() >= 3 * 5
-    assert counts["exact"].total() > counts["one_pass"].total()
-
-
-def _tf_keras_net():
+def _net():
     """Norms that are one op, in training as tf_keras builds them."""
     k = pytest.importorskip("tf_keras")
     k.utils.set_random_seed(0)
@@ -112,9 +53,40 @@ def _tf_keras_net():
     return model
 
 
-@pytest.mark.parametrize("make", [_keras_net, _tf_keras_net])
-def test_architectures_with_all_kinds_of_layers(make):
-    folded, plain = make(), make()
+def _traced(model, **options):
+    @tf.function(autograph=False)
+    def step(x):
+        y = tf.identity(model(x, training=True))
+        graph = v1.get_default_graph()
+        if options:
+            report = fold_batch_norms(graph, is_training=True, strict=True, **options)
+            assert len(report.folded) == 4
+        handles = [graph.capture(v.handle) for v in model.trainable_variables]
+        return y, tf.gradients(tf.reduce_sum(y**2 + y), [x, *handles])
+
+    return step
+
+
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
+
+
+def test_each_layer_runs_once():
+    counts = {}
+    for statistics in (None, "exact", "one_pass"):
+        options = {} if statistics is None else {"statistics": statistics}
+        step = _traced(_net(), **options)
+        graph = step.get_concrete_function(tf.TensorSpec([2, 8, 8, 3])).graph
+        counts[statistics] = Counter(
+            kind for kind in _live(graph) if kind.startswith(CONVOLUTIONS)
+        )
+    assert counts["one_pass"] == counts[None]
+    # Those of the gradients of data and weights among them.
+    assert counts["one_pass"].total() >= 3 * 4
+    assert counts["exact"].total() > counts["one_pass"].total()
+
+
+def test_an_architecture_of_tf_keras():
+    folded, plain = _net(), _net()
     steps = _traced(folded, statistics="one_pass"), _traced(plain)
     for seed in range(3):
         shape = (4, *folded.input_shape[1:])
@@ -127,52 +99,22 @@ def test_architectures_with_all_kinds_of_layers(make):
         close(folded.get_weights(), plain.get_weights())
 
 
-class Quantized:
-    """A convolution with a bias and a norm, folded, whose weights are quantized."""
-
-    def __init__(self, fused, per_channel, bits):
-        random = np.random.default_rng(0)
-        self.data = np.float32(random.normal(size=(3, 5, 5, 3)))
-        self.gamma = random.normal(size=CHANNELS)
-        self.beta, self.bias, self.mean = random.normal(size=(3, CHANNELS))
-        self.variance = random.uniform(0.2, 5.0, CHANNELS)
-        self.kernel = random.normal(size=(1, 1, 3, CHANNELS))
-        with tf.Graph().as_default() as self.graph:
-            self.x = v1.placeholder(tf.float32, [None, 5, 5, 3])
-            y = tf.nn.conv2d(self.x, variable(self.kernel), 1, "SAME", name="conv")
-            y = tf.nn.bias_add(y, variable(self.bias))
-            gamma, beta = variable(self.gamma), variable(self.beta)
-            if fused:
-                z, *batch = v1.nn.fused_batch_norm(y, gamma, beta, epsilon=EPSILON)
-            else:
-                batch = tf.nn.moments(y, [0, 1, 2])
-                z = tf.nn.batch_normalization(y, *batch, beta, gamma, EPSILON)
-            averages = [
-                variable(v, trainable=False) for v in (self.mean, self.variance)
-            ]
-            self.updates = [
-                update(average, statistic, True)
-                for average, statistic in zip(averages, batch, strict=True)
-            ]
-            out = tf.nn.relu(z, name="result")
-            fold_batch_norms(self.graph, is_training=True, statistics="one_pass")
-            quantize(self.graph, weight_bits=bits, per_channel=per_channel)
-            verify(self.graph)
-            conv = self.graph.get_operation_by_name("conv_fold")
-            self.parts = [out, conv.inputs[1], conv.inputs[0]]
-            self.averages = averages
-            self.gradients = tf.gradients(tf.reduce_sum(out**2), [gamma, beta])
-            self.start = v1.global_variables_initializer()
-
-
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
 @pytest.mark.parametrize("per_channel", [False, True], ids=["one range", "by channel"])
 def test_the_norm_is_that_of_the_quantized_weights(fused, per_channel):
-    net = Quantized(fused, per_channel, 3)
+    net = FoldedConv(fused, bias=True, statistics="one_pass")
+    with net.graph.as_default():
+        quantize(net.graph, weight_bits=3, per_channel=per_channel)
+        verify(net.graph)
+        conv = net.graph.get_operation_by_name("conv_fold")
+        parts = [net.out, conv.inputs[1], conv.inputs[0]]
+        gradients = tf.gradients(tf.reduce_sum(net.out**2), [net.gamma_, net.beta_])
+        start = v1.global_variables_initializer()
+    data = np.float32(np.random.default_rng(0).normal(size=(3, 5, 5, 3)))
     with v1.Session(graph=net.graph) as session:
-        session.run(net.start)
+        session.run(start)
         (out, weights, x), gradients, _ = session.run(
-            [net.parts, net.gradients, net.updates], {net.x: net.data}
+            [parts, gradients, net.updates], {net.x: data}
         )
         averages = session.run(net.averages)
     scale = net.gamma / np.sqrt(net.variance + EPSILON)
