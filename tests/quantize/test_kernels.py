@@ -190,12 +190,9 @@ def test_what_has_no_kernel_is_float_and_reported():
     assert wrong == {}
 
 
-@pytest.mark.parametrize("name", ["2.21.0", "2.21.0-rc1", "2.21.0-dev20250801"])
-def test_versions_are_read(name):
-    assert version_of(name) == (2, 21)
-
-
 def test_kernels_come_with_versions():
+    for name in ("2.21.0", "2.21.0-rc1", "2.21.0-dev20250801"):
+        assert version_of(name) == (2, 21), name
     counts = [len(kernels_of((2, minor))) for minor in (16, 19, 20, 21, 22, 100)]
     assert counts[0] == counts[1] == len(KERNEL_CASES) - 2
     assert counts[2] == len(KERNEL_CASES) - 1

@@ -36,7 +36,7 @@ def resource(request):
 class Graphs:
     """The network quantized for training, and for evaluation."""
 
-    def __init__(self, norms, *, freeze=None, delay=0):
+    def __init__(self, norms, freeze=None, delay=0):
         self.train, self.eval = tf.Graph(), tf.Graph()
         with self.train.as_default():
             self.x, logits, updates = build(norms, True)
@@ -57,19 +57,11 @@ class Graphs:
         verify(self.eval)
 
 
-@pytest.mark.parametrize(
-    ("resource", "norms", "when"),
-    crossed(RESOURCE, NORMS, ["at once", "late"], together=1),
-    indirect=["resource"],
-)
-def test_ranges_have_the_same_names_and_shapes(resource, norms, when):
-    freeze, delay = (2, 3) if when == "late" else (None, 0)
-    graphs = Graphs(norms, freeze=freeze, delay=delay)
+def _check_names(graphs, norms):
     trained, evaluated = graphs.trained.variables, graphs.evaluated.variables
     assert {n: v.shape for n, v in of_ranges(trained).items()} == {
         n: v.shape for n, v in evaluated.items()
     }
-    assert ("VariableV2" in types(graphs.train)) == (resource == "ref")
     names = [
         "x/input_quant",
         "first/weights_quant",
@@ -105,6 +97,10 @@ def test_ranges_have_the_same_names_and_shapes(resource, norms, when):
     assert {op.name for op in assigns} - saved == initializers
 
 
+def test_ranges_without_a_delay_have_the_same_names_and_shapes():
+    _check_names(Graphs("fused"), "fused")
+
+
 @pytest.mark.parametrize(
     ("resource", "norms"),
     crossed(RESOURCE, NORMS, together=1),
@@ -113,6 +109,8 @@ def test_ranges_have_the_same_names_and_shapes(resource, norms, when):
 def test_a_checkpoint_is_restored_by_name(resource, norms, tmp_path):
     """The train graph with frozen norms, and ranges as a step left them."""
     graphs = Graphs(norms, freeze=2, delay=3)
+    assert ("VariableV2" in types(graphs.train)) == (resource == "ref")
+    _check_names(graphs, norms)
     with session(graphs.train) as opened:
         for x in STEPS:
             opened.run(graphs.step, {graphs.x: x})

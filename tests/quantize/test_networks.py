@@ -97,14 +97,11 @@ def case(request):
     return Case(NETWORKS[request.param])
 
 
-def test_every_op_is_quantized(case):
+def test_every_op_is_quantized_and_computes_in_int8(case):
     assert case.report.coverage == 1.0
     assert not case.report.skipped
     names = [entry.op for entry in case.report.quantized]
     assert len(names) == len(set(names))
-
-
-def test_the_file_computes_in_int8(case):
     assert case.comparison.float_ops == ()
 
 

@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import quantize, to_int8
-from tests.quantize.converted import Together, converted, opened, samples, spec
+from tests.quantize.converted import (
+    Together,
+    alternate,
+    converted,
+    opened,
+    samples,
+    spec,
+)
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -74,7 +81,7 @@ def numbered(make, cases):
 def test_what_a_network_may_have_to_be_trained():
     blocks = itertools.product([1.0, 1.3], [0.0, 0.2])
     cases = numbered(affine, {f"affine {n}": case for n, case in enumerate(blocks)})
-    neutral = itertools.product(NEUTRAL, (0, 1))
+    neutral = alternate(NEUTRAL, (0, 1))
     cases |= numbered(
         unchanged, {f"{n} of rank {rank}": (NEUTRAL[n], rank) for n, rank in neutral}
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import tensorflow as tf
 
@@ -12,6 +10,7 @@ from geutil.quantize.int8 import converting
 from geutil.quantize.planning import plan
 from tests.quantize.converted import (
     Together,
+    alternate,
     converted,
     is_simulated,
     opened,
@@ -58,7 +57,7 @@ def test_transposed_convolutions():
         ", ".join(map(str, (bias, activation, batch))): transposed(
             BIASES[bias], ACTIVATIONS[activation], batch
         )
-        for bias, activation, batch in itertools.product(BIASES, ACTIVATIONS, [2, None])
+        for bias, activation, batch in alternate(BIASES, ACTIVATIONS, [2, None])
     }
     wrong = {}
     for case, part in Together(cases).parts().items():
@@ -192,7 +191,7 @@ def test_outputs_that_are_read_by_what_makes_no_numbers_of_them():
     """The converter leaves what reads an output in float without an input."""
     cases = {
         f"{read}, {end}": read_by(CLASSES[read][0], ENDS[end])
-        for read, end in itertools.product(CLASSES, ENDS)
+        for read, end in alternate(CLASSES, ENDS)
     }
     wrong = {}
     for case, part in Together(cases).parts().items():
