@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from geutil.model import ModelError
 from geutil.model.saving import written_atomically
 from tests.processes import run_python
 
@@ -41,17 +40,6 @@ def test_what_is_written_replaces_what_is_there(tmp_path):
     assert tree(tmp_path) == {"out": "five"}
 
 
-@pytest.mark.parametrize("before", ["file", "directory"])
-def test_a_failure_leaves_the_old(tmp_path, before):
-    path = tmp_path / "out"
-    path.write_text("old") if before == "file" else write_directory(path, "old")
-    whole = tree(tmp_path)
-    with pytest.raises(KeyError), written_atomically(path, overwrite=True) as new:
-        write_directory(new, "half")
-        raise KeyError
-    assert tree(tmp_path) == whole
-
-
 def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
     monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
     path = tmp_path / "out"
@@ -68,22 +56,6 @@ def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
         new.mkdir()
         new.rmdir()
     assert tree(tmp_path) == whole
-
-
-def test_what_exists_and_a_missing_parent_are_refused(tmp_path):
-    (tmp_path / "out").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name, message in (
-        ("out", "out' exists; pass overwrite=True"),
-        ("link", "exists"),
-        ("missing/out", "no directory '.*missing'"),
-    ):
-        with (
-            pytest.raises(ModelError, match=message),
-            written_atomically(tmp_path / name, overwrite=False),
-        ):
-            pytest.fail("the block runs")
-    assert tree(tmp_path) == {"link": None, "out": "old"}
 
 
 KILLED = """

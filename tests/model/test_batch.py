@@ -598,24 +598,11 @@ def cheap(monkeypatch, marker):
     monkeypatch.setattr(executors, "run_job", run)
 
 
-@contextlib.contextmanager
-def dask_threads():
-    distributed = pytest.importorskip("distributed", reason="no extra dask")
-    options = {"processes": False, "n_workers": 1, "dashboard_address": None}
-    with distributed.Client(**options, set_as_default=False) as client:
-        yield client.get_executor()
-
-
-@pytest.mark.parametrize(
-    "executors_of",
-    [partial(ThreadPoolExecutor, 1), pytest.param(dask_threads, marks=thorough)],
-)
-def test_executors_in_this_process(three, monkeypatch, executors_of):
+def test_an_executor_in_this_process(three, monkeypatch):
     cheap(monkeypatch, three / "a.pb")
-    with executors_of() as executor:
+    with ThreadPoolExecutor(1) as executor:
         report = plan(three, executor)
         assert [entry.action for entry in report.entries] == ["done"] * 3
-        assert executor.submit(sum, [1, 2]).result() == 3
 
 
 def test_where_no_process_forks_there_is_no_server(three, monkeypatch):

@@ -254,18 +254,6 @@ def graph_def_calling_f(function):
     return graph_def
 
 
-def test_two_files_with_functions_of_one_name():
-    models = [
-        model.open(graph_def_calling_f(f), inline=False, inputs=["x"], outputs=["y"])
-        for f in (tf.sin, tf.cos, tf.sin)
-    ]
-    assert [list(m.functions) for m in models] == [["f"]] * 3
-    for m, f in zip(models, (np.sin, np.cos, np.sin), strict=True):
-        close(m.run(x=X)["y"], f(X))
-        got = gradients(lambda x: m.to_function()(x)["y"], X, [])  # noqa: B023
-        close(got[0], np.cos(X) if f is np.sin else -np.sin(X))
-
-
 def test_a_result_of_another_shape_is_refused():
     @tf.function
     def tile(x):

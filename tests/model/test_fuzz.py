@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-from geutil.model.files.loading import load_graph_def, load_saved_model
 from tests.model import fuzzing
 from tests.model.mutations import mutate
 from tests.thorough import is_quick
@@ -36,15 +35,6 @@ def test_damage_is_refused_or_survived(models):
         refused = found[target, fuzzing.REFUSED]
         assert refused > found[target, fuzzing.OPENED] or target.endswith("fields")
         assert refused, target
-
-
-def test_the_models_open_before_they_are_damaged(models):
-    assert load_graph_def(models / "frozen.pb").get_operations()
-    assert load_graph_def(models / "frozen.pbtxt").get_operations()
-    assert sorted(load_saved_model(models / "lookup").signatures) == [
-        "look_up",
-        "project",
-    ]
 
 
 def test_the_damage_is_the_same_for_the_same_seed(models, tmp_path):

@@ -341,7 +341,7 @@ def test_what_is_no_model_is_refused(tmp_path, keras_file):
 
 @pytest.mark.parametrize("target", ["pb", "pb fields", "saved_model", "index"])
 def test_damage_is_refused_or_survived(models, tmp_path, target):
-    for seed in range(150):
+    for seed in range(50):
         scratch = tmp_path / str(seed)
         scratch.mkdir()
         path = fuzzing.damaged(models, target, seed, scratch)

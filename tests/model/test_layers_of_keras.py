@@ -15,7 +15,6 @@ from geutil.model.strip.report import Stripped
 from geutil.quantize import quantize
 from geutil.select import names
 from tests.settings import needs_eager
-from tests.thorough import chosen
 
 pytestmark = needs_eager
 
@@ -66,13 +65,7 @@ def attention():
     return keras.Model(tokens, layers.Dense(3, name="scores")(x), name="transformer")
 
 
-def mobile():
-    return keras.applications.MobileNetV3Small(
-        weights=None, input_shape=(32, 32, 3), classes=4, include_preprocessing=False
-    )
-
-
-NETWORKS = {"nested": nested, "attention": attention, "mobile": mobile}
+NETWORKS = {"nested": nested, "attention": attention}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def called_once(network):
     ]
 
 
-@pytest.mark.parametrize("name", chosen(NETWORKS, "nested", "attention"))
+@pytest.mark.parametrize("name", NETWORKS)
 def test_what_a_layer_gives_is_what_keras_computes(name, tmp_path):
     """Of every layer, as it was opened in memory, from an archive and a SavedModel."""
     keras.utils.set_random_seed(0)

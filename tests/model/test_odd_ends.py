@@ -230,16 +230,6 @@ def test_a_sequential_is_opened_once_it_is_built():
     np.testing.assert_allclose(m.run(**{name: x})[output], expected, rtol=1e-6)
 
 
-def test_a_sequential_of_integers():
-    model = tf.keras.Sequential(
-        [tf.keras.Input([3], dtype="int32"), layers.Embedding(4, 2)]
-    )
-    m = geutil_model.open(model)
-    (name,), (output,) = m.inputs, m.outputs
-    assert m.inputs[name].dtype == tf.int32
-    assert m.run(**{name: [[0, 1, 3]]})[output].shape == (1, 3, 2)
-
-
 def test_a_function_that_is_never_traced_right_is_refused():
     def f(x):
         raise KeyError("mine")

@@ -117,15 +117,6 @@ def test_ends_of_a_graph_can_be_named():
     np.testing.assert_array_equal(m.run(x=X)["logits"], X * 3)
 
 
-def test_a_file_with_a_graph(tmp_path):
-    graph = frozen_graph_def()
-    (expected,) = evaluate(graph, ["scores:0"], {"images/x:0": X})
-    for name in ("graph.pb", "graph.pbtxt"):
-        tf.io.write_graph(graph, str(tmp_path), name, as_text=name.endswith("txt"))
-        m = model.open(f"{tmp_path}/{name}")
-        np.testing.assert_array_equal(m.run(**{"images/x": X})["scores"], expected)
-
-
 def test_a_graph_with_a_session_has_its_values():
     graph, y = version_1_graph(use_resource=True)
     session = tf.compat.v1.Session(graph=graph)
@@ -169,25 +160,6 @@ def test_a_saved_model_with_two_signatures(tmp_path):
     np.testing.assert_array_equal(other.run(code=code)["x"], module.decode(code)["x"])
     m.variables["weight"].assign(np.zeros((3, 2)))
     assert not other.run(code=code)["x"].any()
-
-
-def test_inlining_can_be_left_out():
-    inner = tf.function(lambda x: x * 2)
-    f = tf.function(lambda x: {"y": inner(x)}, [tf.TensorSpec([], name="x")])
-    types = {
-        inline: {op.type for op in model.open(f, inline=inline).graph.get_operations()}
-        for inline in (True, False)
-    }
-    assert "PartitionedCall" not in types[True]
-    assert "PartitionedCall" in types[False]
-    assert float(model.open(f, inline=False).run(x=2.0)["y"]) == 4.0
-
-
-def test_an_unknown_op_is_named():
-    graph_def = frozen_graph_def().as_graph_def()
-    graph_def.node[-1].op = "NoSuchOp"
-    with pytest.raises(model.ModelError, match=r"NoSuchOp"):
-        model.open(graph_def)
 
 
 def test_eager_execution_is_needed():

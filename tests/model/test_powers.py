@@ -21,7 +21,7 @@ from geutil.errors import ModelError
 from geutil.graph.tflite_reading import read
 from geutil.model import opening, powers
 from geutil.model.scanning import graph_scan, op_table, saved_models
-from testdata.powers import FILES, HIDDEN, SAMPLES, save
+from testdata.powers import FILES, SAMPLES, save
 from tests import tflite_files
 from tests.cli.test_child import deadly
 from tests.kept import kept
@@ -246,22 +246,6 @@ def test_reports_can_be_read(writing):
     assert f"write files '{marker}': WriteFile 'WriteFile' in function" in lines[1]
     with pytest.raises(ModelError, match="does not exist"):
         powers(folder / "nothing")
-
-
-def test_what_no_output_needs_is_cut_off(tmp_path, marker):
-    def sample(marker, x):
-        for name in ("WriteFile", "PrintV2"):
-            SAMPLES[name][1](marker, x)
-        return HIDDEN["branch"](marker, 3 * x)
-
-    save(sample, tmp_path / "net", marker)
-    opened = model.open(tmp_path / "net")
-    less = opened.without_powers()
-    removed = {entry.name for entry in less.strip_report.removed}
-    assert {"PrintV2", "WriteFile", "cond/WriteFile"} <= removed
-    assert less.strip_report.kept == ()
-    less.save(tmp_path / "less")
-    assert powers(tmp_path / "less").computes_only
 
 
 def test_what_a_result_of_a_body_needs_stays(tmp_path, marker):

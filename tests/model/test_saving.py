@@ -24,18 +24,6 @@ def opened():
     return m
 
 
-def test_variables_stay_variables(opened, tmp_path):
-    assert opened.save(tmp_path / "m") == tmp_path / "m"
-    loaded = tf.saved_model.load(str(tmp_path / "m"))
-    assert [v.name for v in loaded.variables] == ["w:0", "b:0"]
-    assert [v.name for v in loaded.trainable_variables] == ["w:0"]
-    assert [v.trainable for v in loaded.variables] == [True, False]
-    f = loaded.signatures["serving_default"]
-    np.testing.assert_array_equal(f(x=tf.constant(X))["y"], opened.run(x=X)["y"])
-    loaded.variables[0].assign([0.0, 0.0])
-    np.testing.assert_array_equal(f(x=tf.constant(X))["y"], [[1, -1], [1, -1]])
-
-
 def test_an_edited_signature_that_is_not_the_opened_one(tmp_path):
     small_models.save_two_signatures(tmp_path / "m")
     m = model.open(tmp_path / "m", signature="encode")

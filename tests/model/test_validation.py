@@ -344,26 +344,7 @@ def v2_graph():
     return step.get_concrete_function(tf.TensorSpec([2])).graph.as_graph_def()
 
 
-def keras_graph():
-    """Layers of many kinds, in training."""
-    layers = tf.keras.layers
-    model = tf.keras.Sequential(
-        [
-            layers.Input((8, 6)),
-            layers.Conv1D(4, 3),
-            layers.BatchNormalization(),
-            layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
-            layers.GRU(3, return_sequences=True, unroll=True),
-            layers.Dropout(0.5),
-            layers.Dense(2, activation="softmax"),
-        ]
-    )
-    traced = tf.function(lambda x: model(x, training=True))
-    spec = tf.TensorSpec([None, 8, 6])
-    return traced.get_concrete_function(spec).graph.as_graph_def()
-
-
-@pytest.mark.parametrize("make", [v1_graph, v2_graph, keras_graph, frozen_graph_def])
+@pytest.mark.parametrize("make", [v1_graph, v2_graph, frozen_graph_def])
 def test_real_graphs_pass(make):
     graph_def = make()
     check_graph_def(graph_def, make.__name__)

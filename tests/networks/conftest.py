@@ -75,21 +75,11 @@ def trace(model):
     return Traced(model, function, image, info.transformed(function.outputs[0]))
 
 
-def application(name, **options):
-    tf.keras.utils.set_random_seed(0)
-    make = getattr(tf.keras.applications, name)
-    shape = PIXELS, PIXELS, 3
-    model = make(weights=None, input_shape=shape, classes=7, **options)
-    randomize_statistics(model)
-    return trace(model)
-
-
 @pytest.fixture(scope="session")
 def mobilenet():
-    return application("MobileNetV2", alpha=0.35)
-
-
-@pytest.fixture(scope="session")
-def efficientnet():
-    """Its activations are a `tf.custom_gradient`."""
-    return application("EfficientNetB0")
+    tf.keras.utils.set_random_seed(0)
+    model = tf.keras.applications.MobileNetV2(
+        weights=None, input_shape=(PIXELS, PIXELS, 3), classes=7, alpha=0.35
+    )
+    randomize_statistics(model)
+    return trace(model)

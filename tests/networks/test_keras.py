@@ -1,32 +1,25 @@
 """The editor on real networks, against the functions that it never touched."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import geutil as ge
 from tests.settings import evaluate
-from tests.thorough import chosen
 
 
-@pytest.fixture(params=chosen(["mobilenet", "efficientnet"], "mobilenet"))
-def network(request):
-    return request.getfixturevalue(request.param)
-
-
-def test_a_copy_computes_what_keras_does_and_has_its_gradient(network):
-    ge.verify(network.graph)
-    images = tf.constant(network.images)
+def test_a_copy_computes_what_keras_does_and_has_its_gradient(mobilenet):
+    ge.verify(mobilenet.graph)
+    images = tf.constant(mobilenet.images)
     with tf.GradientTape() as tape:
         tape.watch(images)
-        (output,) = network.function(images)
+        (output,) = mobilenet.function(images)
         loss = tf.reduce_sum(tf.square(output))
     expected = tape.gradient(loss, images).numpy()
-    _, info = ge.copy(network.graph, tf.Graph())
-    image, copied = info.transformed([network.image, network.output])
+    _, info = ge.copy(mobilenet.graph, tf.Graph())
+    image, copied = info.transformed([mobilenet.image, mobilenet.output])
     with image.graph.as_default():
         gradient = tf.gradients(tf.reduce_sum(tf.square(copied)), image)[0]
-    value, slope = evaluate(image.graph, [copied, gradient], {image: network.images})
+    value, slope = evaluate(image.graph, [copied, gradient], {image: mobilenet.images})
     np.testing.assert_allclose(value, output, rtol=1e-4, atol=1e-6)
     scale = np.abs(expected).max()
     assert scale > 0
@@ -67,11 +60,11 @@ def test_a_block_is_cut_out(mobilenet):
     np.testing.assert_allclose(value, at_end, rtol=1e-5, atol=1e-6)
 
 
-def test_a_whole_traced_function_is_copied_with_its_captures(network):
+def test_a_whole_traced_function_is_copied_with_its_captures(mobilenet):
     graph = tf.Graph()
-    _, info = ge.copy(network.function.graph, graph)
+    _, info = ge.copy(mobilenet.function.graph, graph)
     ge.verify(graph)
-    source = network.function.graph.get_operations()
+    source = mobilenet.function.graph.get_operations()
     assert {op.name for op in graph.get_operations()} == {op.name for op in source}
     for op in source:
         found, wanted = (

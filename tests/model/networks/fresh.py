@@ -22,7 +22,7 @@ Calls = list[tuple[Any, ...]]
 class FreshProcesses:
     """Gives each request a process that has imported TensorFlow and done no more."""
 
-    def do(self, path: Path, calls: Calls, plain: bool = False) -> list[Any]:
+    def do(self, path: Path, calls: Calls) -> list[Any]:
         """Load a SavedModel and do some things with it, one after the other.
 
         Each of `calls` is one of
@@ -32,18 +32,16 @@ class FreshProcesses:
         - `("variables",)`: name -> (shape, trainable);
         - `("gradients", signature, inputs, output)`: the gradients of the sum of the
           output's squares, by the name of each trainable variable.
-
-        With `plain`, TensorFlow runs the ops as they are in the graph: no Grappler.
         """
-        (results,) = self.do_all((path, calls), plain=plain)
+        (results,) = self.do_all((path, calls))
         return results
 
-    def do_all(self, *jobs: tuple[Path, Calls], plain: bool = False) -> list[list[Any]]:
+    def do_all(self, *jobs: tuple[Path, Calls]) -> list[list[Any]]:
         """Do the calls on each of some SavedModels in one process."""
         with tempfile.TemporaryDirectory() as name:
             request, reply = Path(name, "request"), Path(name, "reply")
             listed = [(str(path.resolve()), calls) for path, calls in jobs]
-            request.write_bytes(pickle.dumps((listed, plain)))
+            request.write_bytes(pickle.dumps(listed))
             done = run_python("-m", "tests.model.networks.fresh", request, reply)
             assert done.returncode == 0, f"in the process: {done.stderr.decode()}"
             results: list[list[Any]] = pickle.loads(reply.read_bytes())
@@ -59,15 +57,12 @@ class FreshProcesses:
 
 def main() -> None:
     request, reply = map(Path, sys.argv[1:])
-    answer = _answer(*pickle.loads(request.read_bytes()))
+    answer = _answer(pickle.loads(request.read_bytes()))
     reply.write_bytes(pickle.dumps(answer))
 
 
-def _answer(
-    jobs: list[tuple[str, list[tuple[Any, ...]]]], plain: bool
-) -> list[list[Any]]:
+def _answer(jobs: list[tuple[str, Calls]]) -> list[list[Any]]:
     assert "geutil" not in sys.modules
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": plain})
     answers = []
     for path, calls in jobs:
         loaded = tf.saved_model.load(path)

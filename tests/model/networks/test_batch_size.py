@@ -10,23 +10,8 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.thorough import chosen
 
 layers, keras = tf.keras.layers, tf.keras
-
-
-def application(name, pixels=32):
-    def build():
-        tf.keras.utils.set_random_seed(0)
-        make = getattr(keras.applications, name)
-        return make(
-            weights=None,
-            input_shape=(pixels, pixels, 3),
-            classes=10,
-            classifier_activation=None,
-        )
-
-    return build
 
 
 def transformer():
@@ -52,15 +37,7 @@ def decoder():
 
 
 NETWORKS = {
-    "MobileNetV2": application("MobileNetV2"),
-    "ResNet50": application("ResNet50"),
-    "MobileNetV3Small": application("MobileNetV3Small"),
-    "InceptionV3": application("InceptionV3", 75),
-    "EfficientNetB0": application("EfficientNetB0"),
-    "DenseNet121": application("DenseNet121"),
-    "ConvNeXtTiny": application("ConvNeXtTiny"),
     "transformer": transformer,
-    "LSTM": recurrent(layers.LSTM),
     "GRU": recurrent(layers.GRU, return_sequences=True),
     "LSTM both ways": recurrent(
         lambda units: layers.Bidirectional(layers.LSTM(units, return_sequences=True))
@@ -75,11 +52,10 @@ def traced(network, batch):
     return model.open(function.get_concrete_function(spec))
 
 
-def check(m, network, batch, scale=1.0):
+def check(m, network, batch):
     """Compare with Keras: to five digits of the largest number."""
     rng = np.random.default_rng(3)
-    x = scale * rng.normal(size=[batch, *network.input_shape[1:]])
-    x = x.astype(np.float32)
+    x = rng.normal(size=[batch, *network.input_shape[1:]]).astype(np.float32)
     wanted = network(x, training=False).numpy()
     (found,) = m.run(x=x).values()
     assert found.shape == wanted.shape
@@ -88,29 +64,17 @@ def check(m, network, batch, scale=1.0):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest)
 
 
-QUICK = [n for n in NETWORKS if not hasattr(keras.applications, n)]
-
-
-@pytest.mark.parametrize("name", chosen(NETWORKS, *QUICK))
+@pytest.mark.parametrize("name", NETWORKS)
 def test_one_to_others_and_four_to_any(name):
     network = NETWORKS[name]()
-    m = traced(network, 1)
-    samples = None
-    if name == "MobileNetV3Small":
-        # It scales pixels down first: rows of small numbers come out the same.
-        rng = np.random.default_rng(5)
-        samples = {"x": rng.uniform(0, 255, [4, 32, 32, 3]).astype(np.float32)}
-    free = m.set_batch_size(None, samples=samples)
+    free = traced(network, 1).set_batch_size(None)
     assert free.inputs["x"].shape[0] is None
-    scale = 1.0 if samples is None else 100.0
     for batch in (1, 3):
-        check(free, network, batch, scale)
-    for before, batch in [(free, 2), (m, 4)]:
-        fixed = before.set_batch_size(batch, samples=samples)
-        assert fixed.inputs["x"].shape[0] == batch
-        check(fixed, network, batch, scale)
-    if name in QUICK:
-        check(traced(network, 4).set_batch_size(None), network, 3)
+        check(free, network, batch)
+    fixed = free.set_batch_size(2)
+    assert fixed.inputs["x"].shape[0] == 2
+    check(fixed, network, 2)
+    check(traced(network, 4).set_batch_size(None), network, 3)
 
 
 def test_saved_and_loaded_with_any_batch(tmp_path):
