@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from geutil import model
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.calibration import trials
-from geutil.quantize.calibration.observers import METHODS, Settings
+from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.calibration.ranges import Follower, find_followers, find_sites
 from geutil.quantize.spec import Range, activation_format
 from tests.quantize.converted import is_simulated, opened, spec
@@ -75,14 +75,10 @@ def test_the_noise_told_is_that_of_the_model(function):
     assert report.noise[report.method] == pytest.approx(measured, rel=1e-3)
     calibrate(m, data, "min_max")
     assert report.noise["min_max"] == pytest.approx(noise(m, function, data), rel=1e-3)
-
-
-def test_what_was_set_before_has_no_part_in_the_choice():
-    """Ranges of weights start at -6 and 6."""
-    m, data = quantized(two_layers, NARROW), rows()
-    first, again = calibrate(m, data), calibrate(m, data)
-    assert first.noise == again.noise
-    assert str(first) == str(again)
+    # Ranges of before have no part in the choice; those of weights start at -6 and 6.
+    again = calibrate(m, data)
+    assert report.noise == again.noise
+    assert str(report) == str(again)
 
 
 def test_where_only_large_values_count_nothing_is_clipped():
@@ -93,16 +89,12 @@ def test_where_only_large_values_count_nothing_is_clipped():
     assert report.by_range["a/input_quant"] == "min_max"
     assert report.by_range["MatMul/act_quant"] == "min_max"
     assert "mse" in report.by_range.values()
-    chosen = noise(m, of_tails, data)
-    calibrate(m, data, "mse")
-    assert chosen < 0.2 * noise(m, of_tails, data)
+    chosen, by_method = noise(m, of_tails, data), {}
+    for name in trials.CANDIDATES:
+        by_method[name] = calibrate(m, data, name).ranges
+        assert name != "mse" or chosen < 0.2 * noise(m, of_tails, data)
     assert "(min_max)" in str(report)
-
-
-def test_a_range_is_by_the_method_that_is_told():
-    m, data = quantized(of_tails, NARROW), rows()
-    report = calibrate(m, data)
-    by_method = {name: calibrate(m, data, name).ranges for name in trials.CANDIDATES}
+    # Each range is by the method that is told.
     for name, method in report.by_range.items():
         assert report.ranges[name] == by_method[method][name]
     others = set(report.ranges) - set(report.by_range)
@@ -185,40 +177,35 @@ def relus(a):
     return dict(zip("pqr", ends, strict=True))
 
 
-@pytest.fixture(scope="module")
-def of_relus():
+def calibrated_relus(*methods):
+    """Check that the Relus have the steps of what they read; return model and data."""
     m = quantized(relus, IMAGE)
     values = np.random.default_rng(2).normal(0.0, 3.0, [3, 4, 8, 8, 3])
     data = [{"a": batch.astype(np.float32)} for batch in values]
-    calibrate(m, data, progress=False)
-    return m, to_int8(m), data
+    for method in methods:
+        ranges = calibrate(m, data, method).ranges
+        low, high = map(float, ranges["shared/conv_quant"])
+        for name in ("Relu/act_quant", "Relu6/act_quant"):
+            assert ranges[name] == pytest.approx((0.0, high - low), rel=1e-5), method
+    return m, data
 
 
-def test_relus_of_one_layer_are_what_is_simulated(of_relus):
-    m, blob, data = of_relus
+def test_relus_have_the_steps_of_what_they_read_by_every_method():
+    calibrated_relus(*METHODS)
+
+
+def test_relus_of_one_layer_are_what_is_simulated():
+    m, data = calibrated_relus("best")
+    blob = to_int8(m)
     comparison = compare_int8(m, blob, data, layers=True)
     assert comparison.most <= 1
     assert not comparison.float_ops
     steps = {layer.op: layer.file_steps for layer in comparison.layers}
     assert {"Relu", "Relu6", "shared", "add"} <= set(steps)
     assert all(value is not None and value <= 1 for value in steps.values()), steps
-
-
-def test_kernels_behind_relus_are_within_a_step(of_relus):
-    m, blob, data = of_relus
     kernels = kernels_apart(m, blob, data[0])
     assert len(kernels) >= 7
     assert all(kernel.most <= 1 for kernel in kernels), kernels
-
-
-@pytest.mark.parametrize("method", ["best", *METHODS])
-def test_relus_have_the_steps_of_what_they_read(method):
-    m = quantized(relus, IMAGE)
-    values = np.random.default_rng(3).normal(0.0, 3.0, [2, 4, 8, 8, 3])
-    ranges = calibrate(m, [{"a": v.astype(np.float32)} for v in values], method).ranges
-    low, high = map(float, ranges["shared/conv_quant"])
-    for name in ("Relu/act_quant", "Relu6/act_quant"):
-        assert ranges[name] == pytest.approx((0.0, high - low), rel=1e-5)
 
 
 def test_followers_are_products_and_relus_of_one_range():
@@ -256,12 +243,6 @@ def test_followers_round_nothing_a_second_time(low, high, factor):
     )
     step = (float(ends.high) - float(ends.low)) / 255
     assert np.abs(again - made).max() < 1e-3 * step
-
-
-def test_methods_that_are_tried_exist():
-    assert set(trials.CANDIDATES) <= set(METHODS)
-    assert trials.SAFE in trials.CANDIDATES
-    assert Settings().percentile > 99
 
 
 def test_a_model_for_training_keeps_ranges_of_its_own():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -300,17 +302,31 @@ def test_half_floats_are_half_the_size():
     assert decibels(*results(m, blob, data)) > 60
 
 
-def test_fewer_bits_are_stored_on_their_levels():
-    m, data = branching()
+def test_fewer_bits_are_stored_on_their_levels_in_one_file_too():
+    cases, overrides = {}, {}
     for bits in (2, 3, 4, 5, 6, 7):
-        copy = m.cut()
-        quantize(copy, is_training=False, weight_bits=bits)
-        calibrate(copy, data, "min_max")
-        blob = to_int8(copy)
+        weights = {
+            name: normal(*value.shape, seed=10 * bits + n)
+            for n, (name, value) in enumerate(branch_weights().items())
+        }
+        function = functools.partial(branches, weights=weights)
+        cases[f"bits {bits}"] = function, (plain_spec(1, 8, 8, 3),)
+        layers = f"^bits_{bits}/(left/conv|right/depthwise|dense/product)$"
+        overrides[layers] = Spec(weight_bits=bits)
+    made = Together(cases, overrides=overrides)
+    file, wrong = unpacked(made.blob), {}
+    for case, part in made.parts().items():
+        stored = {
+            tuple(t.shape): tflite_edits.type_of(t)
+            for t in made.tensors(case)
+            if tflite_edits.constant(file, t) is not None and len(t.shape) > 1
+        }
+        few = "INT4" if case < "bits 5" else "INT8"
+        wanted = {(4, 3, 3, 3): few, (1, 3, 3, 6): "INT8", (5, 10): few}
         # Each of the three layers may round the other way.
-        assert compare_int8(copy, blob, data).most <= 2, bits
-        kinds = types_of_weights(blob)
-        assert kinds["CONV_2D"] == ({"INT4"} if bits <= 4 else {"INT8"}), bits
+        if part.most > 2 or stored != wanted:
+            wrong[case] = stored, part
+    assert wrong == {}
 
 
 def test_ranges_wider_than_the_weights_are_stored_as_they_are():
@@ -333,18 +349,6 @@ def test_ranges_wider_than_the_weights_are_stored_as_they_are():
     steps = tflite_edits.steps_of(file.subgraphs[0].tensors[op.inputs[1]])
     wider = np.abs(matrix).max(0) * np.linspace(1.0, 1.7, 8) / 127
     np.testing.assert_allclose(steps, wider, rtol=1e-5)
-
-
-def test_several_bits_in_one_file():
-    m, data = branching()
-    overrides = {"left/conv": Spec(weight_bits=2), "dense": Spec(weight_bits=3)}
-    quantize(m, is_training=False, overrides=overrides)
-    calibrate(m, data, "min_max")
-    blob = to_int8(m)
-    assert compare_int8(m, blob, data).most <= 1
-    kinds = types_of_weights(blob)
-    assert kinds["CONV_2D"] == kinds["FULLY_CONNECTED"] == {"INT4"}
-    assert kinds["DEPTHWISE_CONV_2D"] == {"INT8"}
 
 
 def refused(call, *words):
