@@ -217,36 +217,6 @@ def test_layers_are_int8():
     assert {n: p for n, p in parts.items() if not p.is_int8 or p.most > 1} == {}
 
 
-def test_what_decides_by_values_reads_them_quantized():
-    def function(a):
-        y = biased(a)
-        return tf.where(y > tf.nn.relu(y), y, 0.1 * y)
-
-    result = converted(function, IMAGE)
-    (greater,) = [
-        op for op in result.model.graph.get_operations() if op.type == "Greater"
-    ]
-    assert all(is_simulated(t.op) for t in greater.inputs)
-    assert not result.floats
-
-
-def test_no_tensor_is_quantized_twice():
-    def function(a):
-        y = tf.nn.relu(biased(a))
-        return {"both": y, "left": biased(y), "right": y + a, "moved": y[:, 1:]}
-
-    result = converted(function, IMAGE)
-    read = [op.inputs[0].name for op in result.fake_quants()]
-    assert len(read) == len(set(read))
-    assert result.model.outputs["both"].op.type.startswith("FakeQuant")
-    assert not result.floats
-    assert result.most <= 1
-    before = result.model.graph.as_graph_def()
-    again = quantize(result.model, is_training=False)
-    assert not again.variables
-    assert result.model.graph.as_graph_def() == before
-
-
 HANDED_ON = {
     "reshape": lambda y: tf.reshape(y, [1, 256]),
     "transpose": lambda y: tf.transpose(y, [0, 2, 1, 3]),
@@ -299,12 +269,15 @@ def test_a_fake_quant_is_seen_behind_what_hands_values_on():
     functions = {name: handed_on(hand) for name, hand in HANDED_ON.items()}
     functions |= {name: split(parted) for name, parted in SPLIT.items()}
     functions |= {"partly": partly_quantized, "all": all_quantized}
-    made = Together({name: (f, (IMAGE,)) for name, f in functions.items()})
-    wrong = {}
+    cases = {name: (f, (IMAGE,)) for name, f in functions.items()}
+    behind_an_input = lambda a: _fixed(tf.reshape(a, [16, 16])) * 2.0  # noqa: E731
+    cases["input"] = behind_an_input, (IMAGE,), {"low": 0.0}
+    made, wrong = Together(cases), {}
     for name, part in made.parts().items():
         found = sources(made.model, lambda op, name=name: made.is_of(op, name))
         right = ("Relu6" in found) == (name == "partly") and not part.floats
-        if name in SPLIT | HANDED_ON:
+        right &= (name == "input") == ("Placeholder" not in found)
+        if name in SPLIT | HANDED_ON | {"input": None}:
             right &= part.is_int8 and part.most <= 1
         if not right:
             wrong[name] = found, part
@@ -320,12 +293,6 @@ def test_a_fake_quant_is_seen_before_weights_that_are_turned():
     m = opened(function, IMAGE)
     quantize(m, is_training=False)
     assert not [name for name in names(m) if "weights_quant" in name]
-
-
-def test_a_fake_quant_is_seen_behind_an_input():
-    result = converted(lambda a: _fixed(tf.reshape(a, [16, 16])) * 2.0, IMAGE, low=0.0)
-    assert "Placeholder" not in sources(result.model)
-    assert result.most <= 1
 
 
 def test_inputs_and_outputs_are_quantized_around_what_has_no_kernel():
@@ -363,15 +330,21 @@ def test_overrides():
         return biased(biased(y, name="second"), POINT, name="third")
 
     m = opened(function, IMAGE)
-    report = quantize(
-        m,
-        is_training=False,
-        overrides={"second": "skip", "third": Spec(weight_bits=4, range=(-8.0, 8.0))},
-    )
+    overrides = {
+        # Of one kernel, so they are taken together.
+        "first": Spec(weight_bits=5),
+        "relu": Spec(activation_bits=6),
+        "second": "skip",
+        "third": Spec(weight_bits=4, range=(-8.0, 8.0)),
+    }
+    report = quantize(m, is_training=False, overrides=overrides)
     entries = {entry.op: entry for entry in report.quantized}
     assert entries["third"].weights.bits == 4
     assert entries["third"].result_range == ""
-    assert entries["first"].weights.bits == 8
+    assert entries["first"].weights.bits == 5
+    assert entries["first"].result.bits == 6
+    # What reads an input says nothing of the input's own range.
+    assert entries["a"].result.bits == 8
     skipped = {entry.op: entry.reason for entry in report.skipped}
     assert skipped["second"] == "is skipped by an override"
     assert report.coverage < 1.0
@@ -382,20 +355,6 @@ def test_overrides():
             overrides={"second": "skip"},
             strict=True,
         )
-
-
-def test_overrides_of_a_kernel_are_taken_together():
-    def function(a):
-        return tf.nn.relu(biased(a, name="first"), name="relu")
-
-    m = opened(function, IMAGE)
-    overrides = {"first": Spec(weight_bits=4), "relu": Spec(activation_bits=6)}
-    report = quantize(m, is_training=False, overrides=overrides)
-    entries = {entry.op: entry for entry in report.quantized}
-    assert entries["first"].weights.bits == 4
-    assert entries["first"].result.bits == 6
-    # What reads an input says nothing of the input's own range.
-    assert entries["a"].result.bits == 8
 
 
 def test_an_override_for_a_negation_follows_it_into_a_product():
@@ -451,21 +410,6 @@ def test_overrides_behind_the_last_layer_are_obeyed():
     (made,) = graph.get_operation_by_name("shares").outputs
     assert is_simulated(report.tensor(made).op)
     assert is_simulated(made.op.inputs[0].op)
-
-
-def test_a_scope_is_quantized_up_to_its_ends():
-    def function(a):
-        with tf.name_scope("body"):
-            y = tf.nn.relu(biased(a))
-        with tf.name_scope("head"):
-            return biased(y, POINT)
-
-    m = opened(function, IMAGE)
-    report = quantize(m, is_training=False, scope="body")
-    ge.verify(m.graph)
-    assert all(e.op.startswith("body/") for e in report.quantized if e.kernel != "a")
-    assert {e.reason for e in report.skipped} == {"is outside the scope 'body'"}
-    assert all(name.startswith("body/") for name in names(m))
 
 
 def loops(a):

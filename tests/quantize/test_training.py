@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph import verify
-from geutil.quantize import quantize
+from geutil.quantize import quantize, range_variables
 from tests.quantize.tiny import (
     averaged,
     check_fake_quant,
@@ -210,6 +210,25 @@ def test_below_zero_is_looked_only_where_something_may_be():
         op.inputs[0].op.type for op in graph.get_operations() if op.type == "Min"
     }
     assert searched == {"Placeholder", "MatMul"}
+
+
+def test_what_is_never_negative():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [1, 4, 4, 2])
+        y = tf.nn.relu6(x)
+        pooled = tf.nn.max_pool2d(y, 2, 2, "SAME")
+        rounded = tf.quantization.fake_quant_with_min_max_args(pooled)
+        for tensor in (y, tf.reshape(rounded, [-1]), tf.nn.softmax(x), tf.abs(x)):
+            assert range_variables.is_never_negative(tensor)
+        for tensor in (
+            x,
+            -y,
+            y - 1.0,
+            y + x,
+            tf.nn.elu(x),
+            tf.nn.max_pool2d(x, 2, 2, "SAME"),
+        ):
+            assert not range_variables.is_never_negative(tensor)
 
 
 # -- ranges that are shared ------------------------------------------------------------
