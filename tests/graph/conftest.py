@@ -1,30 +1,9 @@
-"""Fixtures of the L0 tests: both kinds of control flow, and a very long chain."""
+"""Fixtures of the L0 tests: loops of version 1, and a very long chain."""
 
 import pytest
-import tensorflow as tf
 
 from tests.graph import building
 from tests.thorough import length
-
-
-@pytest.fixture
-def control_flow_v1():
-    """Make `tf.compat.v1.while_loop` and `cond` emit Enter, Switch and so on."""
-    enabled = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    yield
-    if enabled:
-        tf.compat.v1.enable_control_flow_v2()
-
-
-@pytest.fixture
-def control_flow_v2():
-    """Make `tf.while_loop` and `tf.cond` emit While and If."""
-    enabled = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.enable_control_flow_v2()
-    yield
-    if not enabled:
-        tf.compat.v1.disable_control_flow_v2()
 
 
 @pytest.fixture

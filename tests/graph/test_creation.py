@@ -102,9 +102,7 @@ def test_new_ops_are_like_the_op(scope, device):
     assert names(new.op.control_inputs) == ["first"]
 
 
-def test_the_context_of_a_conditional(request):
-    tf.compat.v1.disable_control_flow_v2()
-    request.addfinalizer(tf.compat.v1.enable_control_flow_v2)
+def test_the_context_of_a_conditional(control_flow_v1):
     inside = []
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0)

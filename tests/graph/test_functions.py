@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph import call_graph, function_calls, functions
+from geutil.graph import call_graph, functions
 
 
 @tf.function(autograph=False)
@@ -67,36 +67,6 @@ WHILE = ("While", "StatelessWhile")
 CASE = ("Case", "StatelessCase")
 
 
-@pytest.mark.parametrize(
-    ("types", "attributes"), [(WHILE, ("cond", "body")), (CASE, ("branches",))], ids=str
-)
-def test_calls_of_control_flow(graph, types, attributes):
-    op = the_op(graph, *types)
-    called, renamed = functions.calls_of([op])
-    expected = attribute_names(op, *attributes)
-    assert len(expected) == (2 if types == WHILE else 3)
-    assert sorted(renamed) == expected
-    # An op may bear the name of a function itself.
-    assert sorted(called) == sorted([*expected, op.type])
-
-
-def test_calls_of_a_whole_graph(graph):
-    called, renamed = functions.calls_of(graph.get_operations())
-    bodies = attribute_names(the_op(graph, *WHILE), "cond", "body")
-    bodies += attribute_names(the_op(graph, *CASE), "branches")
-    assert sorted(renamed) == sorted(bodies)
-    calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
-    expected = {*bodies, *(n for op in calls for n in attribute_names(op, "f"))}
-    types = {op.type for op in graph.get_operations()}
-    assert set(called) == expected | types
-    assert len(called) == len(set(called))
-
-
-def test_calls_of_plain_ops(graph):
-    called, renamed = functions.calls_of([graph.get_operation_by_name("x")])
-    assert (called, renamed) == (["Placeholder"], [])
-
-
 def test_functions_of_attributes():
     node = tf.compat.v1.NodeDef()
     node.attr["f"].func.name = "one"
@@ -128,13 +98,6 @@ def test_rename_functions():
     assert [f.name for f in node.attr["list"].list.func] == ["2", "three"]
 
 
-def test_has_function(graph):
-    (name, *_) = attribute_names(the_op(graph, *WHILE), "body")
-    assert function_calls.has_function(graph, name)
-    assert not function_calls.has_function(graph, "no_such_function")
-    assert not function_calls.has_function(tf.Graph(), name)
-
-
 @pytest.mark.parametrize("types", [WHILE, CASE], ids=str)
 def test_library_holds_nested_functions_and_no_other(graph, types):
     called, renamed = functions.calls_of([the_op(graph, *types)])
@@ -150,28 +113,9 @@ def test_library_holds_nested_functions_and_no_other(graph, types):
     assert not set(fresh.values()) & whole
 
 
-def test_renamed_bodies_are_equal_to_the_originals(graph):
-    called, renamed = functions.calls_of([the_op(graph, *WHILE)])
-    library, fresh = functions.library_for_copies(graph, called, renamed)
-    whole = graph.as_graph_def().library
-    originals = {function.signature.name: function for function in whole.function}
-    by_name = {function.signature.name: function for function in library.function}
-    for name, new in fresh.items():
-        expected = originals[name]
-        expected.signature.name = new
-        assert by_name[new] == expected
-
-
-def test_each_copy_gets_names_of_its_own(graph):
-    called, renamed = functions.calls_of([the_op(graph, *WHILE)])
-    _, first = functions.library_for_copies(graph, called, renamed)
-    _, second = functions.library_for_copies(graph, called, renamed)
-    assert not set(first.values()) & set(second.values())
-
-
 @pytest.fixture
 def nested(control_flow_v2):
-    """A loop in a loop: (1 + 1 + ...) until 5, doubled until 40."""
+    """A loop in a loop."""
 
     def outer(a):
         (b,) = tf.while_loop(lambda b: b < 5.0, lambda b: [b + 1.0], [a])
@@ -199,23 +143,6 @@ def test_bodies_of_loops_in_loops_are_renamed_too(nested):
             assert bodies <= (set(fresh.values()) if copied else set(fresh))
     # What is merely called is shared.
     assert not any("inner" in name for name in fresh)
-
-
-def test_library_suffices_to_run_a_copy(nested):
-    op = the_op(nested, *WHILE)
-    library, fresh = functions.library_for_copies(nested, *functions.calls_of([op]))
-    whole = nested.as_graph_def()
-    copy = tf.compat.v1.GraphDef(versions=whole.versions, library=library)
-    copy.node.extend(whole.node)
-    for node in copy.node:
-        call_graph.rename_functions(node, fresh)
-    with tf.Graph().as_default() as other:
-        tf.import_graph_def(copy, name="")
-    index = list(op.inputs).index(nested.get_tensor_by_name("x:0"))
-    result = other.get_operation_by_name(op.name).outputs[index]
-    with tf.compat.v1.Session(graph=other) as session:
-        # 1 -> 5 -> 10 -> 10 -> 20 -> 40
-        assert session.run(result, {"x:0": 1.0}) == 40.0
 
 
 @pytest.mark.parametrize("called", [[], ["no_such_function"], ["Placeholder"]], ids=str)

@@ -11,6 +11,7 @@ from geutil.errors import GeutilError, TransformError
 from geutil.graph.flat_body import flat_body
 from geutil.graph.inlining import inline_calls
 from tests.graph.calling import calls_left, in_topological_order, node_names, run
+from tests.model.mutations import mutate
 
 FLOAT = tf.float32.as_datatype_enum
 
@@ -60,8 +61,9 @@ def refused(graph_def, message, **options):
     assert graph_def.SerializeToString(deterministic=True) == before
 
 
-@pytest.mark.parametrize("depth", [30, 1000])
-def test_exponential_growth_is_refused_at_once(depth):
+def test_exponential_growth_is_refused_at_once():
+    # No float holds the count.
+    depth = 400
     graph_def = graph_calling(f"f{depth}")
     add_function(graph_def, "f0", ["Neg"])
     for i in range(depth):
@@ -92,7 +94,8 @@ def test_more_bytes_than_a_protobuf_holds_are_refused():
 
 
 def test_very_deep_nesting():
-    depth = 3000
+    # More than Python's stack is deep.
+    depth = 1200
     graph_def = graph_calling(f"f{depth}")
     add_function(graph_def, "f0", ["Neg"])
     for i in range(depth):
@@ -210,20 +213,6 @@ def test_a_name_that_is_taken_is_left_alone():
     assert names == ["x", "main/f/neg0", "main/f/neg1", "out", "main/neg0"]
 
 
-def mutated(data, randomly):
-    data = bytearray(data)
-    for _ in range(randomly.randint(1, 4)):
-        place = randomly.randrange(len(data))
-        kind = randomly.randrange(3)
-        if kind == 0:
-            data[place] ^= 1 << randomly.randrange(8)
-        elif kind == 1:
-            del data[place]
-        else:
-            data[place:place] = bytes([randomly.randrange(256)])
-    return bytes(data)
-
-
 def test_damaged_bytes_do_not_crash():
     @tf.function(autograph=False)
     def inner(x):
@@ -239,10 +228,10 @@ def test_damaged_bytes_do_not_crash():
     data = graph.as_graph_def().SerializeToString()
     randomly = random.Random(7)
     counts = {"read": 0, "refused": 0}
-    for _ in range(5000):
+    for _ in range(2500):
         damaged = graph_pb2.GraphDef()
         try:
-            damaged.ParseFromString(mutated(data, randomly))
+            damaged.ParseFromString(mutate(data, randomly)[1])
         except DecodeError:
             continue
         counts["read"] += 1

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 import geutil as ge
 from tests import settings
+from tests.settings import in_each_setting
 
 NAMES = [
     # name of the op, scope, prefix, result
@@ -77,13 +78,11 @@ def test_placeholder_has_the_dtype_and_shape(shape):
             assert (None if dims.rank is None else dims.as_list()) == shape
 
 
-def test_names_are_absolute_and_unique(setting):
-    def body():
-        with tf.name_scope("outer"):
-            first, second = ge.ph(tf.float32, scope="a"), ge.ph(tf.float32, scope="a")
-        assert settings.names([first.op, second.op]) == ["a/geph", "a/geph_1"]
-
-    setting.run(body)
+@in_each_setting
+def test_names_are_absolute_and_unique():
+    with tf.name_scope("outer"):
+        first, second = ge.ph(tf.float32, scope="a"), ge.ph(tf.float32, scope="a")
+    assert settings.names([first.op, second.op]) == ["a/geph", "a/geph_1"]
 
 
 def test_a_reference_becomes_a_value():
@@ -101,13 +100,6 @@ def test_a_resource_keeps_what_is_behind_the_handle():
         read = tf.raw_ops.ReadVariableOp(resource=placeholder, dtype=tf.float32)
     assert placeholder.dtype == tf.resource
     assert read.shape == [2, 3]
-
-
-def test_nothing_around_the_caller_waits_for_it():
-    with tf.Graph().as_default():
-        first = tf.constant(1.0)
-        with tf.control_dependencies([first]):
-            assert ge.ph(tf.float32).op.control_inputs == []
 
 
 def test_nothing_around_the_caller_puts_it_into_a_loop(control_flow_v1):

@@ -86,25 +86,3 @@ def test_they_are_initialized_assigned_saved_and_restored(tmp_path):
         np.testing.assert_array_equal(session.run(made[2]), WANTED[2][1] * 2)
         saver.restore(session, path)
         np.testing.assert_array_equal(session.run(made[2]), WANTED[2][1])
-
-
-def test_surroundings_leave_no_mark():
-    graph = tf.Graph()
-    with (
-        graph.as_default(),
-        tf.name_scope("around"),
-        tf.device("/device:CPU:1"),
-        tf.control_dependencies([tf.constant(0.0)]),
-    ):
-        variables_outside(graph, WANTED)
-    for op in graph.get_operations():
-        if op.name != "around/Const":
-            assert not op.name.startswith("around")
-            assert op.device == ""
-            assert not op.control_inputs
-
-
-def test_none():
-    graph = tf.Graph()
-    assert variables_outside(graph, []) == []
-    assert not graph.get_operations()

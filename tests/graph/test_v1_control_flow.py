@@ -6,7 +6,6 @@ import tensorflow as tf
 import geutil as ge
 from geutil.graph.v1_control_flow import (
     check_frames,
-    output_while_context,
     while_context,
 )
 from tests import settings
@@ -155,14 +154,6 @@ def test_a_conditional_is_no_frame(control_flow_v1):
     check_frames(op, made["y"])
     assert ge.reroute_ts(made["y"], op.inputs[0], can_modify=[op]) == 1
     assert settings.evaluate(graph, [result]) == [-4.0]
-
-
-def test_contexts_of_the_ends_of_a_loop(loops):
-    exit_op = loops.result1.op
-    assert while_context(exit_op).name == "loop1/while_context"
-    assert output_while_context(exit_op) is None
-    assert while_context(loops.x.op) is None
-    assert output_while_context(loops.inside2.op).name == "loop2/while_context"
 
 
 def test_functional_loops_are_left_alone(control_flow_v2):

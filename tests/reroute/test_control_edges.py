@@ -4,7 +4,7 @@ import tensorflow as tf
 import geutil as ge
 from tests.reroute.samples import EAGER, chains, foreign
 from tests.select import tables
-from tests.settings import names
+from tests.settings import in_each_setting, names
 
 ADDED = """
 ge.add_control_inputs(d.op, a.op) => a
@@ -106,15 +106,12 @@ ge.add_control_inputs(a.op, [b.op, e.op]) => a c e
 """
 
 
-def test_refusals(setting):
+@in_each_setting
+def test_refusals():
     other = foreign(chains)
-
-    def body():
-        g = chains()
-        tables.check_refusals(REFUSED, g)
-        tables.check_cycles(CYCLES, g)
-        for edit in (ge.add_control_inputs, ge.remove_control_inputs):
-            more = {"edit": edit, "other": other, "eager": EAGER}
-            tables.check_refusals(REFUSED_BY_BOTH, g, **more)
-
-    setting.run(body)
+    g = chains()
+    tables.check_refusals(REFUSED, g)
+    tables.check_cycles(CYCLES, g)
+    for edit in (ge.add_control_inputs, ge.remove_control_inputs):
+        more = {"edit": edit, "other": other, "eager": EAGER}
+        tables.check_refusals(REFUSED_BY_BOTH, g, **more)

@@ -4,10 +4,11 @@ import numpy as np
 import tensorflow as tf
 
 import geutil as ge
+from tests.graph.building import snapshot
 from tests.reroute.samples import chains, foreign, inputs
 from tests.select import tables
-from tests.select.tables import check_refused, state
-from tests.settings import evaluate, names
+from tests.select.tables import check_refused
+from tests.settings import evaluate, in_each_setting, names
 
 A, B, W = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([7.0, 11.0])
 P, Q = np.array([0.25, -0.5]), np.array([0.75, 1.5])
@@ -25,25 +26,23 @@ def shown(t):
 # -- detach_inputs ---------------------------------------------------------------------
 
 
-def test_detach_inputs(setting):
-    def body():
-        g = chains()
-        view = ge.sgv(g.c.op)
-        result = ge.detach_inputs(view)
-        assert type(result) is tuple
-        returned, placeholders = result
-        assert returned is view
-        assert [shown(t) for t in placeholders] == [
-            ("Placeholder", "geph__a_0", tf.float32, [2])
-        ]
-        assert view.inputs[0] is placeholders[0]
-        assert names(view.inputs) == ["geph__a_0:0"]
-        assert names(view.outputs) == ["c:0"]
-        # Only the op of the view is cut off.
-        assert inputs(g.c, g.both, g.e) == [["geph__a_0:0"], ["a:0", "b:0"], ["c:0"]]
-        ge.verify(g.graph)
-
-    setting.run(body)
+@in_each_setting
+def test_detach_inputs():
+    g = chains()
+    view = ge.sgv(g.c.op)
+    result = ge.detach_inputs(view)
+    assert type(result) is tuple
+    returned, placeholders = result
+    assert returned is view
+    assert [shown(t) for t in placeholders] == [
+        ("Placeholder", "geph__a_0", tf.float32, [2])
+    ]
+    assert view.inputs[0] is placeholders[0]
+    assert names(view.inputs) == ["geph__a_0:0"]
+    assert names(view.outputs) == ["c:0"]
+    # Only the op of the view is cut off.
+    assert inputs(g.c, g.both, g.e) == [["geph__a_0:0"], ["a:0", "b:0"], ["c:0"]]
+    ge.verify(g.graph)
 
 
 # What an op reads after `detach_inputs`.
@@ -74,209 +73,153 @@ def test_detach_inputs_of(setting):
     tables.check_rows(CUT, check)
 
 
-def test_the_placeholders_are_in_the_order_of_the_inputs(setting):
-    def body():
-        g = chains()
-        view = ge.sgv(g.both.op).remap_inputs([1, 0])
-        _, placeholders = ge.detach_inputs(view)
-        assert names(placeholders) == ["geph__b_0:0", "geph__a_0:0"]
-        assert names(view.inputs) == ["geph__b_0:0", "geph__a_0:0"]
-        assert inputs(g.both) == [["geph__a_0:0", "geph__b_0:0"]]
-
-    setting.run(body)
-
-
-def test_placeholder_names_and_scopes(setting):
-    def body():
-        x = tf.constant([1.0, 2.0], name="foo/bar/x")
-        parts = tf.unstack(x, name="foo/parts")
-        y = tf.negative(x, name="foo/y")
-        z = tf.add(parts[0], parts[1], name="z")
-        with tf.name_scope("around"):
-            _, first = ge.detach_inputs(y.op)
-            _, second = ge.detach_inputs(z.op)
-        assert names(first) == ["foo/bar/geph__x_0:0"]
-        assert names(second) == ["foo/geph__parts_0:0", "foo/geph__parts_1:0"]
-        # Again: the name is taken, and a placeholder's name does not grow.
-        other = tf.abs(x, name="other")
-        _, third = ge.detach_inputs(other.op)
-        assert names(third) == ["foo/bar/geph__x_0_1:0"]
-        _, fourth = ge.detach_inputs(y.op)
-        assert names(fourth) == ["foo/bar/geph__x_0_2:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_placeholder_names_and_scopes():
+    x = tf.constant([1.0, 2.0], name="foo/bar/x")
+    parts = tf.unstack(x, name="foo/parts")
+    y = tf.negative(x, name="foo/y")
+    z = tf.add(parts[0], parts[1], name="z")
+    with tf.name_scope("around"):
+        _, first = ge.detach_inputs(y.op)
+        _, second = ge.detach_inputs(z.op)
+    assert names(first) == ["foo/bar/geph__x_0:0"]
+    assert names(second) == ["foo/geph__parts_0:0", "foo/geph__parts_1:0"]
+    # Again: the name is taken, and a placeholder's name does not grow.
+    other = tf.abs(x, name="other")
+    _, third = ge.detach_inputs(other.op)
+    assert names(third) == ["foo/bar/geph__x_0_1:0"]
+    _, fourth = ge.detach_inputs(y.op)
+    assert names(fourth) == ["foo/bar/geph__x_0_2:0"]
 
 
-def test_detach_inputs_and_control_inputs(setting):
-    def body():
-        g = chains()
-        ge.add_control_inputs(g.d.op, [g.a.op, g.b.op])
-        ge.detach_inputs(g.d.op)
-        assert sorted(names(g.d.op.control_inputs)) == ["a", "b"]
-        ge.detach_inputs(g.d.op, control_inputs=True)
-        assert names(g.d.op.control_inputs) == []
-        assert inputs(g.d)[0][0].startswith("geph__")
-
-    setting.run(body)
+@in_each_setting
+def test_detach_inputs_and_control_inputs():
+    g = chains()
+    ge.add_control_inputs(g.d.op, [g.a.op, g.b.op])
+    ge.detach_inputs(g.d.op)
+    assert sorted(names(g.d.op.control_inputs)) == ["a", "b"]
+    ge.detach_inputs(g.d.op, control_inputs=True)
+    assert names(g.d.op.control_inputs) == []
+    assert inputs(g.d)[0][0].startswith("geph__")
 
 
-def test_control_inputs_from_inside_stay(setting):
-    def body():
-        g = chains()
-        ge.add_control_inputs(g.w.op, g.b.op)
-        ge.detach_control_inputs([g.a.op, g.w.op])
-        assert names(g.w.op.control_inputs) == ["a"]
-        ge.detach_inputs([g.a.op, g.w.op], True)
-        assert names(g.w.op.control_inputs) == ["a"]
-        ge.detach_control_inputs(g.w.op)
-        assert names(g.w.op.control_inputs) == []
-
-    setting.run(body)
+@in_each_setting
+def test_control_inputs_from_inside_stay():
+    g = chains()
+    ge.add_control_inputs(g.w.op, g.b.op)
+    ge.detach_control_inputs([g.a.op, g.w.op])
+    assert names(g.w.op.control_inputs) == ["a"]
+    ge.detach_inputs([g.a.op, g.w.op], True)
+    assert names(g.w.op.control_inputs) == ["a"]
+    ge.detach_control_inputs(g.w.op)
+    assert names(g.w.op.control_inputs) == []
 
 
 # -- detach_outputs --------------------------------------------------------------------
 
 
-def test_detach_outputs(setting):
-    def body():
-        g = chains()
-        view = ge.sgv(g.c.op)
-        result = ge.detach_outputs(view)
-        assert type(result) is tuple
-        detached, placeholders = result
-        assert [shown(t) for t in placeholders] == [
-            ("Placeholder", "geph__c_0", tf.float32, [2])
-        ]
-        assert names(detached.ops) == ["c"]
-        assert names(detached.outputs) == ["c:0"]
-        assert inputs(g.e, g.c) == [["geph__c_0:0"], ["a:0"]]
-        ge.verify(g.graph)
-
-    setting.run(body)
+@in_each_setting
+def test_detach_outputs():
+    g = chains()
+    view = ge.sgv(g.c.op)
+    result = ge.detach_outputs(view)
+    assert type(result) is tuple
+    detached, placeholders = result
+    assert [shown(t) for t in placeholders] == [
+        ("Placeholder", "geph__c_0", tf.float32, [2])
+    ]
+    assert names(detached.ops) == ["c"]
+    assert names(detached.outputs) == ["c:0"]
+    assert inputs(g.e, g.c) == [["geph__c_0:0"], ["a:0"]]
+    ge.verify(g.graph)
 
 
-def test_readers_inside_keep_reading(setting):
-    def body():
-        g = chains()
-        # a is read by c, inside, and by both, outside; b by both alone; w by nobody.
-        view, placeholders = ge.detach_outputs([g.a.op, g.c.op, g.b.op, g.w.op])
-        assert names(view.outputs) == ["a:0", "c:0", "b:0"]
-        assert names(placeholders) == ["geph__a_0:0", "geph__c_0:0", "geph__b_0:0"]
-        assert inputs(g.c, g.both, g.e, g.d) == [
-            ["a:0"],
-            ["geph__a_0:0", "geph__b_0:0"],
-            ["geph__c_0:0"],
-            ["geph__b_0:0"],
-        ]
-
-    setting.run(body)
+@in_each_setting
+def test_readers_inside_keep_reading():
+    g = chains()
+    # a is read by c, inside, and by both, outside; b by both alone; w by nobody.
+    view, placeholders = ge.detach_outputs([g.a.op, g.c.op, g.b.op, g.w.op])
+    assert names(view.outputs) == ["a:0", "c:0", "b:0"]
+    assert names(placeholders) == ["geph__a_0:0", "geph__c_0:0", "geph__b_0:0"]
+    assert inputs(g.c, g.both, g.e, g.d) == [
+        ["a:0"],
+        ["geph__a_0:0", "geph__b_0:0"],
+        ["geph__c_0:0"],
+        ["geph__b_0:0"],
+    ]
 
 
-def test_an_output_that_nobody_reads_gets_no_placeholder(setting):
-    def body():
-        g = chains()
-        before = state(g.graph)
-        view, placeholders = ge.detach_outputs([g.e.op, g.w.op])
-        assert placeholders == []
-        assert names(view.outputs) == []
-        assert names(view.ops) == ["e", "w"]
-        assert state(g.graph) == before
-
-    setting.run(body)
+@in_each_setting
+def test_an_output_that_nobody_reads_gets_no_placeholder():
+    g = chains()
+    before = snapshot(g.graph)
+    view, placeholders = ge.detach_outputs([g.e.op, g.w.op])
+    assert placeholders == []
+    assert names(view.outputs) == []
+    assert names(view.ops) == ["e", "w"]
+    assert snapshot(g.graph) == before
 
 
-def test_placeholders_pair_with_outputs_of_several_dtypes(setting):
+@in_each_setting
+def test_placeholders_pair_with_outputs_of_several_dtypes():
     # Old code paired them by the order of the readers: here the reverse order.
-    def body():
-        x = tf.constant([1.0, 5.0, 3.0], name="x")
-        values, indices = tf.nn.top_k(x, 2, name="top")
-        reads_indices = tf.add(indices, 1, name="reads_indices")
-        reads_values = tf.add(values, 1.0, name="reads_values")
-        view, placeholders = ge.detach_outputs(values.op)
-        assert [t.op.name for t in placeholders] == ["geph__top_0", "geph__top_1"]
-        assert [t.dtype for t in placeholders] == [tf.float32, tf.int32]
-        assert [t.shape.as_list() for t in placeholders] == [[2], [2]]
-        assert names(view.outputs) == names([values, indices])
-        assert reads_values.op.inputs[0] is placeholders[0]
-        assert reads_indices.op.inputs[0] is placeholders[1]
-        ge.verify(x.graph)
-
-    setting.run(body)
+    x = tf.constant([1.0, 5.0, 3.0], name="x")
+    values, indices = tf.nn.top_k(x, 2, name="top")
+    reads_indices = tf.add(indices, 1, name="reads_indices")
+    reads_values = tf.add(values, 1.0, name="reads_values")
+    view, placeholders = ge.detach_outputs(values.op)
+    assert [t.op.name for t in placeholders] == ["geph__top_0", "geph__top_1"]
+    assert [t.dtype for t in placeholders] == [tf.float32, tf.int32]
+    assert [t.shape.as_list() for t in placeholders] == [[2], [2]]
+    assert names(view.outputs) == names([values, indices])
+    assert reads_values.op.inputs[0] is placeholders[0]
+    assert reads_indices.op.inputs[0] is placeholders[1]
+    ge.verify(x.graph)
 
 
-def test_remapped_outputs_follow_their_order(setting):
-    def body():
-        parts = tf.unstack(tf.constant([[1.0], [2.0]]), name="parts")
-        left = tf.negative(parts[0], name="left")
-        right = tf.negative(parts[1], name="right")
-        view = ge.sgv(parts[0].op).remap_outputs([1, 0, 1])
-        detached, placeholders = ge.detach_outputs(view)
-        assert names(placeholders) == ["geph__parts_1:0", "geph__parts_0:0"]
-        assert names(detached.outputs) == ["parts:1", "parts:0"]
-        assert inputs(left, right) == [["geph__parts_0:0"], ["geph__parts_1:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_remapped_outputs_follow_their_order():
+    parts = tf.unstack(tf.constant([[1.0], [2.0]]), name="parts")
+    left = tf.negative(parts[0], name="left")
+    right = tf.negative(parts[1], name="right")
+    view = ge.sgv(parts[0].op).remap_outputs([1, 0, 1])
+    detached, placeholders = ge.detach_outputs(view)
+    assert names(placeholders) == ["geph__parts_1:0", "geph__parts_0:0"]
+    assert names(detached.outputs) == ["parts:1", "parts:0"]
+    assert inputs(left, right) == [["geph__parts_0:0"], ["geph__parts_1:0"]]
 
 
-def test_hidden_outputs_stay(setting):
-    def body():
-        parts = tf.unstack(tf.constant([[1.0], [2.0]]), name="parts")
-        left = tf.negative(parts[0], name="left")
-        right = tf.negative(parts[1], name="right")
-        ge.detach_outputs(ge.sgv(parts[0].op).remap_outputs([1]))
-        assert inputs(left, right) == [["parts:0"], ["geph__parts_1:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_hidden_outputs_stay():
+    parts = tf.unstack(tf.constant([[1.0], [2.0]]), name="parts")
+    left = tf.negative(parts[0], name="left")
+    right = tf.negative(parts[1], name="right")
+    ge.detach_outputs(ge.sgv(parts[0].op).remap_outputs([1]))
+    assert inputs(left, right) == [["parts:0"], ["geph__parts_1:0"]]
 
 
-def test_detach_outputs_and_control_outputs(setting):
-    def body():
-        g = chains()
-        ge.add_control_inputs(g.w.op, g.b.op)
-        ge.detach_outputs(g.a.op)
-        assert sorted(names(g.w.op.control_inputs)) == ["a", "b"]
-        ge.detach_outputs(g.a.op, control_outputs=controls(g))
-        assert names(g.w.op.control_inputs) == ["b"]
-
-    setting.run(body)
+@in_each_setting
+def test_detach_outputs_and_control_outputs():
+    g = chains()
+    ge.add_control_inputs(g.w.op, g.b.op)
+    ge.detach_outputs(g.a.op)
+    assert sorted(names(g.w.op.control_inputs)) == ["a", "b"]
+    ge.detach_outputs(g.a.op, control_outputs=controls(g))
+    assert names(g.w.op.control_inputs) == ["b"]
 
 
-def test_detach_control_outputs(setting):
-    def body():
-        g = chains()
-        ge.add_control_inputs(g.d.op, [g.a.op, g.w.op])
-        assert ge.detach_control_outputs([g.a.op, g.w.op], controls(g)) is None
-        # w waits for a inside the view; d waited outside it.
-        assert names(g.w.op.control_inputs) == ["a"]
-        assert names(g.d.op.control_inputs) == []
-        assert inputs(g.c, g.d) == [["a:0"], ["b:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_detach_control_outputs():
+    g = chains()
+    ge.add_control_inputs(g.d.op, [g.a.op, g.w.op])
+    assert ge.detach_control_outputs([g.a.op, g.w.op], controls(g)) is None
+    # w waits for a inside the view; d waited outside it.
+    assert names(g.w.op.control_inputs) == ["a"]
+    assert names(g.d.op.control_inputs) == []
+    assert inputs(g.c, g.d) == [["a:0"], ["b:0"]]
 
 
 # -- detach ----------------------------------------------------------------------------
-
-
-def test_detach(setting):
-    def body():
-        g = chains()
-        view = ge.sgv([g.c.op, g.d.op])
-        returned, ins, outs = ge.detach(view)
-        assert returned is view
-        assert names(ins) == ["geph__a_0:0", "geph__b_0:0"]
-        assert names(outs) == ["geph__c_0:0", "geph__d_0:0"]
-        assert names(view.inputs) == names(ins)
-        assert names(view.outputs) == ["c:0", "d:0"]
-        assert inputs(g.c, g.d, g.e, g.f, g.both) == [
-            ["geph__a_0:0"],
-            ["geph__b_0:0"],
-            ["geph__c_0:0"],
-            ["geph__d_0:0"],
-            ["a:0", "b:0"],
-        ]
-        ge.verify(g.graph)
-
-    setting.run(body)
 
 
 # What c and w wait for after `detach` of a and c: c waited for b, w for a and b.
@@ -304,16 +247,14 @@ def test_detach_control_edges(setting):
     tables.check_rows(WAITING, check)
 
 
-def test_detach_a_passthrough_tensor(setting):
-    def body():
-        g = chains()
-        view, (placeholder,), outs = ge.detach(ge.sgv(g.c))
-        assert placeholder.op.name == "geph__c_0"
-        assert outs == []
-        assert inputs(g.e) == [["geph__c_0:0"]]
-        assert names(view.passthroughs) == ["geph__c_0:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_detach_a_passthrough_tensor():
+    g = chains()
+    view, (placeholder,), outs = ge.detach(ge.sgv(g.c))
+    assert placeholder.op.name == "geph__c_0"
+    assert outs == []
+    assert inputs(g.e) == [["geph__c_0:0"]]
+    assert names(view.passthroughs) == ["geph__c_0:0"]
 
 
 # -- connect ---------------------------------------------------------------------------
@@ -337,26 +278,22 @@ def test_connect(setting):
     np.testing.assert_allclose(e, np.exp(-A), rtol=1e-6)
 
 
-def test_connect_leaves_other_readers_alone(setting):
-    def body():
-        g = chains()
-        other = tf.abs(g.d, name="other")
-        ge.connect(g.c.op, g.f.op)
-        assert inputs(g.f, other) == [["c:0"], ["d:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_connect_leaves_other_readers_alone():
+    g = chains()
+    other = tf.abs(g.d, name="other")
+    ge.connect(g.c.op, g.f.op)
+    assert inputs(g.f, other) == [["c:0"], ["d:0"]]
 
 
-def test_connect_several(setting):
-    def body():
-        g = chains()
-        view = ge.sgv(g.both.op)
-        ge.connect([g.w.op, g.d.op], view)
-        assert inputs(g.both) == [["w:0", "d:0"]]
-        ge.connect(ge.sgv(g.w.op, g.d.op).remap_outputs([1, 1]), view)
-        assert inputs(g.both) == [["d:0", "d:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_connect_several():
+    g = chains()
+    view = ge.sgv(g.both.op)
+    ge.connect([g.w.op, g.d.op], view)
+    assert inputs(g.both) == [["w:0", "d:0"]]
+    ge.connect(ge.sgv(g.w.op, g.d.op).remap_outputs([1, 1]), view)
+    assert inputs(g.both) == [["d:0", "d:0"]]
 
 
 def test_connect_disconnecting_first(setting):
@@ -377,7 +314,12 @@ def test_connect_undoes_detach(setting):
         g = chains()
         before = inputs(g.c, g.d, g.e, g.f, g.both)
         view = ge.sgv([g.c.op, g.d.op])
-        _, ins, outs = ge.detach(view)
+        returned, ins, outs = ge.detach(view)
+        assert returned is view
+        assert names(ins) == ["geph__a_0:0", "geph__b_0:0"]
+        assert names(outs) == ["geph__c_0:0", "geph__d_0:0"]
+        assert names(view.inputs) == names(ins)
+        assert names(view.outputs) == ["c:0", "d:0"]
         ge.connect([g.a, g.b], view)
         ge.connect(view, ge.sgv(outs))
         assert inputs(g.c, g.d, g.e, g.f, g.both) == before
@@ -423,16 +365,14 @@ def test_bypass_several_inputs_and_outputs(setting):
     np.testing.assert_allclose(f, np.tanh(A), rtol=1e-6)
 
 
-def test_bypass_keeps_the_inside_together(setting):
-    def body():
-        g = chains()
-        inner = tf.abs(g.c, name="inner")
-        # c is read inside, by inner, and outside, by e.
-        view = ge.sgv([g.c.op, inner.op]).remap_outputs([0])
-        ge.bypass(view)
-        assert inputs(g.e, inner, g.c) == [["a:0"], ["c:0"], ["geph__a_0:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_bypass_keeps_the_inside_together():
+    g = chains()
+    inner = tf.abs(g.c, name="inner")
+    # c is read inside, by inner, and outside, by e.
+    view = ge.sgv([g.c.op, inner.op]).remap_outputs([0])
+    ge.bypass(view)
+    assert inputs(g.e, inner, g.c) == [["a:0"], ["c:0"], ["geph__a_0:0"]]
 
 
 # -- refusals --------------------------------------------------------------------------
@@ -497,62 +437,54 @@ ge.bypass(kept(ge.sgv(sum.op).remap_inputs([0])))
 """
 
 
-def test_refusals(setting):
+@in_each_setting
+def test_refusals():
     other = foreign(chains)
-
-    def body():
-        g = chains()
-        for name, edit in SINGLE.items():
-            tables.check_refusals(NO_VIEW, g, edit=edit, other=other)
-            if "control" not in name:
-                tables.check_refusals(EMPTY, g, edit=edit)
-        tables.check_refusals(WRONG_CONTROLS, g)
-
-    setting.run(body)
+    g = chains()
+    for name, edit in SINGLE.items():
+        tables.check_refusals(NO_VIEW, g, edit=edit, other=other)
+        if "control" not in name:
+            tables.check_refusals(EMPTY, g, edit=edit)
+    tables.check_refusals(WRONG_CONTROLS, g)
 
 
-def test_connect_refuses(setting):
+@in_each_setting
+def test_connect_refuses():
     other = foreign(chains)
+    g = chains()
+    g.g = tf.abs(g.e, name="g")
+    tf.negative(g.g, name="h")
+    tf.negative(g.wide, name="wide_tail")
+    for first in (False, True):
 
-    def body():
-        g = chains()
-        g.g = tf.abs(g.e, name="g")
-        tf.negative(g.g, name="h")
-        tf.negative(g.wide, name="wide_tail")
-        for first in (False, True):
+        def connect(view0, view1, first=first):
+            ge.connect(view0, view1, first)
 
-            def connect(view0, view1, first=first):
-                ge.connect(view0, view1, first)
-
-            tables.check_refusals(CONNECT, g, connect=connect, other=other)
-
-    setting.run(body)
+        tables.check_refusals(CONNECT, g, connect=connect, other=other)
 
 
-def test_bypass_refuses(setting):
-    def body():
-        g = chains()
-        g.cast = tf.cast(g.b, tf.int32, name="cast")
-        g.sum = tf.reduce_sum(g.b, name="sum")
-        tf.identity(g.cast), tf.identity(g.sum)
-        views = []
+@in_each_setting
+def test_bypass_refuses():
+    g = chains()
+    g.cast = tf.cast(g.b, tf.int32, name="cast")
+    g.sum = tf.reduce_sum(g.b, name="sum")
+    tf.identity(g.cast), tf.identity(g.sum)
+    views = []
 
-        def kept(view):
-            views.append((view, names(view.inputs)))
-            return view
+    def kept(view):
+        views.append((view, names(view.inputs)))
+        return view
 
-        tables.check_refusals(BYPASS, g, kept=kept)
-        assert len(views) == 4
-        assert all(names(view.inputs) == before for view, before in views)
-        # c makes what e reads, e what tail reads. Crossed: e would read itself.
-        tail = tf.abs(g.e, name="tail")
-        tf.negative(tail, name="end")
-        view = ge.sgv([g.c.op, tail.op]).remap_inputs([1, 0])
-        error = check_refused(g.graph, lambda: ge.bypass(view), ge.CycleError, ["e"])
-        assert error.cycle == ("e", "e")
-        assert names(view.inputs) == ["e:0", "a:0"]
-
-    setting.run(body)
+    tables.check_refusals(BYPASS, g, kept=kept)
+    assert len(views) == 4
+    assert all(names(view.inputs) == before for view, before in views)
+    # c makes what e reads, e what tail reads. Crossed: e would read itself.
+    tail = tf.abs(g.e, name="tail")
+    tf.negative(tail, name="end")
+    view = ge.sgv([g.c.op, tail.op]).remap_inputs([1, 0])
+    error = check_refused(g.graph, lambda: ge.bypass(view), ge.CycleError, ["e"])
+    assert error.cycle == ("e", "e")
+    assert names(view.inputs) == ["e:0", "a:0"]
 
 
 # -- version 1 while loops -------------------------------------------------------------

@@ -4,9 +4,11 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from tests.graph.building import snapshot
 from tests.reroute.samples import chains
 from tests.select import tables
-from tests.select.tables import check_refused, state
+from tests.select.tables import check_refused
+from tests.settings import in_each_setting
 
 EDITS = {
     "swap_ts": lambda g: ge.swap_ts(g.a, g.b),
@@ -50,19 +52,19 @@ def test_is_accepted_keeps_the_invariants_and_is_undone_by_an_abort(setting):
     def check(edit):
         def body():
             g = chains()
-            before = state(g.graph)[0]
+            before = snapshot(g.graph)[0]
             with pytest.raises(KeyError), ge.transaction(g.graph):
                 edit(g)
-                assert state(g.graph)[0] != before
+                assert snapshot(g.graph)[0] != before
                 raise KeyError
-            after = state(g.graph)[0]
+            after = snapshot(g.graph)[0]
             # Placeholders stay: TensorFlow cannot delete an op. Nobody reads them.
             assert {name: after[name] for name in before} == before
             new = set(after) - set(before)
             assert all("geph__" in name for name in new)
             ge.verify(g.graph)
             edit(g)
-            assert state(g.graph)[0] != before
+            assert snapshot(g.graph)[0] != before
             ge.verify(g.graph)
 
         setting.run(body)
@@ -70,22 +72,20 @@ def test_is_accepted_keeps_the_invariants_and_is_undone_by_an_abort(setting):
     check_each(check)
 
 
-def test_is_refused_on_a_finalized_graph(setting):
-    def body():
-        g = chains()
-        g.graph.finalize()
-        words = ["finalized", "geutil.copy"]
-        try:
-            check_each(
-                lambda edit: check_refused(
-                    g.graph, lambda: edit(g), ge.FinalizedGraphError, words
-                )
+@in_each_setting
+def test_is_refused_on_a_finalized_graph():
+    g = chains()
+    g.graph.finalize()
+    words = ["finalized", "geutil.copy"]
+    try:
+        check_each(
+            lambda edit: check_refused(
+                g.graph, lambda: edit(g), ge.FinalizedGraphError, words
             )
-        finally:
-            # The end of tracing adds to the graph.
-            g.graph._unsafe_unfinalize()
-
-    setting.run(body)
+        )
+    finally:
+        # The end of tracing adds to the graph.
+        g.graph._unsafe_unfinalize()
 
 
 def test_is_refused_while_a_session_is_open_that_has_run():

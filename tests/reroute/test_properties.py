@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
+from tests.graph.building import snapshot
 from tests.random_graphs import drawn_graphs
-from tests.select.tables import state
 from tests.settings import NAMES, Setting, evaluate
 from tests.thorough import examples
 
@@ -45,7 +45,7 @@ def expected_inputs(reads):
 
 
 def actual_inputs(graph):
-    return {name: inputs for name, (inputs, _) in state(graph)[0].items()}
+    return {name: inputs for name, (inputs, _) in snapshot(graph)[0].items()}
 
 
 def computed(reads, drawn):
@@ -100,7 +100,7 @@ def test_edges_and_refusals_agree_with_networkx(name, both_ways, edit):
     def body():
         tensors = drawn.build()
         graph = tensors[0].graph
-        start = state(graph)
+        start = snapshot(graph)
         assert actual_inputs(graph) == expected_inputs(before)
         ts0 = [tensors[i] for i, _ in pairs]
         ts1 = [tensors[i] for _, i in pairs]
@@ -111,7 +111,7 @@ def test_edges_and_refusals_agree_with_networkx(name, both_ways, edit):
         except ge.CycleError as error:
             assert not nx.is_directed_acyclic_graph(dag(after, drawn))
             check_cycle(error, after, drawn)
-            assert state(graph) == start
+            assert snapshot(graph) == start
         else:
             assert nx.is_directed_acyclic_graph(dag(after, drawn))
             assert count == changes

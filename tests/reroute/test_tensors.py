@@ -5,6 +5,7 @@ import geutil as ge
 from tests.reroute.samples import EAGER, VARIABLE, foreign, inputs, wired, wires
 from tests.select import tables
 from tests.select.tables import check_refused
+from tests.settings import in_each_setting
 
 A, B, C = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([7.0, 11.0])
 VALUES = {"a": A, "b": B, "c": C}
@@ -12,24 +13,18 @@ START = "ab ba aa b c"
 # The number of edges that an edit moves, and what p, q, r, s and u read after it.
 EDITS = f"""
 ge.swap_ts(a, b) => 7 | ba ab bb a c
-ge.swap_ts([a], [b]) => 7 | ba ab bb a c
-ge.swap_ts(b, c) => 4 | ac ca aa c b
 ge.swap_ts([a, a], [b, b]) => 7 | ba ab bb a c
 ge.swap_ts(a, a) => 0 | {START}
 ge.swap_ts([], []) => 0 | {START}
 ge.swap_ts([c, a], [c, b]) => 7 | ba ab bb a c
 ge.swap_ts(a, b, can_modify=[p.op]) => 2 | ba ba aa b c
-ge.swap_ts(a, b, can_modify=p.op) => 2 | ba ba aa b c
 ge.swap_ts(a, b, r.op) => 2 | ab ba bb b c
 ge.swap_ts(a, b, cannot_modify=[p.op]) => 5 | ab ab bb a c
-ge.swap_ts(a, b, None, p.op) => 5 | ab ab bb a c
 ge.swap_ts(a, b, can_modify=[]) => 0 | {START}
-ge.swap_ts(a, b, cannot_modify=[]) => 7 | ba ab bb a c
 ge.swap_ts(a, b, cannot_modify=graph) => 0 | {START}
 ge.swap_ts(a, b, can_modify=graph) => 7 | ba ab bb a c
 ge.swap_ts(a, b, can_modify=[p.op, q.op], cannot_modify=[q.op]) => 2 | ba ba aa b c
 ge.reroute_ts(a, b) => 3 | aa aa aa a c
-ge.reroute_ts(b, a) => 4 | bb bb bb b c
 ge.reroute_ts((a,), (b,)) => 3 | aa aa aa a c
 ge.reroute_ts(iter([a]), iter([b])) => 3 | aa aa aa a c
 ge.reroute_ts(a, a) => 0 | {START}
@@ -44,7 +39,6 @@ ge.reroute_ts([b, c], [a, b]) => 7 | bc cb bb c c
 ge.reroute_ts(a, b, can_modify=[q.op]) => 1 | ab aa aa b c
 ge.reroute_ts(a, b, cannot_modify=[q.op]) => 2 | aa ba aa a c
 ge.reroute_ts(a, b, can_modify=[]) => 0 | {START}
-ge.reroute_ts(a, b, can_modify=[u.op]) => 0 | {START}
 ge.reroute_ts(c, a, can_modify=[r.op]) => 2 | ab ba cc b c
 """
 
@@ -85,14 +79,12 @@ def test_all_inputs_of_an_op_with_many(setting):
     np.testing.assert_allclose(setting.run(body)[0], 4 * C + B)
 
 
-def test_many_readers_are_all_counted(setting):
-    def body():
-        g = wires()
-        readers = [tf.negative(g.c, name=f"reader{i}") for i in range(40)]
-        assert ge.reroute_ts(g.a, g.c) == 41
-        assert inputs(*readers) == [["a:0"]] * 40
-
-    setting.run(body)
+@in_each_setting
+def test_many_readers_are_all_counted():
+    g = wires()
+    readers = [tf.negative(g.c, name=f"reader{i}") for i in range(40)]
+    assert ge.reroute_ts(g.a, g.c) == 41
+    assert inputs(*readers) == [["a:0"]] * 40
 
 
 def test_several_outputs_of_one_op(setting):
@@ -106,16 +98,14 @@ def test_several_outputs_of_one_op(setting):
     np.testing.assert_allclose(setting.run(body)[0], B - A)
 
 
-def test_an_unknown_shape_is_compatible(setting):
-    def body():
-        g = wires()
-        for shape in (None, [None], [2]):
-            ph = ge.ph(tf.float32, shape)
-            assert ge.reroute_ts(ph, g.c) == 1
-            assert ge.reroute_ts(g.c, ph) == 1
-        assert inputs(g.u) == [["c:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_an_unknown_shape_is_compatible():
+    g = wires()
+    for shape in (None, [None], [2]):
+        ph = ge.ph(tf.float32, shape)
+        assert ge.reroute_ts(ph, g.c) == 1
+        assert ge.reroute_ts(g.c, ph) == 1
+    assert inputs(g.u) == [["c:0"]]
 
 
 # -- references to version 1 variables -------------------------------------------------
@@ -146,17 +136,11 @@ def test_the_remedy_for_a_reference_works():
         graph, reference, read = variable()
         value = tf.constant([3.0, 5.0], name="value")
         assign = graph.get_operation_by_name("v/Assign")
+        assert ge.reroute_ts(value, reference, can_modify=read) == 1
+        assert ge.reroute_ts(reference, value) == 1
         assert ge.reroute_ts(value, reference, cannot_modify=assign) == 1
         assert read.inputs[0] is value
         assert assign.inputs[0] is reference
-
-
-def test_readers_chosen_by_can_modify_take_a_value_for_a_reference():
-    with tf.Graph().as_default():
-        _, reference, read = variable()
-        value = tf.constant([3.0, 5.0], name="value")
-        assert ge.reroute_ts(value, reference, can_modify=read) == 1
-        assert read.inputs[0] is value
 
 
 def test_a_reference_may_stand_in_for_a_value():
@@ -204,19 +188,16 @@ edit(a, [variable]) => ArgumentTypeError: Variable
 """
 
 
-def test_refusals(setting):
+@in_each_setting
+def test_refusals():
     more = {"other": foreign(wires), "eager": EAGER, "variable": VARIABLE}
-
-    def body():
-        g = wires()
-        g.whole = tf.constant([1, 2], name="whole")
-        g.wide = tf.constant([1.0, 2.0, 3.0], name="wide")
-        g.flat = tf.constant(1.0, name="flat")
-        tf.negative(g.whole), tf.negative(g.wide), tf.negative(g.flat)
-        for edit in (ge.swap_ts, ge.reroute_ts):
-            tables.check_refusals(REFUSED, g, edit=edit, **more)
-
-    setting.run(body)
+    g = wires()
+    g.whole = tf.constant([1, 2], name="whole")
+    g.wide = tf.constant([1.0, 2.0, 3.0], name="wide")
+    g.flat = tf.constant(1.0, name="flat")
+    tf.negative(g.whole), tf.negative(g.wide), tf.negative(g.flat)
+    for edit in (ge.swap_ts, ge.reroute_ts):
+        tables.check_refusals(REFUSED, g, edit=edit, **more)
 
 
 CYCLES = """
@@ -233,14 +214,12 @@ ge.reroute_ts(after, c) => late u after
 """
 
 
-def test_a_cycle_is_refused_and_listed(setting):
-    def body():
-        g = wires()
-        g.middle = tf.exp(g.u, name="middle")
-        g.last = tf.tanh(g.middle, name="last")
-        with tf.control_dependencies([g.u]):
-            g.late = tf.constant([1.0, 2.0], name="late")
-        g.after = tf.abs(g.late, name="after")
-        tables.check_cycles(CYCLES, g)
-
-    setting.run(body)
+@in_each_setting
+def test_a_cycle_is_refused_and_listed():
+    g = wires()
+    g.middle = tf.exp(g.u, name="middle")
+    g.last = tf.tanh(g.middle, name="last")
+    with tf.control_dependencies([g.u]):
+        g.late = tf.constant([1.0, 2.0], name="late")
+    g.after = tf.abs(g.late, name="after")
+    tables.check_cycles(CYCLES, g)

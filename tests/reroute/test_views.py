@@ -1,11 +1,10 @@
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import geutil as ge
 from tests.reroute.samples import EAGER, chains, foreign, inputs, wired
 from tests.select import tables
-from tests.settings import names
+from tests.settings import in_each_setting, names
 
 A, B = np.array([1.0, 2.0]), np.array([3.0, 5.0])
 UNARY = {"c": np.negative, "d": np.square, "e": np.exp, "f": np.tanh}
@@ -134,41 +133,35 @@ def test_passthrough_views(setting):
     tables.check_rows(OF_TENSORS, check)
 
 
-def test_a_view_may_read_a_bare_tensor(setting):
-    def body():
-        g = chains()
-        view = ge.sgv(g.d.op)
-        ge.reroute_inputs(g.w, view)
-        assert inputs(g.c, g.d, g.both) == [["a:0"], ["w:0"], ["a:0", "b:0"]]
-        assert names(view.inputs) == ["w:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_a_view_may_read_a_bare_tensor():
+    g = chains()
+    view = ge.sgv(g.d.op)
+    ge.reroute_inputs(g.w, view)
+    assert inputs(g.c, g.d, g.both) == [["a:0"], ["w:0"], ["a:0", "b:0"]]
+    assert names(view.inputs) == ["w:0"]
 
 
-def test_a_passthrough_beside_ops_stays_one(setting):
-    def body():
-        g = chains()
-        view = ge.SubGraphView(g.c.op, g.w)
-        assert names(view.outputs) == ["c:0", "w:0"]
-        ge.swap_inputs(view, [g.b, g.d])
-        assert names(view.inputs) == ["b:0", "d:0"]
-        assert names(view.outputs) == ["c:0", "d:0"]
-        assert names(view.passthroughs) == ["d:0"]
-        assert names(view.connected_outputs) == ["c:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_a_passthrough_beside_ops_stays_one():
+    g = chains()
+    view = ge.SubGraphView(g.c.op, g.w)
+    assert names(view.outputs) == ["c:0", "w:0"]
+    ge.swap_inputs(view, [g.b, g.d])
+    assert names(view.inputs) == ["b:0", "d:0"]
+    assert names(view.outputs) == ["c:0", "d:0"]
+    assert names(view.passthroughs) == ["d:0"]
+    assert names(view.connected_outputs) == ["c:0"]
 
 
-def test_a_passthrough_that_is_no_input_stays_as_it_is(setting):
-    def body():
-        g = chains()
-        view = ge.SubGraphView(g.c.op, g.w).remap_inputs([0])
-        ge.swap_inputs(view, [g.b])
-        assert names(view.inputs) == ["b:0"]
-        assert names(view.outputs) == ["c:0", "w:0"]
-        assert names(view.passthroughs) == ["w:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_a_passthrough_that_is_no_input_stays_as_it_is():
+    g = chains()
+    view = ge.SubGraphView(g.c.op, g.w).remap_inputs([0])
+    ge.swap_inputs(view, [g.b])
+    assert names(view.inputs) == ["b:0"]
+    assert names(view.outputs) == ["c:0", "w:0"]
+    assert names(view.passthroughs) == ["w:0"]
 
 
 def test_remapped_inputs(setting):
@@ -210,35 +203,15 @@ def test_remapped_outputs(setting):
     np.testing.assert_allclose(f, np.tanh(A), rtol=1e-5)
 
 
-def test_empty_views_change_nothing(setting):
-    def body():
-        g = chains()
-        before = inputs(g.c, g.d, g.e, g.f)
-        for edit in EDITS.values():
-            view0, view1 = edit([], ge.SubGraphView())
-            assert not view0
-            assert not view1
-        assert inputs(g.c, g.d, g.e, g.f) == before
-
-    setting.run(body)
-
-
-def test_an_aborted_transaction_puts_views_back(setting):
-    def body():
-        g = chains()
-        view0 = ge.SubGraphView(g.c.op, g.w)
-        view1 = ge.sgv(g.d.op)
-        with pytest.raises(KeyError), ge.transaction(g.graph):
-            ge.swap_inputs(view0.remap_inputs([0]), view1)
-            ge.swap_inputs(view0, [g.b, g.f])
-            assert names(view0.inputs) == ["b:0", "f:0"]
-            raise KeyError
-        assert names(view0.inputs) == ["a:0", "w:0"]
-        assert names(view0.outputs) == ["c:0", "w:0"]
-        assert names(view1.inputs) == ["b:0"]
-        assert inputs(g.c, g.d) == [["a:0"], ["b:0"]]
-
-    setting.run(body)
+@in_each_setting
+def test_empty_views_change_nothing():
+    g = chains()
+    before = inputs(g.c, g.d, g.e, g.f)
+    for edit in EDITS.values():
+        view0, view1 = edit([], ge.SubGraphView())
+        assert not view0
+        assert not view1
+    assert inputs(g.c, g.d, g.e, g.f) == before
 
 
 # -- refusals --------------------------------------------------------------------------
@@ -266,24 +239,21 @@ edit([c.op, d.op], w.op) => RerouteError: 2; 1; c:0, d:0; w:0; remap
 """
 
 
-def test_refusals(setting):
+@in_each_setting
+def test_refusals():
     other = foreign(chains)
-
-    def body():
-        g = chains()
-        for tail in (g.whole, g.wide):
-            tf.identity(tail)
-        for edit in EDITS.values():
-            more = {"edit": edit, "other": other, "eager": EAGER}
-            tables.check_refusals(REFUSED, g, **more)
-        view = ge.sgv(g.both.op)
-        for edit in (ge.swap_inputs, ge.reroute_inputs, ge.swap_ios):
-            tables.check_refusals(OTHER_INPUTS, g, edit=edit, view=view)
-        assert names(view.inputs) == ["a:0", "b:0"]
-        for edit in (ge.swap_outputs, ge.reroute_outputs, ge.reroute_ios):
-            tables.check_refusals(OTHER_OUTPUTS, g, edit=edit)
-
-    setting.run(body)
+    g = chains()
+    for tail in (g.whole, g.wide):
+        tf.identity(tail)
+    for edit in EDITS.values():
+        more = {"edit": edit, "other": other, "eager": EAGER}
+        tables.check_refusals(REFUSED, g, **more)
+    view = ge.sgv(g.both.op)
+    for edit in (ge.swap_inputs, ge.reroute_inputs, ge.swap_ios):
+        tables.check_refusals(OTHER_INPUTS, g, edit=edit, view=view)
+    assert names(view.inputs) == ["a:0", "b:0"]
+    for edit in (ge.swap_outputs, ge.reroute_outputs, ge.reroute_ios):
+        tables.check_refusals(OTHER_OUTPUTS, g, edit=edit)
 
 
 CYCLES = """
@@ -298,19 +268,17 @@ ge.reroute_ios(*kept(g, c)) => e g
 """
 
 
-def test_a_cycle_is_refused_and_the_views_stay(setting):
-    def body():
-        g = chains()
-        g.g = tf.abs(g.e, name="g")
-        views = []
+@in_each_setting
+def test_a_cycle_is_refused_and_the_views_stay():
+    g = chains()
+    g.g = tf.abs(g.e, name="g")
+    views = []
 
-        def kept(*ts):
-            made = [ge.sgv(t.op) for t in ts]
-            views.extend((view, names(view.inputs)) for view in made)
-            return made
+    def kept(*ts):
+        made = [ge.sgv(t.op) for t in ts]
+        views.extend((view, names(view.inputs)) for view in made)
+        return made
 
-        tables.check_cycles(CYCLES, g, kept=kept)
-        assert len(views) == 16
-        assert all(names(view.inputs) == before for view, before in views)
-
-    setting.run(body)
+    tables.check_cycles(CYCLES, g, kept=kept)
+    assert len(views) == 16
+    assert all(names(view.inputs) == before for view, before in views)

@@ -9,11 +9,7 @@ from types import SimpleNamespace
 import tensorflow as tf
 
 from tests import settings
-
-
-def serialized(graph: tf.Graph) -> bytes:
-    """Return the whole graph as bytes: equal bytes mean equal graphs."""
-    return graph.as_graph_def().SerializeToString(deterministic=True)
+from tests.graph.building import serialized
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import geutil as ge
 from geutil import errors
 from geutil.select.conversions import ListView
 from tests import settings
+from tests.graph.building import snapshot
 from tests.select.samples import looking
 
 BUILTINS = {
@@ -103,12 +104,6 @@ def check_found(table: str, sample: Any, **more: Any) -> None:
     check_rows(table, check)
 
 
-def state(graph: tf.Graph) -> tuple[Any, bytes]:
-    """Return all that an edit could change: every edge, every op and attribute."""
-    graph_def = graph.as_graph_def()
-    return settings.edges(graph), graph_def.SerializeToString(deterministic=True)
-
-
 def check_refused(
     graph: tf.Graph,
     call: Callable[[], Any],
@@ -116,14 +111,14 @@ def check_refused(
     words: Sequence[str] = (),
 ) -> ge.GeutilError:
     """Check that `call` raises, says why, and leaves `graph` exactly as it was."""
-    before = state(graph)
+    before = snapshot(graph)
     with pytest.raises(error) as caught:
         call()
     assert isinstance(caught.value, ge.GeutilError)
     assert isinstance(caught.value, BUILTINS[error])
     for word in words:
         assert word in str(caught.value)
-    after = state(graph)
+    after = snapshot(graph)
     assert after[0] == before[0]
     assert after[1] == before[1]
     return caught.value

@@ -7,7 +7,7 @@ import geutil as ge
 from tests.random_graphs import drawn_graphs
 from tests.select import tables
 from tests.select.samples import diamond, looking, other_graph
-from tests.settings import NAMES, Setting, names
+from tests.settings import NAMES, Setting, in_each_setting, names
 from tests.thorough import examples
 
 FOUND = """
@@ -61,47 +61,34 @@ def test_ops(setting):
     setting.run(lambda: tables.check_found(FOUND, diamond()))
 
 
-def test_compute_boundary_ts(setting):
-    def body():
-        g = diamond()
+@in_each_setting
+def test_compute_boundary_ts():
+    g = diamond()
 
-        def boundary(ops):
-            return ge.compute_boundary_ts([getattr(g, name).op for name in ops.split()])
+    def boundary(ops):
+        return ge.compute_boundary_ts([getattr(g, name).op for name in ops.split()])
 
-        tables.check_found(BOUNDARIES, g, boundary=boundary)
-        with looking():
-            assert names(ge.compute_boundary_ts(g.graph)[1]) == ["d:0", "w:0"]
-
-    setting.run(body)
+    tables.check_found(BOUNDARIES, g, boundary=boundary)
+    with looking():
+        assert names(ge.compute_boundary_ts(g.graph)[1]) == ["d:0", "w:0"]
 
 
-def test_compute_boundary_ts_of_several_outputs(setting):
-    def body():
-        x = tf.constant([1.0, 2.0, 3.0], name="x")
-        parts = tf.unstack(x, name="parts")
-        inner = tf.add(parts[0], parts[1], name="inner")
-        outer = tf.negative(parts[1], name="outer")
-        found = ge.compute_boundary_ts([parts[0].op, inner.op])
-        assert [names(ts) for ts in found] == [
-            ["x:0"],
-            ["parts:1", "parts:2", "inner:0"],
-            ["parts:0", "parts:1"],
-        ]
-        assert names(ge.compute_boundary_ts([outer.op, inner.op])[0]) == [
-            "parts:1",
-            "parts:0",
-        ]
-
-    setting.run(body)
-
-
-def test_an_op_given_twice_counts_once(setting):
-    def body():
-        g = diamond()
-        found = ge.compute_boundary_ts([g.c.op, g.c.op])
-        assert [names(ts) for ts in found] == [["a:0", "b:0"], ["c:0"], []]
-
-    setting.run(body)
+@in_each_setting
+def test_compute_boundary_ts_of_several_outputs():
+    x = tf.constant([1.0, 2.0, 3.0], name="x")
+    parts = tf.unstack(x, name="parts")
+    inner = tf.add(parts[0], parts[1], name="inner")
+    outer = tf.negative(parts[1], name="outer")
+    found = ge.compute_boundary_ts([parts[0].op, inner.op])
+    assert [names(ts) for ts in found] == [
+        ["x:0"],
+        ["parts:1", "parts:2", "inner:0"],
+        ["parts:0", "parts:1"],
+    ]
+    assert names(ge.compute_boundary_ts([outer.op, inner.op])[0]) == [
+        "parts:1",
+        "parts:0",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,68 +3,61 @@ import tensorflow as tf
 import geutil as ge
 from tests.select import tables
 from tests.select.samples import diamond, looking, other_graph
-from tests.settings import names
+from tests.settings import in_each_setting, names
 
 
 def by_name(found):
     return {op.name: names(outputs) for op, outputs in found.items()}
 
 
-def test_control_outputs(setting):
+@in_each_setting
+def test_control_outputs():
     other = other_graph()
-
-    def body():
-        g = diamond()
-        assert ge.ControlOutputs(g.graph).graph is g.graph
-        with looking():
-            assert by_name(ge.ControlOutputs(g.graph).get_all()) == {"a": ["w"]}
-        with tf.control_dependencies([g.a]):
-            for i in range(25):
-                tf.constant(1.0, name=f"late{i}")
-        controls = ge.ControlOutputs(g.graph)
-        with looking():
-            expected = ["w", *(f"late{i}" for i in range(25))]
-            assert names(controls.get(g.a.op)) == expected
-            assert list(controls.get(g.b.op)) == []
-            # An op of another graph has none in this one.
-            assert names(other.w.op.control_inputs) == ["a"]
-            assert list(controls.get(other.a.op)) == []
-
-    setting.run(body)
+    g = diamond()
+    assert ge.ControlOutputs(g.graph).graph is g.graph
+    with looking():
+        assert by_name(ge.ControlOutputs(g.graph).get_all()) == {"a": ["w"]}
+    with tf.control_dependencies([g.a]):
+        for i in range(25):
+            tf.constant(1.0, name=f"late{i}")
+    controls = ge.ControlOutputs(g.graph)
+    with looking():
+        expected = ["w", *(f"late{i}" for i in range(25))]
+        assert names(controls.get(g.a.op)) == expected
+        assert list(controls.get(g.b.op)) == []
+        # An op of another graph has none in this one.
+        assert names(other.w.op.control_inputs) == ["a"]
+        assert list(controls.get(other.a.op)) == []
 
 
-def test_look_ups_are_never_out_of_date(setting):
-    def body():
-        g = diamond()
-        controls = ge.ControlOutputs(g.graph)
-        assert names(controls.get(g.a.op)) == ["w"]
-        ge.add_control_inputs(g.d.op, g.a.op)
-        assert names(controls.get(g.a.op)) == ["d", "w"]
-        with looking():
-            assert controls.update() is controls
-        ge.remove_control_inputs(g.w.op, g.a.op)
-        assert names(controls.get(g.a.op)) == ["d"]
-        with tf.control_dependencies([g.b]):
-            tf.constant(1.0, name="new")
-        assert by_name(controls.get_all()) == {"a": ["d"], "b": ["new"]}
-
-    setting.run(body)
+@in_each_setting
+def test_look_ups_are_never_out_of_date():
+    g = diamond()
+    controls = ge.ControlOutputs(g.graph)
+    assert names(controls.get(g.a.op)) == ["w"]
+    ge.add_control_inputs(g.d.op, g.a.op)
+    assert names(controls.get(g.a.op)) == ["d", "w"]
+    with looking():
+        assert controls.update() is controls
+    ge.remove_control_inputs(g.w.op, g.a.op)
+    assert names(controls.get(g.a.op)) == ["d"]
+    with tf.control_dependencies([g.b]):
+        tf.constant(1.0, name="new")
+    assert by_name(controls.get_all()) == {"a": ["d"], "b": ["new"]}
 
 
-def test_check_cios(setting):
-    def body():
-        g = diamond()
-        controls = ge.ControlOutputs(g.graph)
-        with looking():
-            for inputs in ({}, {"control_inputs": False}, {"control_inputs": True}):
-                both = inputs.get("control_inputs", False)
-                assert ge.check_cios(**inputs) == (both, None)
-                found = ge.check_cios(**inputs, control_outputs=controls)
-                assert found == (both, controls)
-                found = ge.check_cios(**inputs, control_ios=controls)
-                assert found == (True, controls)
-
-    setting.run(body)
+@in_each_setting
+def test_check_cios():
+    g = diamond()
+    controls = ge.ControlOutputs(g.graph)
+    with looking():
+        for inputs in ({}, {"control_inputs": False}, {"control_inputs": True}):
+            both = inputs.get("control_inputs", False)
+            assert ge.check_cios(**inputs) == (both, None)
+            found = ge.check_cios(**inputs, control_outputs=controls)
+            assert found == (both, controls)
+            found = ge.check_cios(**inputs, control_ios=controls)
+            assert found == (True, controls)
 
 
 REFUSED = """

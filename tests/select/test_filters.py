@@ -8,37 +8,27 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.select import by_device
 from tests.select import tables
 from tests.select.samples import diamond, other_graph
-from tests.settings import default_graph, names
+from tests.settings import default_graph, in_each_setting, names
 
 SCOPED = "top foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo a.b/u axb/v bar/t"
 IN_SCOPE = f"""
 scope('foo/bar') => foo/bar/x foo/bar foo/bar/deep/y
 scope('foo/bar/') => foo/bar/x foo/bar foo/bar/deep/y
-scope('foo/barn') => foo/barn/z
 scope('foo') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo
 scope('foo/bar/deep') => foo/bar/deep/y
 scope('foo/bar/x') => foo/bar/x
 scope('foo/ba') =>
-scope('fo') =>
-scope('oo') =>
 scope('bar') => bar/t
-scope('deep') =>
 scope('a.b') => a.b/u
-scope('a.b/') => a.b/u
-scope('axb') => axb/v
 scope('fo.') =>
-scope('foo.bar') =>
 scope('foo/(bar|barn)') =>
-scope('foo|bar') =>
 scope('.*') =>
 scope('foo/bar(') =>
-scope('[') =>
 scope('FOO') =>
 scope('') => {SCOPED}
 """
 SEARCHED = rf"""
 ops('bar') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z bar/t
-ops('^bar') => bar/t
 ops('bar$') => foo/bar
 ops('^foo(/.*)?$') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo
 ops('a.b') => a.b/u axb/v
@@ -46,16 +36,13 @@ ops(r'a\.b') => a.b/u
 ops('BAR') =>
 ops(re.compile('^BAR', re.IGNORECASE)) => bar/t
 ops('') => {SCOPED}
-ops('nowhere') =>
 ts('bar') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z bar/t
 ts('bar:0$') => foo/bar
 ts('bar$') =>
 ts(r'^foo(/.*)?:\d+$') => foo/bar/x foo/bar foo/bar/deep/y foo/barn/z foo
-ts(r'a\.b') => a.b/u
 ts(re.compile('^BAR', re.IGNORECASE)) => bar/t
 ts('') => {SCOPED}
 ts(':0$') => {SCOPED}
-ts(':1$') =>
 """
 
 
@@ -67,29 +54,27 @@ def scoped():
     return SimpleNamespace(graph=graph)
 
 
-def test_names(setting):
-    def body():
-        g = scoped()
-        ops = g.graph.get_operations()
+@in_each_setting
+def test_names():
+    g = scoped()
+    ops = g.graph.get_operations()
 
-        def scope(name):
-            found = ge.get_name_scope_ops(g.graph, name)
-            assert ge.get_name_scope_ops(ops, name) == found
-            assert ge.get_name_scope_ops(reversed(ops), name) == found[::-1]
-            return found
+    def scope(name):
+        found = ge.get_name_scope_ops(g.graph, name)
+        assert ge.get_name_scope_ops(ops, name) == found
+        assert ge.get_name_scope_ops(reversed(ops), name) == found[::-1]
+        return found
 
-        tables.check_found(IN_SCOPE, g, scope=scope)
-        searches = {
-            "ops": lambda regex: ge.filter_ops_from_regex(g.graph, regex),
-            "ts": lambda regex: ge.filter_ts_from_regex(g.graph, regex),
-        }
-        tables.check_found(SEARCHED, g, **searches)
-        parts = tf.unstack(tf.constant([1.0, 2.0], name="numbers"), name="parts")
-        assert names(searches["ts"](":1$")) == names(parts[1:])
-        assert names(searches["ts"]("^parts:")) == names(parts)
-        assert searches["ts"]("^parts$") == []
-
-    setting.run(body)
+    tables.check_found(IN_SCOPE, g, scope=scope)
+    searches = {
+        "ops": lambda regex: ge.filter_ops_from_regex(g.graph, regex),
+        "ts": lambda regex: ge.filter_ts_from_regex(g.graph, regex),
+    }
+    tables.check_found(SEARCHED, g, **searches)
+    parts = tf.unstack(tf.constant([1.0, 2.0], name="numbers"), name="parts")
+    assert names(searches["ts"](":1$")) == names(parts[1:])
+    assert names(searches["ts"]("^parts:")) == names(parts)
+    assert searches["ts"]("^parts$") == []
 
 
 FILTERED = """
@@ -115,18 +100,16 @@ ge.filter_ts(graph, lambda t: None) =>
 """
 
 
-def test_filters(setting):
-    def body():
-        g = diamond()
-        tables.check_found(FILTERED, g)
-        # The filter sees each element itself.
-        seen_ops, seen_ts = [], []
-        ge.filter_ops(g.c.op, seen_ops.append)
-        ge.filter_ts(g.c.op, seen_ts.append)
-        assert seen_ops == [g.c.op]
-        assert [id(t) for t in seen_ts] == [id(g.a), id(g.b), id(g.c)]
-
-    setting.run(body)
+@in_each_setting
+def test_filters():
+    g = diamond()
+    tables.check_found(FILTERED, g)
+    # The filter sees each element itself.
+    seen_ops, seen_ts = [], []
+    ge.filter_ops(g.c.op, seen_ops.append)
+    ge.filter_ts(g.c.op, seen_ts.append)
+    assert seen_ops == [g.c.op]
+    assert [id(t) for t in seen_ts] == [id(g.a), id(g.b), id(g.c)]
 
 
 REFUSED = """
@@ -142,22 +125,19 @@ find(graph, '(') => SelectionError
 """
 
 
-def test_refusals(setting):
+@in_each_setting
+def test_refusals():
     other = other_graph()
     finds = (ge.filter_ops_from_regex, ge.filter_ts_from_regex)
-
-    def body():
-        g = diamond()
-        for find in (ge.filter_ops, ge.filter_ts):
-            refused = REFUSED.replace(") =>", ", True) =>")
-            tables.check_refusals(refused, g, find=find, other=other)
-        for find in (*finds, ge.get_name_scope_ops):
-            refused = REFUSED.replace(") =>", ", 'x') =>")
-            tables.check_refusals(refused, g, find=find, other=other)
-        for find in finds:
-            tables.check_refusals(REFUSED_REGEXES, g, find=find)
-
-    setting.run(body)
+    g = diamond()
+    for find in (ge.filter_ops, ge.filter_ts):
+        refused = REFUSED.replace(") =>", ", True) =>")
+        tables.check_refusals(refused, g, find=find, other=other)
+    for find in (*finds, ge.get_name_scope_ops):
+        refused = REFUSED.replace(") =>", ", 'x') =>")
+        tables.check_refusals(refused, g, find=find, other=other)
+    for find in finds:
+        tables.check_refusals(REFUSED_REGEXES, g, find=find)
 
 
 DEVICES = [

@@ -6,91 +6,62 @@ import tensorflow as tf
 import geutil as ge
 from geutil.select.conversions import ListView
 from tests.select.samples import diamond, looking
-from tests.settings import names
+from tests.settings import in_each_setting, names
 
 
-def test_is_a_sequence(setting):
-    def body():
-        g = diamond()
-        view = ListView([g.x, g.a, g.b])
-        with looking():
-            assert len(view) == 3
-            assert view[0] is g.x
-            assert view[-1] is g.b
-            assert names(view[1:]) == ["a:0", "b:0"]
-            assert names(view) == ["x:0", "a:0", "b:0"]
-            assert names(reversed(view)) == ["b:0", "a:0", "x:0"]
-            assert not ListView([])
-
-    setting.run(body)
+@in_each_setting
+def test_is_a_sequence():
+    g = diamond()
+    view = ListView([g.x, g.a, g.b])
+    with looking():
+        assert len(view) == 3
+        assert view[0] is g.x
+        assert view[-1] is g.b
+        assert names(view[1:]) == ["a:0", "b:0"]
+        assert names(view) == ["x:0", "a:0", "b:0"]
+        assert names(reversed(view)) == ["b:0", "a:0", "x:0"]
+        assert not ListView([])
 
 
-def test_contains_compares_by_identity(setting):
-    def body():
-        g = diamond()
-        view = ge.sgv(g.c.op).inputs
-        with looking():
-            assert g.a in view
-            assert g.b in view
-            assert g.x not in view
-            assert "a:0" not in view
-
-    setting.run(body)
-
-
-def test_index_compares_by_identity(setting):
-    def body():
-        g = diamond()
-        view = ListView([g.x, g.a, g.x, g.b])
-        with looking():
-            assert view.index(g.x) == 0
-            assert view.index(g.b) == 3
-            assert view.index(g.x, 1) == 2
-            assert view.index(g.x, 1, 3) == 2
-            assert view.index(g.b, -1) == 3
-            for arguments in [(g.c,), (g.b, 0, 3), (g.a, 2)]:
-                with pytest.raises(ValueError, match=arguments[0].name):
-                    view.index(*arguments)
-
-    setting.run(body)
+@in_each_setting
+def test_look_ups_compare_by_identity():
+    g = diamond()
+    view = ListView([g.x, g.a, g.x, g.b])
+    with looking():
+        assert (view.count(g.x), view.count(g.a), view.count(g.c)) == (2, 1, 0)
+        assert g.a in view
+        assert g.c not in view
+        assert "a:0" not in view
+        assert view.index(g.x) == 0
+        assert view.index(g.b) == 3
+        assert view.index(g.x, 1) == 2
+        assert view.index(g.x, 1, 3) == 2
+        assert view.index(g.b, -1) == 3
+        for arguments in [(g.c,), (g.b, 0, 3), (g.a, 2)]:
+            with pytest.raises(ValueError, match=arguments[0].name):
+                view.index(*arguments)
 
 
-def test_count_compares_by_identity(setting):
-    def body():
-        g = diamond()
-        view = ListView([g.x, g.a, g.x])
-        with looking():
-            assert view.count(g.x) == 2
-            assert view.count(g.a) == 1
-            assert view.count(g.b) == 0
-
-    setting.run(body)
-
-
-def test_adds_up_to_a_list(setting):
-    def body():
-        g = diamond()
-        view = ListView([g.x, g.a])
-        with looking():
-            assert names(add(view, [g.b])) == ["x:0", "a:0", "b:0"]
-            assert names(add([g.b], view)) == ["b:0", "x:0", "a:0"]
-            assert names(view + view) == ["x:0", "a:0", "x:0", "a:0"]
-            assert type(add(view, [])) is list
-            assert names(view) == ["x:0", "a:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_adds_up_to_a_list():
+    g = diamond()
+    view = ListView([g.x, g.a])
+    with looking():
+        assert names(add(view, [g.b])) == ["x:0", "a:0", "b:0"]
+        assert names(add([g.b], view)) == ["b:0", "x:0", "a:0"]
+        assert names(view + view) == ["x:0", "a:0", "x:0", "a:0"]
+        assert type(add(view, [])) is list
+        assert names(view) == ["x:0", "a:0"]
 
 
-def test_is_read_only(setting):
-    def body():
-        g = diamond()
-        view = ge.sgv(g.c.op).inputs
-        with pytest.raises(TypeError):
-            view[0] = g.x
-        assert not hasattr(view, "append")
-        assert names(view) == ["a:0", "b:0"]
-
-    setting.run(body)
+@in_each_setting
+def test_is_read_only():
+    g = diamond()
+    view = ge.sgv(g.c.op).inputs
+    with pytest.raises(TypeError):
+        view[0] = g.x
+    assert not hasattr(view, "append")
+    assert names(view) == ["a:0", "b:0"]
 
 
 def test_repr_shows_the_elements():

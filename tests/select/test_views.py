@@ -5,7 +5,7 @@ import tensorflow as tf
 import geutil as ge
 from tests.select import tables
 from tests.select.samples import diamond, looking, other_graph
-from tests.settings import default_graph
+from tests.settings import default_graph, in_each_setting
 
 FOUND = """
 ge.make_view(c.op) => c | a b | c
@@ -27,17 +27,15 @@ ge.make_view([], graph=graph) =>  |  |
 """
 
 
-def test_make_view(setting):
-    def body():
-        g = diamond()
-        tables.check_found(FOUND, g)
-        assert len(ge.make_view(g.graph).passthroughs) == 0
-        view = ge.sgv(g.c.op).remap_inputs([1])
-        with looking():
-            assert ge.make_view(view) is view
-            assert ge.make_view(view, graph=g.graph) is view
-
-    setting.run(body)
+@in_each_setting
+def test_make_view():
+    g = diamond()
+    tables.check_found(FOUND, g)
+    assert len(ge.make_view(g.graph).passthroughs) == 0
+    view = ge.sgv(g.c.op).remap_inputs([1])
+    with looking():
+        assert ge.make_view(view) is view
+        assert ge.make_view(view, graph=g.graph) is view
 
 
 REFUSED = """
@@ -72,11 +70,9 @@ ge.make_view_from_scope('nowhere', graph) =>  |  |
 """
 
 
-def test_make_view_from_scope(setting):
-    def body():
-        x = tf.constant(1.0, name="foo/bar/x")
-        y = tf.negative(x, name="foo/bar/y")
-        tf.negative(y, name="foo/barn/z")
-        tables.check_found(SCOPES, SimpleNamespace(graph=default_graph()))
-
-    setting.run(body)
+@in_each_setting
+def test_make_view_from_scope():
+    x = tf.constant(1.0, name="foo/bar/x")
+    y = tf.negative(x, name="foo/bar/y")
+    tf.negative(y, name="foo/barn/z")
+    tables.check_found(SCOPES, SimpleNamespace(graph=default_graph()))

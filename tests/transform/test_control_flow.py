@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from tests import settings
 from tests.graph.building import snapshot
 from tests.settings import evaluate
 
@@ -65,13 +66,10 @@ def values_and_gradients(x, y):
     return [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
 
 
-@pytest.fixture(params=["v1", "v2"])
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def control_flow(request):
-    if request.param == "v1":
-        request.getfixturevalue("control_flow_v1")
-    else:
-        v1.enable_control_flow_v2()
-    return request.param
+    with settings.control_flow(request.param):
+        yield
 
 
 def test_values_are_what_python_computes(control_flow):
@@ -240,15 +238,6 @@ def test_contexts_are_collected_as_the_originals_were(control_flow_v1):
         assert values_and_gradients(x_, y_) == expected
 
 
-def test_frames_of_copies_are_their_own(control_flow_v1):
-    x, y, _ = model(power)
-    ge.copy(x.graph, dst_scope="c")
-    ge.copy(x.graph, dst_scope="d")
-    enters = ge.filter_ops(x.graph, ge.op_type("Enter"))
-    frames = {op.get_attr("frame_name") for op in enters}
-    assert len(frames) == 4  # The second copy holds the first one's copy too.
-
-
 def test_part_of_a_body_is_copied_within_the_loop(control_flow_v1):
     x, y, _ = model(power)
     (product,) = [
@@ -263,8 +252,11 @@ def test_part_of_a_body_is_copied_within_the_loop(control_flow_v1):
     assert evaluate(x.graph, [y], {x: 2.0}) == [8.0]
 
 
-def test_part_of_a_loops_machinery_is_refused(control_flow_v1):
+def test_part_of_a_loop_is_refused(control_flow_v1):
     x, y, _ = model(power)
+    product = ge.select_ops("while/mul", graph=x.graph)[0]
+    with pytest.raises(ge.TransformError, match="can only be copied whole"):
+        ge.copy(product, tf.Graph())
     merge = ge.filter_ops(x.graph, ge.op_type("Merge"))[0]
     before = x.graph.as_graph_def()
     for destination in (x.graph, tf.Graph()):
@@ -276,16 +268,7 @@ def test_part_of_a_loops_machinery_is_refused(control_flow_v1):
         assert x.graph.as_graph_def() == before
 
 
-def test_part_of_a_body_is_refused_in_another_graph(control_flow_v1):
-    x, y, _ = model(power)
-    product = ge.select_ops("while/mul", graph=x.graph)[0]
-    with pytest.raises(ge.TransformError, match="can only be copied whole"):
-        ge.copy(product, tf.Graph())
-
-
-def test_bodies_go_along_to_another_graph():
-    v1.enable_control_flow_v2()
-
+def test_bodies_go_along_to_another_graph(control_flow_v2):
     @tf.function(autograph=False)
     def inner(x):
         return tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [0, 1.0])[

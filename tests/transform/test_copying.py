@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
+from tests.graph.building import chain
 from tests.random_graphs import drawn_graphs
-from tests.settings import default_graph, edges, evaluate, names
+from tests.settings import default_graph, edges, evaluate, in_each_setting, names
 from tests.thorough import examples, length
 
 Point = collections.namedtuple("Point", ["left", "right"])
@@ -39,22 +40,6 @@ def test_copy_within_a_graph_puts_placeholders_for_the_inputs(setting):
     np.testing.assert_allclose(value, np.sin([3.0, 8.0]), rtol=1e-6)
 
 
-def test_copy_of_a_whole_graph_to_another_computes_the_same(setting):
-    def body():
-        x, y, sine = sine_of_product()
-        source = default_graph()
-        graph = tf.Graph()
-        _, info = ge.copy(source, graph)
-        assert names(graph.get_operations()) == names(source.get_operations())
-        for op in source.get_operations():
-            assert info.original(info.transformed(op)) is op
-        ge.verify(graph)
-        (copied,) = evaluate(graph, [info.transformed(sine)])
-        np.testing.assert_allclose(copied, np.sin([3.0, 8.0]), rtol=1e-6)
-
-    setting.run(body)
-
-
 def test_replacements_by_tensor_ref_or_pairs(setting):
     def body():
         x, y, sine = sine_of_product()
@@ -75,56 +60,48 @@ def test_replacements_by_tensor_ref_or_pairs(setting):
         np.testing.assert_allclose(sine, np.sin([15.0, 24.0]), rtol=1e-6)
 
 
-def test_graph_replace_shares_what_does_not_depend_on_the_replaced(setting):
-    def body():
-        x, y, sine = sine_of_product()
-        before = len(default_graph().get_operations())
+@in_each_setting
+def test_graph_replace_shares_what_does_not_depend_on_the_replaced():
+    x, y, sine = sine_of_product()
+    before = len(default_graph().get_operations())
+    z = tf.constant([5.0, 6.0])
+    replaced = ge.graph_replace(sine, [(x, z)])
+    assert len(default_graph().get_operations()) == before + 3
+    product = replaced.op.inputs[0].op
+    assert product.inputs[0] is z
+    assert product.inputs[1] is y
+
+
+@in_each_setting
+def test_graph_replace_into_another_graph_takes_all_that_is_needed():
+    x, y, sine = sine_of_product()
+    graph = tf.Graph()
+    with graph.as_default():
         z = tf.constant([5.0, 6.0])
-        replaced = ge.graph_replace(sine, [(x, z)])
-        assert len(default_graph().get_operations()) == before + 3
-        product = replaced.op.inputs[0].op
-        assert product.inputs[0] is z
-        assert product.inputs[1] is y
-
-    setting.run(body)
-
-
-def test_graph_replace_into_another_graph_takes_all_that_is_needed(setting):
-    def body():
-        x, y, sine = sine_of_product()
-        graph = tf.Graph()
-        with graph.as_default():
-            z = tf.constant([5.0, 6.0])
-        replaced, same = ge.graph_replace([sine, y], [(x, z)], dst_graph=graph)
-        assert replaced.graph is graph
-        ge.verify(graph)
-        values = evaluate(graph, [replaced, same])
-        np.testing.assert_allclose(values[0], np.sin([15.0, 24.0]), rtol=1e-6)
-        np.testing.assert_allclose(values[1], [3.0, 4.0])
-
-    setting.run(body)
+    replaced, same = ge.graph_replace([sine, y], [(x, z)], dst_graph=graph)
+    assert replaced.graph is graph
+    ge.verify(graph)
+    values = evaluate(graph, [replaced, same])
+    np.testing.assert_allclose(values[0], np.sin([15.0, 24.0]), rtol=1e-6)
+    np.testing.assert_allclose(values[1], [3.0, 4.0])
 
 
-def test_graph_replace_mirrors_the_structure_of_its_targets(setting):
-    def body():
-        x, y, sine = sine_of_product()
-        z = tf.constant([5.0, 6.0])
-        ordered = collections.OrderedDict([("b", sine), ("a", y)])
-        result = ge.graph_replace(
-            {"o": ordered, "p": Point(sine, [y, (sine,)])}, [(x, z)]
-        )
-        assert type(result) is dict
-        assert type(result["o"]) is collections.OrderedDict
-        assert list(result["o"]) == ["b", "a"]
-        assert type(result["p"]) is Point
-        assert type(result["p"].right) is list
-        assert type(result["p"].right[1]) is tuple
-        assert result["o"]["a"] is y
-        assert result["p"].left is result["o"]["b"]
-        assert result["p"].right[1][0] is result["o"]["b"]
-        assert ge.graph_replace([sine, x], [(x, z)])[1] is z
-
-    setting.run(body)
+@in_each_setting
+def test_graph_replace_mirrors_the_structure_of_its_targets():
+    x, y, sine = sine_of_product()
+    z = tf.constant([5.0, 6.0])
+    ordered = collections.OrderedDict([("b", sine), ("a", y)])
+    result = ge.graph_replace({"o": ordered, "p": Point(sine, [y, (sine,)])}, [(x, z)])
+    assert type(result) is dict
+    assert type(result["o"]) is collections.OrderedDict
+    assert list(result["o"]) == ["b", "a"]
+    assert type(result["p"]) is Point
+    assert type(result["p"].right) is list
+    assert type(result["p"].right[1]) is tuple
+    assert result["o"]["a"] is y
+    assert result["p"].left is result["o"]["b"]
+    assert result["p"].right[1][0] is result["o"]["b"]
+    assert ge.graph_replace([sine, x], [(x, z)])[1] is z
 
 
 def test_a_replaced_tensor_is_not_read_even_where_its_op_is_copied(setting):
@@ -169,25 +146,23 @@ def test_source_scope_is_stripped_from_names():
         assert info.transformed(x).name == "c/b/x:0"
 
 
-def test_the_surroundings_of_the_caller_leave_no_mark(setting):
-    def body():
-        graph = default_graph()
-        x, y, sine = sine_of_product()
-        guard = tf.constant(0.0)
-        with (
-            tf.name_scope("ambient"),
-            tf.device("/device:CPU:0"),
-            tf.control_dependencies([guard]),
-            graph.colocate_with(y.op),
-        ):
-            _, info = ge.copy([x.op, y.op], dst_scope="copy")
-        copied = info.transformed(x.op)
-        assert copied.name == "copy/x"
-        assert copied.device == ""
-        assert copied.control_inputs == []
-        assert copied.colocation_groups() == [b"loc:@copy/x"]
-
-    setting.run(body)
+@in_each_setting
+def test_the_surroundings_of_the_caller_leave_no_mark():
+    graph = default_graph()
+    x, y, sine = sine_of_product()
+    guard = tf.constant(0.0)
+    with (
+        tf.name_scope("ambient"),
+        tf.device("/device:CPU:0"),
+        tf.control_dependencies([guard]),
+        graph.colocate_with(y.op),
+    ):
+        _, info = ge.copy([x.op, y.op], dst_scope="copy")
+    copied = info.transformed(x.op)
+    assert copied.name == "copy/x"
+    assert copied.device == ""
+    assert copied.control_inputs == []
+    assert copied.colocation_groups() == [b"loc:@copy/x"]
 
 
 def test_attributes_control_inputs_and_collections_are_kept():
@@ -319,26 +294,10 @@ def test_a_name_scope_that_only_longer_names_use_is_no_obstacle():
     del graph
 
 
-def test_a_very_long_chain_is_copied_without_recursion(long_chain):
+def test_a_very_long_chain_is_copied_without_recursion():
     destination = tf.Graph()
-    ge.copy(long_chain, destination)
+    ge.copy(chain(length(100_000)), destination)
     assert len(destination.get_operations()) == length(100_000)
-
-
-@pytest.fixture(scope="module")
-def long_chain():
-    definition = tf.compat.v1.GraphDef()
-    definition.versions.producer = tf.version.GRAPH_DEF_VERSION
-    for i in range(length(100_000)):
-        node = definition.node.add(name=f"op{i}", op="Neg" if i else "Placeholder")
-        key = "T" if i else "dtype"
-        node.attr[key].type = tf.float32.as_datatype_enum
-        if i:
-            node.input.append(f"op{i - 1}")
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.import_graph_def(definition, name="")
-    return graph
 
 
 @examples(30, derandomize=True)

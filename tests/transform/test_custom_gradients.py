@@ -47,16 +47,6 @@ def gradient(y, x):
         return tf.gradients(y, x)[0]
 
 
-def test_graph_replace_differentiates_at_the_replacement(model):
-    x, y = model
-    with x.graph.as_default():
-        z = tf.constant(3.0)
-        y_ = ge.graph_replace(y, {x.ref(): z})
-    assert gradient(y_, x) is None
-    values = evaluate(x.graph, [y, gradient(y, x), y_, gradient(y_, z)], {x: 2.0})
-    assert values == [4.0, 20.0, 9.0, 30.0]
-
-
 def test_a_copy_in_another_graph_and_a_copy_of_that(model):
     x, y = model
     for point in (4.0, 5.0, 6.0):

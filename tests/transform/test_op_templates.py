@@ -70,33 +70,6 @@ def test_ops_get_the_device_and_nothing_of_the_surroundings():
         verify(graph)
 
 
-def test_arguments_can_be_results_themselves():
-    with tf.Graph().as_default():
-        x = tf.constant(1.0)
-        stencils = Stencils(x.graph)
-        (same,) = stencils.add("same", lambda t: [tf.identity(t)], "a", [x])
-        assert stencils.make()[same].op.inputs[0] is x
-
-
-def test_resource_handles_are_arguments():
-    with tf.Graph().as_default() as graph:
-        variable = tf.compat.v1.get_variable("v", (), tf.float32, use_resource=True)
-        read = lambda h: [tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.float32)]  # noqa: E731
-        stencils = Stencils(graph)
-        (later,) = stencils.add("read", read, "a", [variable.handle])
-        value = stencils.make()[later]
-    assert value.shape.rank == 0
-    with tf.compat.v1.Session(graph=graph) as session:
-        session.run(variable.initializer, {variable.initial_value: 3.0})
-        assert session.run(value) == 3.0
-
-
-def test_nothing_planned_makes_nothing():
-    with tf.Graph().as_default() as graph:
-        assert Stencils(graph).make() == {}
-    assert not graph.get_operations()
-
-
 def test_a_name_in_use_is_refused():
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0, name="a/Identity")

@@ -70,9 +70,9 @@ def test_stages_of_networks(case):
 
 @pytest.mark.parametrize("balance", ["memory", "time"])
 def test_of_a_graph_the_loss_is_found(balance):
-    forward = trace_forward(small_step("encoder"))
-    graph = forward.loss.graph
-    loss, whole = (partition(y, DEVICES, balance) for y in (forward.loss, graph))
+    with tf.Graph().as_default() as graph:
+        y, *_ = layers([60, 300, 20, 200])
+    loss, whole = (partition(given, DEVICES, balance) for given in (y, graph))
     assert [s.ops for s in whole.stages] == [s.ops for s in loss.stages]
     assert whole.largest == loss.largest
 
@@ -139,9 +139,10 @@ def peak_of(cut, loss, ws, x, **options):
     return max(p + w for p, w in zip(step.peaks, step.weights, strict=True))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"recompute": False}, {"schedule": "gpipe"}], ids=str
-)
+OPTIONS = [{"recompute": False}, {"schedule": "gpipe"}, {}]
+
+
+@pytest.mark.parametrize("options", chosen(OPTIONS, *OPTIONS[:2]), ids=str)
 def test_no_cut_has_a_much_lower_peak(options):
     widths = [60, 300, 20, 200, 200, 10]
     peaks = {}
@@ -200,19 +201,6 @@ def test_what_changes_state_elsewhere_is_told():
         found = partition(tf.reduce_mean(y), DEVICES[:1], "time")
     assert [op.type for op in found.unplaced] == ["AssignAddVariableOp"]
     assert "no device: 'count" in str(found)
-
-
-def test_ops_of_one_variable_stay_together():
-    with tf.Graph().as_default():
-        v = v1.get_variable("v", [100, 100], use_resource=True)
-        x = v1.placeholder(tf.float32, [8, 100])
-        for _ in range(6):
-            x = tf.matmul(x, v)
-        found = partition(x, DEVICES[:2], "time")
-    first = {op.type for op in found.stages[0].ops}
-    assert {"VarHandleOp", "ReadVariableOp"} <= first
-    assert "ReadVariableOp" not in {op.type for op in found.stages[1].ops}
-    assert found.stages[0].sent_bytes >= 100 * 100 * 4
 
 
 def test_gradients_follow():
@@ -277,21 +265,15 @@ def test_placed_ops_are_there_and_what_crosses_is_told():
     assert place(x.op, DEVICES[1]).sent == ()
 
 
-def test_placed_ops_go_back_with_the_transaction():
-    with tf.Graph().as_default() as graph:
-        x = tf.ones([2], name="x")
-    with pytest.raises(KeyError), transaction(graph):
-        place(x.op, DEVICES[0])
-        raise KeyError
-    assert x.op.device == ""
-
-
-def test_applied_partitions_go_back_with_the_transaction():
+def test_devices_go_back_with_the_transaction():
     with tf.Graph().as_default() as graph:
         y = chain([10] * 4)
         found = partition(y, DEVICES[:2])
+        x = tf.ones([2], name="x")
     with pytest.raises(KeyError), transaction(graph):
+        place(x.op, DEVICES[0])
         found.apply()
+        assert x.op.device == DEVICES[0]
         assert y.op.device == DEVICES[1]
         raise KeyError
     assert {op.device for op in graph.get_operations()} == {""}

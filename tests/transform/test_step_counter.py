@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.transform.step_counter import STEP_NAME, step_counter
+from geutil.transform.step_counter import step_counter
 from tests.settings import needs_eager
 
 v1 = tf.compat.v1
-
-
-def test_a_session_counts_once_for_all_readers():
-    with tf.Graph().as_default() as graph:
-        first, second = (step_counter(graph).value + i for i in (0, 10))
-        apart = tf.constant(1)
-        start = v1.global_variables_initializer()
-        variable = step_counter(graph).variable
-    with v1.Session(graph=graph) as session:
-        session.run(start)
-        assert session.run([first, second]) == [1, 11]
-        assert session.run([second]) == [12]
-        assert session.run(apart) == 1
-        assert session.run(variable) == 2
-
-
-def test_it_is_a_global_variable_that_is_not_trained():
-    with tf.Graph().as_default() as graph:
-        variable = step_counter(graph).variable
-        assert [v.name for v in v1.global_variables()] == [f"{STEP_NAME}:0"]
-        assert v1.trainable_variables() == []
-    assert variable.dtype == tf.int64
 
 
 @needs_eager
@@ -50,19 +26,6 @@ def test_a_function_counts_even_if_nothing_reads_it():
         step(tf.constant(1.0))
     assert len(made) == 1
     assert made[0].numpy() == 3
-
-
-@needs_eager
-def test_the_graph_keeps_the_variable_alive():
-    @tf.function
-    def step():
-        return step_counter(v1.get_default_graph()).value
-
-    values = []
-    for _ in range(3):
-        values.append(int(step()))
-        gc.collect()
-    assert values == [1, 2, 3]
 
 
 @needs_eager

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.settings import default_graph, evaluate, names
+from tests.settings import default_graph, evaluate, in_each_setting, names
 
 
 def disguised(handler):
@@ -39,23 +39,22 @@ def three_sums():
     return total
 
 
-def test_both_ways_of_copying_make_the_same_graph(setting):
-    def body():
-        three_sums()
-        definitions = []
-        for handler in MODES.values():
-            transformer = ge.Transformer()
-            transformer.transform_op_handler = handler
-            graph = tf.Graph()
-            transformer(default_graph(), graph, "scope")
-            ge.verify(graph)
-            definitions.append(graph.as_graph_def())
-        assert definitions[0] == definitions[1]
-
-    setting.run(body)
+@in_each_setting
+def test_both_ways_of_copying_make_the_same_graph():
+    three_sums()
+    definitions = []
+    for handler in MODES.values():
+        transformer = ge.Transformer()
+        transformer.transform_op_handler = handler
+        graph = tf.Graph()
+        transformer(default_graph(), graph, "scope")
+        ge.verify(graph)
+        definitions.append(graph.as_graph_def())
+    assert definitions[0] == definitions[1]
 
 
-def test_a_handler_may_add_ops_behind_each_copy(setting):
+@in_each_setting
+def test_a_handler_may_add_ops_behind_each_copy():
     def noisy(info, op, new_inputs):
         op_, outputs_ = ge.transform.copy_op_handler(info, op, new_inputs)
         if not op.name.startswith("Add"):
@@ -64,26 +63,24 @@ def test_a_handler_may_add_ops_behind_each_copy(setting):
             noise = tf.constant(1.0, shape=[10], name="Noise")
             return op_, [tf.add(noise, outputs_[0], name="AddNoise")]
 
-    def body():
-        total = three_sums()
-        transformer = ge.Transformer()
-        transformer.transform_op_handler = noisy
-        graph = tf.Graph()
-        _, info = transformer(default_graph(), graph, "")
-        inner = ge.OpMatcher("Add").input_ops("Const", "Input")
-        match = ge.OpMatcher("AddNoise").input_ops("Noise", inner)
-        for i in (1, 2):
-            inner = ge.OpMatcher(f"Add_{i}").input_ops(f"Const_{i}", match)
-            match = ge.OpMatcher(f"AddNoise_{i}").input_ops(f"Noise_{i}", inner)
-        assert match(graph.get_operation_by_name("AddNoise_2"))
-        (value,) = evaluate(graph, [info.transformed(total)])
-        np.testing.assert_allclose(value, np.full(10, 7.0))
-
-    setting.run(body)
+    total = three_sums()
+    transformer = ge.Transformer()
+    transformer.transform_op_handler = noisy
+    graph = tf.Graph()
+    _, info = transformer(default_graph(), graph, "")
+    inner = ge.OpMatcher("Add").input_ops("Const", "Input")
+    match = ge.OpMatcher("AddNoise").input_ops("Noise", inner)
+    for i in (1, 2):
+        inner = ge.OpMatcher(f"Add_{i}").input_ops(f"Const_{i}", match)
+        match = ge.OpMatcher(f"AddNoise_{i}").input_ops(f"Noise_{i}", inner)
+    assert match(graph.get_operation_by_name("AddNoise_2"))
+    (value,) = evaluate(graph, [info.transformed(total)])
+    np.testing.assert_allclose(value, np.full(10, 7.0))
 
 
 @pytest.mark.parametrize("bulk", [True, False])
-def test_nodedef_fn_changes_each_definition(setting, bulk):
+@in_each_setting
+def test_nodedef_fn_changes_each_definition(bulk):
     def change(node_def):
         if "_foo" in node_def.attr:
             del node_def.attr["_foo"]
@@ -91,21 +88,18 @@ def test_nodedef_fn_changes_each_definition(setting, bulk):
         node_def.device = "/device:CPU:0"
         return node_def
 
-    def body():
-        total = three_sums()
-        total.op._set_attr("_foo", tf.compat.v1.AttrValue(s=b"foo"))
-        transformer = ge.Transformer()
-        handler = functools.partial(ge.copy_op_handler, nodedef_fn=change)
-        transformer.transform_op_handler = handler if bulk else disguised(handler)
-        view, info = transformer(default_graph(), tf.Graph(), "")
-        assert [op.get_attr("_bar") for op in view.ops] == [b"bar"] * 7
-        assert {op.device for op in view.ops} == {"/device:CPU:0"}
-        with pytest.raises(ValueError):
-            info.transformed(total.op).get_attr("_foo")
-        assert total.op.get_attr("_foo") == b"foo"
-        assert total.op.device == ""
-
-    setting.run(body)
+    total = three_sums()
+    total.op._set_attr("_foo", tf.compat.v1.AttrValue(s=b"foo"))
+    transformer = ge.Transformer()
+    handler = functools.partial(ge.copy_op_handler, nodedef_fn=change)
+    transformer.transform_op_handler = handler if bulk else disguised(handler)
+    view, info = transformer(default_graph(), tf.Graph(), "")
+    assert [op.get_attr("_bar") for op in view.ops] == [b"bar"] * 7
+    assert {op.device for op in view.ops} == {"/device:CPU:0"}
+    with pytest.raises(ValueError):
+        info.transformed(total.op).get_attr("_foo")
+    assert total.op.get_attr("_foo") == b"foo"
+    assert total.op.device == ""
 
 
 @pytest.mark.parametrize("bulk", [True, False])
@@ -241,17 +235,6 @@ def test_ready_made_handlers_can_be_combined(setting, transformer):
         assert info.transformed(y.op).control_inputs == []
 
     setting.run(body)
-
-
-def test_seeds_in_any_order(setting, transformer):
-    def body():
-        total = three_sums()
-        ops = default_graph().get_operations()
-        _, info = transformer(ops[::-1], default_graph(), "c")
-        ge.verify(default_graph())
-        return [info.transformed(total)]
-
-    np.testing.assert_allclose(setting.run(body)[0], np.full(10, 4.0))
 
 
 def test_the_view_of_the_copies_mirrors_the_original(setting, transformer):

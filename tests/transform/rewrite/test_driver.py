@@ -11,8 +11,7 @@ from geutil.errors import (
     TransformError,
     VerificationError,
 )
-from geutil.transform import rewrite as rw
-from geutil.transform.rewrite import Any, Const, Op, Rule, match, rewrite
+from geutil.transform.rewrite import Any, Op, Rule, match, rewrite
 from geutil.transform.rewrite.rules import identity_elimination
 from tests.graph.building import chain, snapshot
 from tests.settings import default_graph, edges, evaluate, names, slow
@@ -308,9 +307,19 @@ def distributed():
     ]
 
 
+def exchanged():
+    a, b = default_graph().get_tensor_by_name("n:0"), tf.sin(X)
+    tf.identity(b)
+    return [
+        Rule(Op("Neg"), lambda m: b, name="a to b"),
+        Rule(Op("Sin"), lambda m: a, name="b to a"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
+        (exchanged, ["undo each other"]),
         (there_and_back, ["'down'", "'up'", "undo each other"]),
         (commuted, ["rule 'swap' undoes itself"]),
         (distributed, ["'in'", "'out'", "undo each other"]),
@@ -319,9 +328,10 @@ def distributed():
 def test_rules_that_undo_each_other(graph, rules, words):
     x = tf.constant(X)
     tf.identity(tf.negative(tf.nn.relu6(x, name="r6") + x, name="n"))
+    made = rules()
     before = edges(graph)
     with pytest.raises(TransformError) as caught:
-        rewrite(graph, rules(), limit=1_000)
+        rewrite(graph, made, limit=1_000)
     for word in words:
         assert word in str(caught.value)
     assert unchanged(graph, before)
@@ -331,20 +341,6 @@ def test_rules_that_undo_each_other(graph, rules, words):
 def match_roots(graph):
     """Every op that a rule may still match."""
     return [found.root for found in match(graph, Op(lambda op: True), overlaps=True)]
-
-
-def test_tensors_that_are_exchanged_for_each_other(graph):
-    x = tf.constant(X)
-    a, b = tf.exp(x, name="a"), tf.sin(x, name="b")
-    tf.identity(a), tf.identity(b)
-    rules = [
-        Rule(Op("Exp"), lambda m: b, name="a to b"),
-        Rule(Op("Sin"), lambda m: a, name="b to a"),
-    ]
-    before = edges(graph)
-    with pytest.raises(TransformError, match="undo each other"):
-        rewrite(graph, rules)
-    assert unchanged(graph, before)
 
 
 def test_equal_ops_are_no_circle(graph):
@@ -463,24 +459,6 @@ def test_wrong_arguments(graph):
     assert snapshot(graph) == before
 
 
-def test_in_any_setting(setting):
-    def body():
-        t = tf.constant(X)
-        for _ in range(3):
-            t = tf.nn.relu6(tf.identity(t) + tf.constant([1.0, 2.0]))
-        rules = [swap("Relu6", tf.nn.relu), identity_elimination()]
-        report = rewrite(default_graph(), rules, debug=True, keep=[t])
-        assert len(report.rewritten) == 5
-        assert not rewrite(default_graph(), rules, keep=[t]).rewritten
-        return [t]
-
-    [value] = setting.run(body)
-    expected = X
-    for _ in range(3):
-        expected = np.maximum(expected + np.array([1.0, 2.0], np.float32), 0)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-
-
 @slow
 def test_a_very_long_chain():
     count = length(100_000)
@@ -496,7 +474,7 @@ def test_a_hub_of_many_readers():
     with tf.Graph().as_default() as graph:
         hub = tf.constant(1.0, name="hub")
         graph_def = tf.compat.v1.GraphDef()
-        for i in range(5_000):
+        for i in range(2_000):
             node = graph_def.node.add(name=f"i{i}", op="Identity", input=["hub"])
             node.attr["T"].type = tf.float32.as_datatype_enum
             node = graph_def.node.add(name=f"n{i}", op="Neg", input=[f"i{i}"])
@@ -504,8 +482,8 @@ def test_a_hub_of_many_readers():
         tf.import_graph_def(graph_def, {"hub": hub}, name="")
     lone = Rule(Op("Neg", Op("Const", only_consumer=True)), lambda m: m.root.inputs[0])
     report = rewrite(graph, [identity_elimination(), lone])
-    assert report.counts["identity_elimination"] == (5_000, 0)
-    assert len(report.refused) == 5_000
+    assert report.counts["identity_elimination"] == (2_000, 0)
+    assert len(report.refused) == 2_000
 
 
 def test_the_report_reads_well(graph):
@@ -521,8 +499,3 @@ def test_the_report_reads_well(graph):
         "refused:",
         "  rule: 'f': no",
     ]
-
-
-def test_what_is_exported():
-    assert all(hasattr(rw, name) for name in rw.__all__)
-    assert Const is rw.Const
