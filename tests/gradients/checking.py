@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 import geutil as ge
+from geutil import memory
 from geutil.gradients import Report
 from geutil.graph.runtime import is_determinism_enabled
+from tests.processes import forked
 
 SCOPE = "recomputed/"
 _HELPERS = ("NoOp", "PlaceholderWithDefault")
@@ -70,6 +72,42 @@ def run(
             return session.run(fetches, feed, options=options, run_metadata=metadata)
 
 
+def trace_network(
+    net: Callable[..., tf.Tensor],
+    how: Callable[[tf.Tensor, list[Any]], Any],
+    shape: Sequence[int],
+    device: str | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Return what `how` makes of a network's loss and variables, and its function.
+
+    Args:
+        net: a Keras layer or model.
+        how: returns the gradients that the function yields, or anything else.
+        shape: of the batch.
+        device: of the whole step.
+        options: of `tf.function`.
+    """
+    made = []
+
+    @tf.function(autograph=False, **options)
+    def train(x: tf.Tensor) -> Any:
+        with tf.device(device):
+            outputs = tf.cast(net(x, training=True), tf.float32)
+            loss = tf.reduce_mean(tf.square(outputs))
+            made.append(how(loss, [v.value for v in net.trainable_variables]))
+        return made[-1] if isinstance(made[-1], list) else loss
+
+    function = train.get_concrete_function(tf.TensorSpec(shape))
+    return made[-1], function
+
+
+def measured_peak(function: Any, x: Any, steps: int = 1, **options: Any) -> int:
+    """Return the peak of a function in a process of its own."""
+    with forked():
+        return memory.measure(function, [x], steps=steps, **options).peak
+
+
 def add_in_order(graph: tf.Graph) -> None:
     """Let each sum of a graph that was not run yet begin with its first input.
 
@@ -102,7 +140,10 @@ def assert_as_near(actual: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def assert_close(
-    actual: Sequence[Any], expected: Sequence[Any], summands: float = 0.0
+    actual: Sequence[Any],
+    expected: Sequence[Any],
+    summands: float = 0.0,
+    tolerance: float = 1e-6,
 ) -> None:
     """Check that values agree to 1e-6 of the largest of each.
 
@@ -111,11 +152,12 @@ def assert_close(
         expected: what they should be.
         summands: how large the numbers are that some of them are sums of. Where these
             cancel, rounding errors are left.
+        tolerance: the share in the place of 1e-6.
     """
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
         largest = np.max(np.abs(b), initial=summands)
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
 
 
 def unlike(

@@ -14,7 +14,6 @@ from geutil.gradients.bitwise_determinism import keep_apart, readers_of, without
 from geutil.gradients.step import build_step
 from geutil.graph.creation import set_new_input
 from tests.gradients.checking import assert_same, run, unlike
-from tests.settings import slow
 from tests.thorough import crossed
 
 
@@ -127,7 +126,6 @@ def network(parts, order):
     return y, x, [*terms, total, first, second]
 
 
-@slow
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize(("parts", "order"), crossed(PARTS, ORDERS, together=1))
 def test_sums_begin_with_the_term_they_begin_with_otherwise(parts, order):

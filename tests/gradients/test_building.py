@@ -1,17 +1,12 @@
 """Building takes work in proportion to the graph, and no recursion."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import by_name, gradients, last_report
 from tests.call_counts import count_calls
-from tests.gradients.checking import run
-from tests.settings import slow
 from tests.thorough import thorough
-
-pytestmark = slow
 
 
 def chain_of(count):
@@ -40,15 +35,6 @@ def calls(count):
     return made
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=thorough)])
+@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=thorough)])
 def test_the_work_is_linear(count):
     assert calls(4 * count) <= 6 * calls(count)
-
-
-def test_a_long_chain_gives_the_right_value():
-    graph, x, y = chain_of(401)
-    with graph.as_default():
-        plain = tf.gradients(y, x)
-        ours = gradients(y, x, checkpoints=by_name("00$"))
-    feed = {x: np.full(1024, -np.inf, np.float32)}
-    np.testing.assert_array_equal(*run(graph, [plain[0], ours[0]], feed))

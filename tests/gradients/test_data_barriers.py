@@ -15,10 +15,7 @@ from geutil.gradients import gradients
 from geutil.gradients.barriers import data_barrier, is_expanded, run_in_time
 from geutil.graph.creation import neutral
 from tests.call_counts import without_collector
-from tests.settings import needs_eager
 from tests.thorough import examples
-
-pytestmark = needs_eager
 
 SPECIAL = [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan]
 VALUES = {
@@ -85,17 +82,6 @@ def test_no_number_opens_the_barrier(bits, dtype):
     assert turned.numpy().tolist() == [2.0, 1.0]
 
 
-def test_values_in_each_setting(setting):
-    def body():
-        x = tf.constant([1.0, np.nan])
-        return data_barrier([x, computed(x), tf.constant(3)], [tf.cos(x)])
-
-    x, turned, three = setting.run(body)
-    np.testing.assert_array_equal(x, [1.0, np.nan])
-    np.testing.assert_array_equal(turned, [np.nan, 1.0])
-    assert three == 3
-
-
 @COMPILED
 def test_dimensions_may_be_unknown(jit_compile):
     shapes = [[None, 2], [3, None], [None, None], *([] if jit_compile else [None])]
@@ -155,7 +141,7 @@ def test_xla_merges_copies_but_for_barriers(in_scopes):
         assert len(same) == 1, source
 
 
-SEGMENTS, LAYERS, ROWS, WIDTH = 6, 6, 2048, 128
+SEGMENTS, LAYERS, ROWS, WIDTH = 5, 5, 2048, 128
 ACTIVATION = ROWS * WIDTH * 4
 
 

@@ -1,5 +1,6 @@
 """Encodings: less is kept of tensors, and the gradients stay what they are."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import keras
@@ -24,14 +25,12 @@ from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import plan_encodings
 from geutil.gradients.report import encodings_of
 from geutil.gradients.step import build_step
-from tests.gradients.checking import run
+from tests.gradients.checking import run, trace_network
 from tests.memory.tracing import peak_of, trace
-from tests.settings import slow
 from tests.thorough import chosen, examples
 
-pytestmark = slow
-
 v1 = tf.compat.v1
+layers = keras.layers
 LOSSLESS = {"checkpoints": None, "encode": "lossless", "min_checkpoint_size": 1}
 
 
@@ -322,8 +321,9 @@ def test_gradients_of_random_networks_are_the_same_to_the_last_bit(
         assert last_report().peak <= 1.01 * whole_peaks[0]
 
 
-def vgg(layers, *widths):
-    parts = [layers.Input([32, 32, 3])]
+def vgg(*widths):
+    keras.utils.set_random_seed(0)
+    parts = [keras.Input([32, 32, 3])]
     for width in widths or (16, 32):
         for _ in range(2):
             conv = layers.Conv2D(width, 3, padding="same", activation="relu")
@@ -332,61 +332,11 @@ def vgg(layers, *widths):
     return keras.Sequential([*parts, layers.Flatten(), layers.Dense(4)])
 
 
-def unet(layers):
-    def twice(x, width):
-        for _ in range(2):
-            x = layers.Conv2D(width, 3, padding="same")(x)
-            x = layers.ReLU()(layers.BatchNormalization()(x))
-        return x
-
-    image = layers.Input([32, 32, 3])
-    across = twice(image, 8)
-    x = twice(layers.MaxPooling2D()(across), 16)
-    x = layers.UpSampling2D(interpolation="bilinear")(x)
-    x = twice(layers.Concatenate()([across, x]), 8)
-    return keras.Model(image, layers.Conv2D(1, 1)(x))
+PHOTOS = [4, 32, 32, 3]
 
 
-NETWORKS = {"vgg": (vgg, 0.85), "unet": (unet, 0.95)}
-
-
-def keras_step(name):
-    """Return a Keras network, and what is made of a batch by given gradients."""
-    keras.utils.set_random_seed(0)
-    model = NETWORKS[name][0](keras.layers)
-    weights = [v.value for v in model.trainable_variables]
-
-    def traced(take):
-        @tf.function(autograph=False)
-        def run(x):
-            return take(tf.reduce_mean(tf.square(model(x, training=True))), weights)
-
-        return run
-
-    return model, traced
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_hold_less_and_learn_the_same(name):
-    _, traced = keras_step(name)
-    x = tf.random.stateless_normal([4, 32, 32, 3], (1, 2))
-
-    def compared(loss, weights):
-        plain = tf.gradients(loss, weights)
-        return plain, gradients(loss, weights, **LOSSLESS, order=False)
-
-    plain, unordered = traced(compared)(x)
-    assert bits(unordered) == bits(plain)
-
-    def alone(loss, weights):
-        return gradients(loss, weights, **LOSSLESS)
-
-    traced(alone).get_concrete_function(tf.TensorSpec(x.shape))
-    report = last_report()
-    assert report.peak <= NETWORKS[name][1] * report.plain_peak
-    assert 2 * sum(t.kept_bytes for t in report.encoded) < sum(
-        t.bytes for t in report.encoded
-    )
+def photos():
+    return tf.random.stateless_normal(PHOTOS, (1, 2))
 
 
 def v1_step(encode):
@@ -429,7 +379,7 @@ def test_a_checkpointed_model_fits_to_the_same_weights(checkpoints):
     x = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)
     trained = []
     for encode in (None, "lossless"):
-        model, _ = keras_step("vgg")
+        model = vgg()
         checkpointed(model, checkpoints, encode=encode)
         model.compile("sgd", "mse")
         model.fit(x, np.ones((8, 4), np.float32), batch_size=4, epochs=1, verbose=0)
@@ -459,8 +409,7 @@ def test_gradients_of_a_function_capture_masks():
 
 
 def test_half_the_bytes_are_told_and_their_errors_measured():
-    model, traced = keras_step("vgg")
-    x = tf.random.stateless_normal([4, 32, 32, 3], (1, 2))
+    model, x = vgg(), photos()
     peaks = {}
 
     def of(encode):
@@ -471,12 +420,16 @@ def test_half_the_bytes_are_told_and_their_errors_measured():
             assert explained.encoded == last_report().encoded
             return slopes
 
-        return traced(take)(x)
+        return trace_network(model, take, PHOTOS)[1](x)
 
-    exact, rounded = of("lossless"), of("bfloat16")
+    exact = of("lossless")
+    encoded = last_report().encoded
+    assert 2 * sum(t.kept_bytes for t in encoded) < sum(t.bytes for t in encoded)
+    rounded = of("bfloat16")
     halved = [t for t in last_report().encoded if t.keeps == "bfloat16"]
     assert all(t.kept_bytes * 2 == t.bytes for t in halved)
     assert len(halved) == 3
+    assert peaks["lossless"] <= 0.85 * last_report().plain_peak
     assert peaks["bfloat16"] < 0.85 * peaks["lossless"]
     errors = encoding_errors(
         lambda x: tf.reduce_mean(tf.square(model(x, training=True))),
@@ -490,16 +443,16 @@ def test_half_the_bytes_are_told_and_their_errors_measured():
 
 
 def test_recomputation_from_half_the_bytes_finds_the_same_places():
-    _, traced = keras_step("vgg")
-    x = tf.random.stateless_normal([4, 32, 32, 3], (1, 2))
     options = {"min_checkpoint_size": 1, "checkpoints": by_type("MaxPool")}
 
     def take(loss, xs):
         encoded = gradients(loss, xs, encode="bfloat16", **options)
         assert last_report().recomputed
-        return tf.gradients(loss, xs), encoded
+        return tf.gradients(loss, xs) + encoded
 
-    for a, b in zip(*traced(take)(x), strict=True):
+    found = trace_network(vgg(), take, PHOTOS)[1](photos())
+    half = len(found) // 2
+    for a, b in zip(found[:half], found[half:], strict=True):
         assert np.linalg.norm(a - b) <= 0.02 * np.linalg.norm(a)
 
 
@@ -518,21 +471,15 @@ def test_what_no_encoding_is_and_what_excludes_one_is_refused():
 
 
 def test_xla_computes_the_same_and_is_not_trusted_with_bfloat16():
-    keras.utils.set_random_seed(0)
-    model = vgg(keras.layers, 8)
-    weights = [v.value for v in model.trainable_variables]
-    x = tf.random.stateless_normal([4, 32, 32, 3], (1, 2))
+    model = vgg(8)
 
     def compiled(take):
-        def run(x):
-            return take(tf.reduce_mean(tf.square(model(x, training=True))), weights)
-
-        return tf.function(run, jit_compile=True, autograph=False)(x)
+        return trace_network(model, take, PHOTOS, jit_compile=True)[1](photos())
 
     plain = compiled(tf.gradients)
     for checkpoints in (None, "memory"):
         options = {"checkpoints": checkpoints, "encode": "bfloat16"}
-        encoded = compiled(lambda loss, xs, how=options: gradients(loss, xs, **how))
+        encoded = compiled(partial(gradients, **options))
         kept = {t.keeps for t in last_report().encoded}
         assert "bfloat16" not in kept
         assert checkpoints or "places" in kept

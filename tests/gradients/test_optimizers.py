@@ -178,8 +178,10 @@ def branches(x):
 # Each with its convolution in another segment than what its filter's gradient reads:
 # no segment may come between gradients of a filter and a bias, which oneDNN merges.
 # `tests/test_tensorflow_facts.py` shows what happens otherwise.
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("network", [layers_of_biases, branches])
+@pytest.mark.parametrize(
+    ("network", "reverse"),
+    crossed([layers_of_biases, branches], [False, True], together=1),
+)
 def test_gradients_of_biases(network, reverse):
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [2, 8, 8, 8])

@@ -145,16 +145,6 @@ def test_gradients_are_those_of_the_whole_batch(name, schedule, recompute):
     assert {op.device for op in step.passes[1, True]} >= {DEVICES[1]}
 
 
-def test_a_whole_batch_is_split_in_its_own_graph():
-    with tf.Graph().as_default():
-        weight = Weights()
-        x, y = inputs_of("convolutions", BATCH)
-        loss = convolutions(weight, x, y)
-        cut = partition(loss, DEVICES, "time")
-        step = pipelined(loss, weight.all, cut, [x, y], COUNT)
-        assert_whole(step, [x, y], loss, v1.gradients(loss, weight.all))
-
-
 def test_a_batch_of_any_size_is_split_when_it_is_fed():
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float64, [None, 5])

@@ -6,37 +6,18 @@ import tensorflow as tf
 from geutil.gradients import gradients, last_report
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.recomputing import build_recomputation
-from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
-from geutil.memory import predict, simulate
-from geutil.memory.ordering import with_controls
-from geutil.memory.scheduling import frugal_order
+from geutil.memory import predict
 from tests.gradients.networks import small_step, trace_forward
-from tests.gradients.planning.graphs import chain_step, random_step
-from tests.thorough import chosen, some
+from tests.gradients.planning.graphs import (
+    build_as_predicted,
+    chain_step,
+    plan_of,
+)
+from tests.thorough import chosen
 
 v1 = tf.compat.v1
-
-
-def planned(step):
-    always = AlwaysKept(step)
-    kept = set(map(id, choose_for_memory(step, always).kept))
-    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
-
-
-def assert_as_built(step):
-    plan = planned(step)
-    predicted = StepProgram(step).peak(plan.segments)
-    with step.graph.as_default():
-        built_step = build_recomputation(plan)
-    # Read from the graph, where the plan is no plan any more.
-    reading = StepProgram(built_step)
-    built = reading.program()
-    later = reading.later(built)
-    order = frugal_order(with_controls(built, later.items()))
-    assert predicted == simulate(built, order).peak
 
 
 NETWORKS = ["chain", "EfficientNetB0", "U-Net", "encoder"]
@@ -47,12 +28,8 @@ def test_networks(name):
     forward = trace_forward(small_step(name))
     with forward.graph.as_default():
         step = build_step(forward.loss, forward.xs)
-    assert_as_built(step)
-
-
-@pytest.mark.parametrize("seed", some(range(10), 3))
-def test_random_graphs(seed):
-    assert_as_built(random_step(seed, layers=12))
+    choice = choose_for_memory(step, AlwaysKept(step))
+    build_as_predicted(plan_of(step, choice))
 
 
 def test_a_chain_by_hand():

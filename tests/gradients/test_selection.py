@@ -8,7 +8,6 @@ from geutil.gradients import (
     gradients,
     gradients_memory,
     gradients_speed,
-    larger_than,
     last_report,
 )
 from geutil.reroute import reroute_ts
@@ -100,16 +99,6 @@ def test_shapes_that_are_not_known():
             assert last_report().recomputed, shape
             feed = {x: [[0.5] * 64] * 3}
             assert_close(*run(graph, (ours, tf.gradients(y, x)), feed))
-
-
-def test_an_unknown_batch_counts_as_some_size(graph):
-    x = v1.placeholder(tf.float32, [None, 64])
-    y = deep(deep(deep(x)))
-    # 32 of them make 2,048 elements, 8,192 bytes.
-    gradients(y, x, checkpoints=larger_than(8191), min_checkpoint_size=2048)
-    assert chosen()
-    gradients(y, x, checkpoints=larger_than(8192), min_checkpoint_size=0)
-    assert not chosen()
 
 
 def test_tiny_tensors_are_kept(graph):

@@ -12,10 +12,9 @@ from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, dependencies, gates, run
 from tests.memory.tracing import peak_of
-from tests.settings import slow
+from tests.thorough import chosen
 
 v1 = tf.compat.v1
-pytestmark = slow
 WIDTH = 512
 
 
@@ -223,7 +222,7 @@ def gated(h):
     return (linear + 1.0) * (gate * tf.sigmoid(gate * 1.702))
 
 
-@pytest.mark.parametrize("checkpoints", [None, "memory"])
+@pytest.mark.parametrize("checkpoints", chosen([None, "memory"], "memory"))
 def test_products_of_products_run_in_their_turn(checkpoints):
     with tf.Graph().as_default():
         weight = small_weights()
@@ -240,7 +239,7 @@ def test_products_of_products_run_in_their_turn(checkpoints):
         assert worst.peak < 1.15 * peak
 
 
-@pytest.mark.parametrize("checkpoints", [None, "memory"])
+@pytest.mark.parametrize("checkpoints", chosen([None, "memory"], "memory"))
 def test_constants_that_grappler_pushes_down_let_nothing_run_early(checkpoints):
     with tf.Graph().as_default():
         weight = small_weights()

@@ -18,14 +18,11 @@ from geutil.gradients import (
     order_updates,
 )
 from geutil.gradients.step_order import SCOPE
-from geutil.memory import measure, predict, worst_case
-from tests.gradients.checking import assert_close
-from tests.processes import forked
-from tests.settings import needs_eager, slow
+from geutil.memory import predict, worst_case
+from tests.gradients.checking import assert_close, measured_peak
 from tests.thorough import chosen
 
 v1 = tf.compat.v1
-pytestmark = slow
 WIDTH, ROWS, LAYERS = 256, 32, 12
 BYTES = WIDTH * WIDTH * 4
 """Of a weight, which is larger than what a layer yields."""
@@ -114,7 +111,6 @@ def assert_little_is_held(worst, report, most):
     assert worst.peak <= 1.15 * report.peak
 
 
-@needs_eager
 @pytest.mark.parametrize("name", UPDATES)
 def test_no_schedule_holds_many_weight_gradients(name):
     """Each is used up before the next, which nothing but the order says."""
@@ -128,7 +124,6 @@ def test_no_schedule_holds_many_weight_gradients(name):
     assert predict(asked_for(ordered)).peak == pytest.approx(report.peak, rel=0.03)
 
 
-@needs_eager
 def test_the_values_are_those_of_plain_gradients():
     def update(weights):
         # In a function the call does nothing.
@@ -146,7 +141,6 @@ def test_the_values_are_those_of_plain_gradients():
     assert_close([w.numpy() for w in weights], [w.numpy() for w in plain])
 
 
-@needs_eager
 def test_the_report_says_when_all_gradients_are_held(caplog):
     with caplog.at_level(logging.WARNING, "geutil"):
         _, _, report = traced(clipped, checkpoints=None)
@@ -157,7 +151,6 @@ def test_the_report_says_when_all_gradients_are_held(caplog):
     assert told.peak == report.peak > LAYERS * BYTES
 
 
-@needs_eager
 def test_plain_gradients_hold_what_the_step_returns_of_them():
     """Both peaks are of a step that holds all gradients to its end, or neither is."""
     weights = [tf.Variable(w) for w in start()]
@@ -174,7 +167,6 @@ def test_plain_gradients_hold_what_the_step_returns_of_them():
         assert report.plain_worst >= LAYERS * BYTES
 
 
-@needs_eager
 def test_fit_with_checkpointed_holds_no_heap_of_gradients():
     """Keras' optimizers hand on all gradients together, in one op."""
     layers = [
@@ -289,16 +281,13 @@ def test_what_cannot_be_ordered_is_refused():
             order_updates(w.assign_sub([1.0] * 4))
 
 
-@needs_eager
 @pytest.mark.parametrize("threads", chosen([1, 8], 8))
 def test_a_function_holds_what_its_report_says(threads):
     function, _, report = traced(keras_adam, checkpoints="memory")
-    with forked():
-        held = measure(function, (batch(),), steps=1, inter_op_threads=threads)
-    assert held.peak <= 1.05 * report.peak
+    peak = measured_peak(function, batch(), inter_op_threads=threads)
+    assert peak <= 1.05 * report.peak
 
 
-@needs_eager
 def test_under_xla_nothing_is_promised():
     weights = [tf.Variable(w) for w in start()[:3]]
 

@@ -14,7 +14,7 @@ from tests.gradients.wrapped.comparing import peak_bytes
 from tests.thorough import chosen
 
 pytestmark = [
-    *test_memory.pytestmark,
+    test_memory.pytestmark,
     pytest.mark.skipif(not is_child("xla"), reason="needs a process of its own"),
 ]
 
@@ -29,7 +29,7 @@ def step(function, weights):
     return tf.function(test_memory.gradients_of(function, weights), jit_compile=True)
 
 
-@pytest.mark.parametrize("wrapped", chosen(WRAPPED, "blocks by default"))
+@pytest.mark.parametrize("wrapped", chosen(WRAPPED, "blocks"))
 def test_the_peak_falls(wrapped, weights):
     plain = test_memory.chain(weights, lambda f: f)
     wrap = WRAPPED[wrapped]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 
 import keras
 import numpy as np
@@ -21,6 +22,7 @@ from geutil.gradients import (
     plan_curve,
 )
 from tests.gradients.apart.test_two_devices import FIRST, SECOND, chain, pytestmark
+from tests.gradients.checking import trace_network
 
 __all__ = ["pytestmark"]
 
@@ -69,18 +71,7 @@ def network(name):
 
 
 def in_function(how, net):
-    """Return what `how` makes of a loss and variables, and the function it is in."""
-    made = []
-
-    @tf.function(autograph=False)
-    def train(x):
-        with tf.device(FIRST):
-            loss = tf.reduce_mean(tf.square(net(x, training=True)))
-            made.append(how(loss, [v.value for v in net.trainable_variables]))
-        return made[-1] if isinstance(made[-1], list) else loss
-
-    function = train.get_concrete_function(tf.TensorSpec(IMAGES.shape))
-    return made[-1], function
+    return trace_network(net, how, IMAGES.shape, device=FIRST)
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -192,44 +183,29 @@ def peak_on(metadata, device):
         for node in partition.node
     }
     records = [r for r in records_of(metadata, device) if r.node_name in inputs]
-    last_read = {}
-    for place, record in enumerate(records):
-        for source in inputs[record.node_name]:
-            last_read[source] = place
-    buffers, frees, sizes = {}, collections.defaultdict(list), []
-    pointers = {}
-    last = []
+    last_read = {
+        source: place
+        for place, record in enumerate(records)
+        for source in inputs[record.node_name]
+    }
+    # Of each buffer the size, the pointer, and when it comes and goes.
+    buffers, sizes, pointers, begins, ends = {}, {}, {}, {}, {}
     for place, record in enumerate(records):
         read = [buffers[s] for s in inputs[record.node_name] if s in buffers]
         for output in record.output:
             about = output.tensor_description.allocation_description
-            same = [b for b in read if pointers[b] == about.ptr and about.ptr]
             key = (record.node_name, output.slot)
-            if same:
-                buffers[key] = same[0]
-            else:
-                buffers[key] = len(sizes)
-                sizes.append(about.requested_bytes)
-                pointers[buffers[key]] = about.ptr
-                last.append(place)
-            end = last_read.get(key, place)
-            last[buffers[key]] = max(last[buffers[key]], end)
-    begins = collections.defaultdict(list)
-    seen = set()
-    for place, record in enumerate(records):
-        for output in record.output:
-            buffer = buffers[record.node_name, output.slot]
-            if buffer not in seen:
-                seen.add(buffer)
-                begins[place].append(buffer)
-    for buffer, place in enumerate(last):
-        frees[place].append(buffer)
-    held = peak = 0
-    for place in range(len(records)):
-        held += sum(sizes[b] for b in begins[place])
-        peak = max(peak, held)
-        held -= sum(sizes[b] for b in frees[place])
-    return peak
+            same = [b for b in read if pointers[b] == about.ptr and about.ptr]
+            buffer = buffers[key] = same[0] if same else key
+            if not same:
+                sizes[key], pointers[key] = about.requested_bytes, about.ptr
+                begins[key] = ends[key] = place
+            ends[buffer] = max(ends[buffer], last_read.get(key, place))
+    changes = collections.Counter()
+    for buffer, size in sizes.items():
+        changes[begins[buffer]] += size
+        changes[ends[buffer] + 1] -= size
+    return max(itertools.accumulate(changes[p] for p in range(len(records))))
 
 
 def in_session(how, name):

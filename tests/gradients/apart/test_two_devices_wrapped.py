@@ -8,7 +8,6 @@ import tensorflow as tf
 import geutil as ge
 from geutil.gradients import by_name, checkpointed, last_report
 from tests.gradients.apart.test_two_devices import FIRST, SECOND, pytestmark, start
-from tests.gradients.checking import copied
 from tests.gradients.wrapped.comparing import assert_same
 from tests.gradients.wrapped.test_functions import PLACES
 from tests.thorough import crossed
@@ -81,15 +80,6 @@ def graph_of(function, weights):
         return step.get_concrete_function(start()).graph
 
 
-def test_copies_are_where_their_originals_are(spread):
-    graph = graph_of(checkpointed(chain(spread, (FIRST, SECOND)), "inputs"), spread)
-    copies = copied(graph)
-    for name, copy in copies.items():
-        assert copy.device == graph.get_operation_by_name(name).device
-    assert len({copy.device for copy in copies.values()}) == 2
-    ge.verify(graph)
-
-
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_what_is_kept_waits_on_the_other_device(prefetch, weights):
     first, second = (
@@ -137,21 +127,3 @@ def test_fit_with_a_model_that_is_offloaded():
     expected = fit(lambda model: None)
     assert_same(fit(wrap), expected)
     assert last_report().offloaded
-
-
-def test_the_report_of_a_strategy():
-    strategy = tf.distribute.MirroredStrategy([FIRST, SECOND])
-    before = last_report()
-    with strategy.scope():
-        weight = tf.Variable(start())
-
-    @tf.function
-    def slope():
-        with tf.GradientTape() as tape:
-            loss = checkpointed(chain([weight] * 4), "inputs")(start())
-        return tape.gradient(loss, weight)
-
-    graph = tf.function(lambda: strategy.run(slope)).get_concrete_function().graph
-    assert last_report() is not before
-    assert last_report(graph) is last_report()
-    assert last_report().recomputed

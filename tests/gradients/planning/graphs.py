@@ -11,9 +11,16 @@ import tensorflow as tf
 
 from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
+from geutil.gradients.planning.least_peak import MemoryChoice
 from geutil.gradients.planning.local_search import Trial, Trials
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import PlainStep, build_step
+from geutil.memory import simulate
+from geutil.memory.ordering import with_controls
+from geutil.memory.scheduling import frugal_order
 from geutil.reroute import reroute_ts
 
 v1 = tf.compat.v1
@@ -108,6 +115,27 @@ def random_step(seed: int, layers: int = 8) -> PlainStep:
                     made.append(tf.nn.softmax(second) @ tf.transpose(second) @ second)
             made[-1] = made[-1][:64]
         return build_step(tf.reduce_mean(tf.add_n(made[-2:])), x)
+
+
+def plan_of(step: PlainStep, choice: MemoryChoice) -> Recomputation:
+    """Return the recomputation that follows from a choice of what is kept."""
+    always = AlwaysKept(step)
+    kept = set(map(id, choice.kept))
+    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
+
+
+def build_as_predicted(plan: Recomputation) -> PlainStep:
+    """Build a recomputation, and check its peak against the predicted one."""
+    predicted = StepProgram(plan.step).peak(plan.segments)
+    with plan.step.graph.as_default():
+        built = build_recomputation(plan)
+    # Read from the graph, where the plan is no plan any more.
+    reading = StepProgram(built)
+    program = reading.program()
+    later = reading.later(program)
+    order = frugal_order(with_controls(program, later.items()))
+    assert predicted == simulate(program, order).peak
+    return built
 
 
 class Everything:

@@ -1,7 +1,6 @@
 """Where the forward pass can be cut, against networkx and naive sums."""
 
 import networkx as nx
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -13,9 +12,8 @@ from geutil.gradients.planning.cuts import (
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
-from tests.gradients.networks import small_step, trace_forward
 from tests.gradients.planning.graphs import chain_step, random_step
-from tests.thorough import chosen, some
+from tests.thorough import some
 
 v1 = tf.compat.v1
 
@@ -118,15 +116,3 @@ def test_what_is_too_small_to_choose_is_never_worth_it():
     forward = read_forward(step, AlwaysKept(step), smallest=256 * 64)
     cheap = [b for b in forward.buffers if b.price == b.bytes]
     assert {b.bytes for b in cheap} == {256 * 64 * 4, 256 * 128 * 4}
-
-
-@pytest.mark.parametrize("name", chosen(["U-Net", "encoder"], "encoder"))
-def test_networks_without_bottlenecks_have_cuts(name):
-    forward = trace_forward(small_step(name))
-    with forward.graph.as_default():
-        step = build_step(forward.loss, forward.xs)
-    _, stretches = stretches_of(step)
-    assert len(stretches.places) > 10
-    inner = stretches.kept[0, 1:-1]
-    assert (inner > 0).all()
-    assert (np.diff(stretches.places) > 0).all()

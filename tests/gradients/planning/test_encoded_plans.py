@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import memory
 from geutil.errors import PlanError
 from geutil.gradients import (
     MIN_CHECKPOINT_SIZE,
@@ -23,6 +22,7 @@ from geutil.gradients.planning.under_budget import BudgetSearch
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory.op_costs import op_time
+from tests.gradients.checking import measured_peak, trace_network
 
 PIXELS, SHARE = 32, 0.6
 
@@ -45,26 +45,16 @@ def net():
     return convolutions([(8, 4), (16, 3)], keras.layers.MaxPooling2D)
 
 
-def traced(net, how):
-    """Return what `how` makes of loss and variables, and the function."""
-    made = []
-
-    @tf.function(autograph=False)
-    def train(x):
-        loss = tf.reduce_mean(tf.square(net(x, training=True)))
-        made.append(how(loss, [v.value for v in net.trainable_variables]))
-        return made[-1] if isinstance(made[-1], list) else loss
-
-    function = train.get_concrete_function(tf.TensorSpec([16, PIXELS, PIXELS, 3]))
-    return made[-1], function, train
+HELD = {"holds_gradients": True}
+BATCH = [16, PIXELS, PIXELS, 3]
 
 
 @pytest.fixture(scope="module")
 def found(net):
     def found(loss, xs):
-        return plan(loss, xs, SHARE, encode="lossless", holds_gradients=True)
+        return plan(loss, xs, SHARE, encode="lossless", **HELD)
 
-    return traced(net, found)[0]
+    return trace_network(net, found, BATCH)[0]
 
 
 def ran_as_planned(net, found, **options):
@@ -73,19 +63,18 @@ def ran_as_planned(net, found, **options):
     def encoded(loss, xs):
         return gradients(loss, xs, checkpoints=found, encode="lossless", **options)
 
-    x = np.random.default_rng(0).normal(size=[16, PIXELS, PIXELS, 3]).astype("f")
-    _, ours, train = traced(net, encoded)
+    x = np.random.default_rng(0).normal(size=BATCH).astype("f")
+    _, ours = trace_network(net, encoded, BATCH)
     report = last_report(ours.graph)
-    _, plain, _ = traced(net, tf.gradients)
+    _, plain = trace_network(net, tf.gradients, BATCH)
     for slope, wanted in zip(ours(x), plain(x), strict=True):
         np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
-    measured = memory.measure(train, args=[x], steps=1, inter_op_threads=1)
-    assert measured.peak <= 1.02 * report.peak
+    assert measured_peak(ours, x, inter_op_threads=1) <= 1.02 * report.peak
     return report, ours.graph
 
 
 def test_a_plan_of_an_encoded_step(net, found):
-    report, _ = ran_as_planned(net, found, holds_gradients=True)
+    report, _ = ran_as_planned(net, found, **HELD)
     assert report.encoded and report.recomputed
     assert report.peak <= SHARE * report.plain_peak
 
@@ -94,18 +83,14 @@ def test_less_runs_again_where_less_is_kept_and_plans_know_which_step_they_are_o
     net, found
 ):
     def reports(loss, xs):
-        whole = plan(loss, xs, SHARE)
+        whole = plan(loss, xs, SHARE, **HELD)
         with pytest.raises(PlanError, match="another step"):
             gradients(loss, xs, checkpoints=found)
-        return whole, *(
-            explain(loss, xs, checkpoints=checkpoints, encode="lossless")
-            for checkpoints in (Budget(SHARE), whole)
-        )
+        return whole, explain(loss, xs, checkpoints=whole, encode="lossless", **HELD)
 
-    (whole, encoded, as_planned), _, _ = traced(net, reports)
-    assert encoded.mode == "budget of 60 % of plain gradients"
-    assert whole.budget == encoded.budget
-    assert encoded.extra_time < whole.extra_time
+    (whole, as_planned), _ = trace_network(net, reports, BATCH)
+    assert whole.budget == found.budget
+    assert found.extra_time < whole.extra_time
     # The plan of a plain step serves where encodings are asked for.
     assert not as_planned.encoded
     assert as_planned.peak == whole.peak
@@ -139,7 +124,7 @@ def test_tensors_are_encoded_one_by_one(pooled):
         extra = every / sum(map(op_time, step.ops())) - 1
         return found, whole, extra, told
 
-    (found, whole, extra, told), _, _ = traced(pooled, planned)
+    (found, whole, extra, told), _ = trace_network(pooled, planned, BATCH)
     assert 0 < len(found.encoded) < 3
     assert found.extra_time < min(whole.extra_time, extra)
     assert found.bound <= found.extra_time
@@ -183,7 +168,8 @@ def test_nothing_is_encoded_where_that_costs_more():
             for encode in (None, "lossless")
         ], loss
 
-    ((whole, encoded, longer, longer_encoded), _), _, _ = traced(with_skips, reports)
+    made, _ = trace_network(with_skips, reports, BATCH)
+    (whole, encoded, longer, longer_encoded), _ = made
     assert encoded.peak <= 0.5 * encoded.plain_peak
     assert encoded.extra_time <= whole.extra_time
     said = {tensor.reason for tensor in encoded.not_encoded}

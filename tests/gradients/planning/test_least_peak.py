@@ -10,21 +10,20 @@ from hypothesis import strategies as st
 
 from benchmarks.networks import NETWORKS
 from geutil.batchnorm import fold_batch_norms
-from geutil.gradients import gradients
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.planning.cuts import Stretches
 from geutil.gradients.planning.least_peak import Terms, cut_within, least_budget
 from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.recomputing import build_recomputation
-from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from tests.call_counts import count_calls
 from tests.gradients.networks import SMALL, trace_forward
 from tests.gradients.planning.graphs import (
     Everything,
+    build_as_predicted,
     chain_step,
+    plan_of,
     random_step,
     rewired_chain_step,
 )
@@ -40,7 +39,7 @@ SEEDS = [*range(17), 31, 36]
 # 2 % less than plain is not worth while.
 WORTH_WHILE = 0.98
 # The small networks of other tests would have nothing that is worth recomputing.
-LARGER = {"U-Net": {"batch": 4, "pixels": 128, "width": 16}}
+LARGER = {"U-Net": {"batch": 4, "pixels": 128, "width": 16}, "encoder": {"depth": 2}}
 # What holds copies back.
 BETWEEN = ("NoOp", "PlaceholderWithDefault")
 COUNT = 8
@@ -49,12 +48,6 @@ COUNT = 8
 
 def choose(step, smallest=0):
     return choose_for_memory(step, AlwaysKept(step), smallest)
-
-
-def plan_of(step, choice):
-    always = AlwaysKept(step)
-    kept = set(map(id, choice.kept))
-    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
 
 
 def peaks(step, choice):
@@ -109,8 +102,8 @@ def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
 
 
 def test_the_order_of_creation_does_not_matter():
-    straight = choose(chain_step([64] * 21))
-    for order in (range(20)[::-1], [*range(1, 20, 2), *range(0, 20, 2)]):
+    straight = choose(chain_step([64] * 13))
+    for order in (range(12)[::-1], [*range(1, 12, 2), *range(0, 12, 2)]):
         choice = choose(rewired_chain_step(order))
         assert choice.reason is None
         assert choice.peak == straight.peak
@@ -162,22 +155,18 @@ def test_plain_where_recomputing_saves_nothing():
     assert choice.kept == ()
     assert choice.peak < choice.plain_peak, "order alone saves"
     assert "predicted to need" in choice.reason
-
-
-def test_plain_where_the_weights_are_all_there_is():
+    # Nor where the weights are all there is.
     with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, [1, 512])
-        y = x
+        y = v1.placeholder(tf.float32, [1, 512])
         weights = [v1.get_variable(f"w{i}", [512, 512]) for i in range(4)]
         for w in weights:
             y = tf.tanh(y @ w)
         choice = choose(build_step(tf.reduce_sum(y), weights))
-    assert choice.kept == ()
-    assert choice.reason is not None
+    assert choice.kept == () and choice.reason is not None
 
 
 def test_nothing_smaller_than_asked_for_is_chosen():
-    step = chain_step([64, 32] * 20)
+    step = chain_step([64, 32] * 10)
     smallest = 256 * 64
     chosen = choose(step, smallest).kept
     assert chosen
@@ -196,39 +185,6 @@ def test_a_tiny_tensor_that_every_layer_reads_is_kept_along():
         choice = choose(step, 1024)
     assert choice.peak < 0.6 * choice.plain_peak
     assert [t for t in choice.kept if t.shape.num_elements() < 1024] == [mask]
-
-
-def test_unknown_dimensions():
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [None, 64])
-        for _ in range(40):
-            y = tf.sin(y)
-        choice = choose(build_step(tf.reduce_sum(y), x))
-    assert choice.reason is None
-    assert choice.peak < 0.5 * choice.plain_peak
-
-
-def test_random_numbers_are_kept_not_drawn_again():
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [64, 64])
-        for _ in range(20):
-            y = tf.sin(y * tf.random.uniform([64, 64]))
-        step = build_step(tf.reduce_sum(y), x)
-        plan = plan_of(step, choose(step))
-    types = {op.type for segment in plan.segments for op in segment.ops}
-    assert "Sin" not in types or "RandomUniform" not in types
-    assert "RandomUniform" not in types
-
-
-def test_the_source_of_a_cast_is_kept():
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [64, 64])
-        for _ in range(20):
-            half = tf.cast(tf.sin(y), tf.float16)
-            y = tf.cast(tf.exp(half), tf.float32)
-        choice = choose(build_step(tf.reduce_sum(y), x))
-    assert choice.reason is None
-    assert "Cast" not in {t.op.type for t in choice.kept}
 
 
 # -- what holds whatever the graph is --------------------------------------------------
@@ -253,9 +209,7 @@ def test_no_plan_holds_more_than_plain_gradients_or_takes_more_than_a_pass(
         assert not choice.kept
         return
     assert choice.peak < plain
-    with step.graph.as_default():
-        built = build_recomputation(plan)
-    # Of the graph as it was built, not of the plan.
+    built = build_as_predicted(plan)
     assert StepProgram(built).plan().peak <= plain
     copies = [
         op
@@ -267,27 +221,11 @@ def test_no_plan_holds_more_than_plain_gradients_or_takes_more_than_a_pass(
 
 
 def test_the_same_names_each_time():
-    first, second = planned(random_step(3, 14)), planned(random_step(3, 14))
+    first, second = planned(random_step(3, 10)), planned(random_step(3, 10))
     assert [t.name for t in first[0].kept] == [t.name for t in second[0].kept]
     assert [[op.name for op in s.ops] for s in first[1].segments] == [
         [op.name for op in s.ops] for s in second[1].segments
     ]
-
-
-def test_a_warning_says_why_gradients_are_plain_and_there_is_none_elsewhere(caplog):
-    with tf.Graph().as_default() as graph:
-        x = y = v1.placeholder(tf.float32, [256, 256])
-        for _ in range(20):
-            y = tf.sin(y)
-        gradients(tf.reduce_sum(y), x, checkpoints="memory")
-    assert not caplog.records
-    assert [op for op in graph.get_operations() if "recomputed" in op.name]
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [256, 256])
-        (result,) = gradients(tf.reduce_sum(x + x), x, checkpoints="memory")
-        assert result.shape == x.shape
-    assert "reads nothing that could be recomputed" in caplog.text
-    assert not [op for op in graph.get_operations() if "recomputed" in op.name]
 
 
 def calls_of_a_trial(layers):
@@ -385,7 +323,7 @@ def test_the_cuts_within_a_budget_are_the_best_of_all():
     assert wrong == []
 
 
-def test_of_equal_cuts_the_one_with_less_to_compute():
+def test_of_equal_cuts_the_one_with_less_to_compute_or_that_is_read_anyway():
     kept = np.array([[0, 5, 5, 0], [0, 0, 5, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     held = np.array([[0, 9, 9, 20], [0, 0, 9, 9], [0, 0, 0, 9], [0, 0, 0, 0]])
     cost = np.array([[0, 7, 3, 0], [0, 0, 3, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
@@ -393,11 +331,7 @@ def test_of_equal_cuts_the_one_with_less_to_compute():
     assert cut_within(Terms(stretches, held), 15) == (2,)
     cost[0, 1:3] = 3, 7
     assert cut_within(Terms(stretches, held), 15) == (1,)
-
-
-def test_what_the_backward_pass_reads_anyway_is_preferred():
-    kept = np.array([[0, 5, 5, 0], [0, 0, 5, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    held = np.array([[0, 9, 9, 20], [0, 0, 9, 9], [0, 0, 0, 9], [0, 0, 0, 0]])
+    # What the backward pass reads anyway is preferred.
     idle = np.zeros_like(kept)
     idle[0, 1] = 5
     stretches = Stretches(np.arange(4), kept, idle, held, held, 0 * kept)

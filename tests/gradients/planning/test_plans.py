@@ -22,6 +22,7 @@ from geutil.gradients import (
 )
 from geutil.gradients.planning.plans import canonical_ops, fingerprint
 from geutil.gradients.step import build_step
+from tests.gradients.checking import trace_network
 from tests.processes import run_python
 
 v1 = tf.compat.v1
@@ -45,18 +46,7 @@ def network(width=8, activations=4 * ("relu",)):
 
 def in_graph(how, net=None, batch=BATCH):
     """Return what `how` makes of a loss and variables in a new function."""
-    net = net or network()
-    made = []
-
-    @tf.function(autograph=False)
-    def train(x):
-        loss = tf.reduce_mean(tf.square(net(x, training=True)))
-        xs = [v.value for v in net.trainable_variables]
-        made.append(how(loss, xs))
-        return made[-1] if isinstance(made[-1], list) else loss
-
-    function = train.get_concrete_function(tf.TensorSpec([batch, 16, 16, 3]))
-    return made[-1], function
+    return trace_network(net or network(), how, [batch, 16, 16, 3])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import memory
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import (
     Budget,
@@ -26,6 +25,7 @@ from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import simulation
 from geutil.memory.scheduling import order_around
+from tests.gradients.checking import measured_peak
 from tests.gradients.planning.graphs import (
     chain_function,
     chain_loss,
@@ -46,6 +46,11 @@ def step(weights, checkpoints):
     return chain_function(weights, ROWS, checkpoints)
 
 
+def assert_near(found, expected, atol=1e-7):
+    for value, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=atol)
+
+
 @pytest.fixture(scope="module")
 def batch():
     return tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
@@ -55,6 +60,12 @@ def batch():
 def plain(weights, batch):
     """The plain gradients."""
     return step(weights, None)[0](batch)
+
+
+@pytest.fixture(scope="module")
+def by_cuts(weights):
+    """The report of the least peak that cuts lead to."""
+    return step(weights, "memory")[1]
 
 
 def test_budgets_are_read():
@@ -72,25 +83,20 @@ def test_budgets_are_read():
     assert str(Budget(extra_time="12.5 %")) == "least peak in 12.5 % more time"
 
 
-NO_LIMITS = [0, -1, True, None, "", "1.5 apples", "1.2.3", float("nan")]
-NO_TIMES = [0.0, -0.1, True, "20", "a lot", [1], float("nan")]
+def test_what_is_no_budget_is_refused():
+    for value in (0, -1, True, None, "", "1.5 apples", "1.2.3", float("nan")):
+        with pytest.raises(ArgumentTypeError, match=r"1\.5GB"):
+            pytest.fail(str(Budget(value)))
+    for value in (0.0, -0.1, True, "20", "a lot", [1], float("nan")):
+        with pytest.raises(ArgumentTypeError, match="is a positive number"):
+            pytest.fail(str(Budget(extra_time=value)))
+    with pytest.raises(ArgumentTypeError, match="either a limit"):
+        Budget("50%", extra_time=0.2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"limit": value}, r"1\.5GB") for value in NO_LIMITS),
-        *(({"extra_time": value}, "is a positive number") for value in NO_TIMES),
-        ({"limit": "50%", "extra_time": 0.2}, "either a limit"),
-    ],
-    ids=str,
-)
-def test_what_is_no_budget_is_refused(options, message):
-    with pytest.raises(ArgumentTypeError, match=message):
-        Budget(**options)
-
-
-def test_budgets_are_kept_and_the_gradients_are_the_same(weights, batch, plain):
+def test_budgets_are_kept_and_the_gradients_are_the_same(
+    weights, batch, plain, by_cuts
+):
     _, alone = step(weights, Budget(1.0))
     assert (alone.extra_cost, alone.recomputed) == (0, ())
     assert alone.mode == "budget of 100 % of plain gradients"
@@ -98,20 +104,20 @@ def test_budgets_are_kept_and_the_gradients_are_the_same(weights, batch, plain):
     costs = [0.0]
     for share in (0.9, 0.6) if is_quick() else (0.9, 0.8, 0.6, 0.5):
         ours, report = step(weights, Budget(share))
-        for found, wanted in zip(ours(batch), plain, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+        assert_near(ours(batch), plain)
         budget = share * report.plain_peak
         assert report.peak <= budget
         costs.append(report.extra_cost)
-    assert memory.measure(ours, args=(batch,), steps=1).peak <= 1.02 * budget
+    assert measured_peak(ours, batch) <= 1.02 * budget
     # Less memory takes more computing, and never more than the least peak does.
-    _, least = step(weights, "memory")
-    costs.append(least.extra_cost)
+    costs.append(by_cuts.extra_cost)
     assert costs == sorted(costs)
     assert costs[1] < costs[-2]
 
 
-def test_extra_time_is_kept_and_the_gradients_are_the_same(weights, batch, plain):
+def test_extra_time_is_kept_and_the_gradients_are_the_same(
+    weights, batch, plain, by_cuts
+):
     @tf.function(autograph=False)
     def planned(x):
         loss = chain_loss(x, weights)
@@ -127,14 +133,12 @@ def test_extra_time_is_kept_and_the_gradients_are_the_same(weights, batch, plain
     peaks = []
     for ours, share in ((little, 0.04), (much, 0.2)):
         report = last_report(ours.graph)
-        for slope, wanted in zip(ours(batch), plain, strict=True):
-            np.testing.assert_allclose(slope, wanted, rtol=1e-5, atol=1e-7)
+        assert_near(ours(batch), plain)
         assert 0 < report.extra_time <= share
         peaks.append(report.peak)
-    assert memory.measure(much, args=(batch,), steps=1).peak <= 1.02 * report.peak
+    assert measured_peak(much, batch) <= 1.02 * report.peak
     # More time for less memory, and never more of it than by the cuts.
     assert peaks[1] < peaks[0] < report.plain_peak
-    _, by_cuts = step(weights, "memory")
     assert by_cuts.extra_time <= 0.4
     _, longer = step(weights, Budget(extra_time=0.4))
     assert longer.peak <= min(by_cuts.peak, peaks[1])
@@ -158,14 +162,6 @@ def test_large_steps_are_bounded_too():
     assert said in str(report)
 
 
-def test_a_curve_is_drawn_through_limits():
-    with tf.Graph().as_default():
-        x = tf.ones([1000])
-        y = tf.tanh(tf.tanh(x))
-        with pytest.raises(ArgumentTypeError, match="through limits"):
-            plan_curve(y, x, ["50%", Budget(extra_time=0.2)])
-
-
 def test_what_is_refused_or_explained_leaves_a_graph_untouched():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
@@ -176,6 +172,8 @@ def test_what_is_refused_or_explained_leaves_a_graph_untouched():
         message = r"within 0\.01 MB; the least .* is .* MB; pass a larger budget"
         with pytest.raises(PlanError, match=message):
             gradients(loss, ws, checkpoints=Budget(10_000))
+        with pytest.raises(ArgumentTypeError, match="through limits"):
+            plan_curve(loss, ws, ["50%", Budget(extra_time=0.2)])
         report = explain(loss, ws, checkpoints=Budget(0.5))
         assert graph.as_graph_def() == before
         assert report.peak <= 0.5 * report.plain_peak
@@ -288,8 +286,7 @@ def test_updates_of_large_weights_are_within_the_budget():
     assert not report.warnings
     assert report.extra_time > 0
     x = tf.constant(rng.normal(size=[ROWS, sizes[0]]).astype("f"))
-    measured = memory.measure(function, args=(x,), steps=1).peak
-    assert measured <= 1.02 * 0.6 * report.plain_peak
+    assert measured_peak(function, x) <= 1.02 * 0.6 * report.plain_peak
 
 
 def test_keras_fits_within_a_budget():
@@ -307,5 +304,4 @@ def test_keras_fits_within_a_budget():
     for one in (plain, ours):
         one.fit(x, y, batch_size=ROWS, epochs=1, verbose=0)
     assert last_report().mode == "budget of 60 % of plain gradients"
-    for found, wanted in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert_near(ours.get_weights(), plain.get_weights(), 1e-6)

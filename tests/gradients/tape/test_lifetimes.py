@@ -12,7 +12,6 @@ from geutil.gradients.tape import (
     numpy_vspace,
     tensorflow_vspace,
 )
-from tests.settings import needs_eager
 
 LENGTH = 10
 
@@ -34,7 +33,7 @@ class Kind:
         return np.cos(x) if self.is_numpy else tf.cos(x)
 
 
-@pytest.fixture(params=["numpy", pytest.param("tensorflow", marks=needs_eager)])
+@pytest.fixture(params=["numpy", "tensorflow"])
 def kind(request):
     return Kind(request.param)
 
@@ -139,7 +138,6 @@ def test_few_gradients_of_a_tensor_wait(kind, count):
     assert len(counts) == branches
 
 
-@needs_eager
 def test_eager_tensors_and_variables_give_what_gradient_tape_gives():
     w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     x = tf.constant([[0.5, -0.5]])
@@ -168,7 +166,6 @@ def test_eager_tensors_and_variables_give_what_gradient_tape_gives():
     assert actual[2] is None
 
 
-@needs_eager
 def test_eager_slices_stay_slices():
     table = tf.Variable(tf.ones([5, 2]))
     tape = Tape()

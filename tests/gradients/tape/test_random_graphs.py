@@ -14,10 +14,7 @@ from geutil.gradients.tape import (
 )
 from tests.gradients.checking import assert_close, flat, forms, run
 from tests.gradients.random_networks import SIDE, Network, networks
-from tests.settings import slow
 from tests.thorough import examples
-
-pytestmark = slow
 
 EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
 quick = examples(

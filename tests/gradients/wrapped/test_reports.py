@@ -10,9 +10,6 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import by_name, by_type, checkpointed, last_report
-from tests.settings import needs_eager
-
-pytestmark = needs_eager
 
 X = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
 
