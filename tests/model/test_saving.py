@@ -94,12 +94,11 @@ def test_signatures_and_outputs_keep_their_order(ordered):
     # A SavedModel holds a map of outputs, which has no order.
     outputs = ["a", *(f"o_{i}" for i in range(11)), "z"]
     expected = dict.fromkeys(("u", "c", "v", "a"), outputs)
-    for signature in ("u", "v"):
-        m = model.open(ordered, signature=signature)
-        for method, change in ORDERS.items():
-            found = change(m).signatures
-            ends = {name: list(found[name].outputs) for name in found}
-            assert list(ends.items()) == list(expected.items()), (signature, method)
+    m = model.open(ordered, signature="v")
+    for method, change in ORDERS.items():
+        found = change(m).signatures
+        ends = {name: list(found[name].outputs) for name in found}
+        assert list(ends.items()) == list(expected.items()), method
 
 
 def test_a_signature_that_is_renamed_keeps_its_place(ordered):

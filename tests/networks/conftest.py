@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import geutil as ge
 
-PIXELS = 32
+PIXELS = 16
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,26 @@ def trace(model):
     return Traced(model, function, image, info.transformed(function.outputs[0]))
 
 
+def inverted_residual(x, block):
+    """Return a block of MobileNetV2: expanded, convolved by channel, projected."""
+    layers, y = tf.keras.layers, x
+    for make in (
+        layers.Conv2D(24, 1, use_bias=False),
+        layers.DepthwiseConv2D(3, padding="same", use_bias=False),
+    ):
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(make(y)))
+    y = layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(y))
+    return layers.Add(name=f"block_{block}_add")([x, y])
+
+
 @pytest.fixture(scope="session")
 def mobilenet():
     tf.keras.utils.set_random_seed(0)
-    model = tf.keras.applications.MobileNetV2(
-        weights=None, input_shape=(PIXELS, PIXELS, 3), classes=7, alpha=0.35
-    )
+    image = tf.keras.Input([PIXELS, PIXELS, 3])
+    x = tf.keras.layers.Conv2D(8, 3, strides=2, use_bias=False)(image)
+    for block in range(5):
+        x = inverted_residual(x, block)
+    x = tf.keras.layers.GlobalAveragePooling2D()(x)
+    model = tf.keras.Model(image, tf.keras.layers.Dense(7, activation="softmax")(x))
     randomize_statistics(model)
     return trace(model)
