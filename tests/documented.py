@@ -26,4 +26,4 @@ def signature(member: Any) -> str:
 def frozen(signatures: str) -> dict[str, str]:
     """Return a table of signatures by name; an indented line continues one."""
     lines = signatures.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
+    return {re.match(r"[\w.]+", line)[0]: line for line in lines}

@@ -103,7 +103,7 @@ print(hasattr(BaseSession._extend_graph, "__wrapped__"))
     assert run_python("-c", code).stdout.split() == [b"True"]
 
 
-def test_type_checkers_see_the_names_that_there_are():
+def test_type_checkers_see_the_names_where_they_are_found():
     tree = ast.parse((ROOT / "geutil" / "__init__.py").read_text())
     seen = {
         alias.asname or alias.name
@@ -118,10 +118,6 @@ def test_type_checkers_see_the_names_that_there_are():
     }
     # What the root itself is made with is no name of its users.
     assert sorted(seen - {"__all__", "lazy", "notebook_display"}) == sorted(ge.__all__)
-
-
-def test_type_checkers_see_them_where_they_are_found():
-    tree = ast.parse((ROOT / "geutil" / "__init__.py").read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module != "geutil":
             home = importlib.import_module(node.module)

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from tests.documented import frozen, signature
 
 BUILTIN = {
     "ArgumentTypeError": TypeError,
@@ -96,13 +97,13 @@ SIGNATURES = """
 allow_stale(graph: Graph) -> Iterator[None]
 find_violations(graph_or_ops: Graph | Iterable[Operation]) -> list[Violation]
 make_placeholder_from_dtype_and_shape(dtype: Any, shape: Any = None, scope: str | None =
-    None, prefix: str = 'geph') -> Tensor
-make_placeholder_from_tensor(t: Tensor, scope: str | None = None, prefix: str = 'geph')
+    None, prefix: str = geph) -> Tensor
+make_placeholder_from_tensor(t: Tensor, scope: str | None = None, prefix: str = geph)
     -> Tensor
-ph(dtype: Any, shape: Any = None, scope: str | None = None, prefix: str = 'geph') ->
+ph(dtype: Any, shape: Any = None, scope: str | None = None, prefix: str = geph) ->
     Tensor
 placeholder_name(t: Tensor | None = None, scope: str | None = None, prefix: str =
-    'geph') -> str
+    geph) -> str
 transaction(graph: Graph) -> Iterator[None]
 verify(graph_or_ops: Graph | Iterable[Operation]) -> None
 can_be_regex(obj: object) -> bool
@@ -175,16 +176,16 @@ swap_outputs(sgv0: Any, sgv1: Any) -> Views
 swap_ts(ts0: Any, ts1: Any, can_modify: Any = None, cannot_modify: Any = None) -> int
 assign_renamed_collections_handler(info: TransformState, elem: Element, elem_: Element)
     -> None
-copy(sgv: Any, dst_graph: Graph | None = None, dst_scope: str = '', src_scope: str = '',
+copy(sgv: Any, dst_graph: Graph | None = None, dst_scope: str = , src_scope: str = ,
     reuse_dst_scope: bool = False) -> tuple[SubGraphView, TransformerInfo]
 copy_op_handler(info: TransformState, op: Operation, new_inputs: Sequence[Tensor],
     copy_shape: bool = False, nodedef_fn: Callable[[Any], Any] | None = None) ->
     tuple[Operation, list[Tensor]]
 copy_with_input_replacements(sgv: Any, replacement_ts: Replacements, dst_graph: Graph |
-    None = None, dst_scope: str = '', src_scope: str = '', reuse_dst_scope: bool =
+    None = None, dst_scope: str = , src_scope: str = , reuse_dst_scope: bool =
     False) -> tuple[SubGraphView, TransformerInfo]
-graph_replace(target_ts: Any, replacement_ts: Replacements, dst_scope: str = '',
-    src_scope: str = '', reuse_dst_scope: bool = False, dst_graph: Graph | None = None)
+graph_replace(target_ts: Any, replacement_ts: Replacements, dst_scope: str = ,
+    src_scope: str = , reuse_dst_scope: bool = False, dst_graph: Graph | None = None)
     -> Any
 keep_t_if_possible_handler(info: TransformState, t: Tensor) -> Tensor
 replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor
@@ -230,35 +231,13 @@ ControlOutputs.get(self, op: Operation) -> list[Operation]
 ControlOutputs.graph: property
 Transformer.__init__(self) -> None
 Transformer.__call__(self, sgv: Any, dst_graph: Graph, dst_scope: str, src_scope: str =
-    '', reuse_dst_scope: bool = False) -> tuple[SubGraphView, TransformerInfo]
+    , reuse_dst_scope: bool = False) -> tuple[SubGraphView, TransformerInfo]
 TransformerInfo.__init__(self, info: TransformState) -> None
 TransformerInfo.transformed(self, original: Any, missing_fn: MissingFunction | None =
     None) -> Any
 TransformerInfo.original(self, transformed: Any, missing_fn: MissingFunction | None =
     None) -> Any
 """
-
-
-def signatures() -> dict[str, str]:
-    """Return the table above, by name."""
-    joined = re.sub(r"\n\s+", " ", SIGNATURES)
-    return {re.match(r"[\w.]+", line)[0]: line for line in joined.split("\n") if line}
-
-
-def signature_of(name: str, member: object) -> str:
-    """Return a signature as the table has it."""
-    if isinstance(member, property):
-        return f"{name}: property"
-    signature = inspect.signature(getattr(member, "__func__", member))
-    parameters = []
-    for parameter in signature.parameters.values():
-        bare = parameter.replace(annotation=inspect.Parameter.empty)
-        text = str(bare.replace(default=inspect.Parameter.empty))
-        text += f": {parameter.annotation}"
-        if parameter.default is not inspect.Parameter.empty:
-            text += f" = {parameter.default!r}"
-        parameters.append(text.removesuffix(f": {inspect.Parameter.empty}"))
-    return f"{name}({', '.join(parameters)}) -> {signature.return_annotation}"
 
 
 def public_functions() -> dict[str, object]:
@@ -340,8 +319,13 @@ def test_aliases():
 
 
 def test_the_signatures_of_all_public_functions_and_methods():
-    found = {name: signature_of(name, member) for name, member in MEMBERS.items()}
-    assert found == signatures()
+    found = {
+        name: f"{name}: property"
+        if isinstance(member, property)
+        else f"{name}{signature(getattr(member, '__func__', member))}"
+        for name, member in MEMBERS.items()
+    }
+    assert found == frozen(SIGNATURES)
 
 
 def test_the_version():

@@ -1,7 +1,7 @@
 """Facts about TensorFlow that geutil is built around, each in its smallest form.
 
 When one of these fails on a new TensorFlow, the code that cites it can be made simpler.
-Facts about Sessions and built functions are in `tests/graph/test_staleness.py`.
+Those about Sessions and built functions are in `tests/graph/test_staleness.py`.
 """
 
 import numpy as np
@@ -14,9 +14,8 @@ from geutil.graph.fetched_subgraph import uses_onednn
 v1 = tf.compat.v1
 
 
-def test_two_loops_that_share_bodies_cannot_both_be_differentiated():
+def test_two_loops_that_share_bodies_cannot_both_be_differentiated(control_flow_v2):
     # geutil.graph.functions gives the loops of a copy bodies of their own.
-    v1.enable_control_flow_v2()
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [], name="x")
         y = tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [0, 1.0])[1]
@@ -54,14 +53,12 @@ def test_the_importer_renames_an_op_that_is_called_like_a_scope():
     assert [op.name for op in other.get_operations()] == ["a/b", "a_1"]
 
 
-def test_the_importer_misleads_the_loop_edges_of_ops_that_it_renames():
+def test_the_importer_misleads_the_loop_edges_of_ops_that_it_renames(control_flow_v1):
     # geutil.transform.op_copying renames the nodes itself when there is a loop.
-    v1.disable_control_flow_v2()
     with tf.Graph().as_default() as graph:
         v1.while_loop(
             lambda i, a: i < 3, lambda i, a: (i + 1, 2 * a), [tf.constant(0)] * 2
         )
-    v1.enable_control_flow_v2()
     known = set(graph.get_operations())
     with graph.as_default():
         tf.import_graph_def(graph.as_graph_def(), name="")

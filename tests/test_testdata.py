@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
-from parameterized import parameterized
 
 import geutil as ge
 from testdata import layered, make
@@ -39,14 +38,19 @@ RUNS = {
     # On devices that no test has.
     "devices.pbtxt": [],
 }
+LOOP = {"Enter", "Merge", "Switch", "LoopCond", "NextIteration", "Exit"}
+MACHINERY = {
+    "conv_bn_relu6.pbtxt": {"DepthwiseConv2dNative", "FusedBatchNormV3", "Relu6"},
+    "while_v1.pbtxt": LOOP,
+    "while_v1.meta.pbtxt": LOOP,
+    "cond_v1.pbtxt": {"Switch", "Merge"},
+    "functions.pbtxt": {"PartitionedCall", "StatelessWhile"},
+}
 SIGNATURES = [
     ("one_signature", "serving_default", "x", ROWS, "y"),
     ("two_signatures", "encode", "x", ROWS, "code"),
     ("two_signatures", "decode", "code", CODES, "x"),
 ]
-FILES = [(name,) for name in make.GRAPHS]
-MODELS = [(name,) for name in make.SAVED_MODELS]
-
 eager = pytest.mark.skipif(settings.V1, reason="needs eager execution")
 
 
@@ -108,52 +112,32 @@ def types(graph):
     return {op.type for op in graph.get_operations()}
 
 
-@parameterized.expand(FILES)
-def test_verify_passes(name):
-    ge.verify(load(name))
-
-
-@parameterized.expand(FILES)
-def test_file_is_what_make_makes(name):
+@pytest.mark.parametrize("name", make.GRAPHS)
+def test_graphs_and_their_copies(name):
     assert make.GRAPHS[name]() == read(name)
-
-
-@parameterized.expand(FILES)
-def test_copy_holds_the_same_nodes(name):
     graph = load(name)
+    ge.verify(graph)
     other, _ = copied(graph)
     assert nodes_but_for_function_names(graph) == nodes_but_for_function_names(other)
-
-
-@parameterized.expand((n, f, r) for n, runs in RUNS.items() for f, r in runs)
-def test_copy_computes_the_same(name, feed, results):
-    graph = load(name)
-    other, _ = copied(graph)
-    before, after = run(graph, feed, results), run(other, feed, results)
-    for value, value_, expected in zip(before, after, results.values(), strict=True):
-        np.testing.assert_array_equal(value_, value)
-        if expected is not None:
-            np.testing.assert_allclose(value, expected, rtol=1e-6)
-
-
-@parameterized.expand((n, *runs[0]) for n, runs in RUNS.items() if runs)
-def test_copy_in_the_same_graph_computes_the_same(name, feed, results):
-    graph = load(name)
-    ge.copy(graph, dst_scope="copy")
+    assert MACHINERY.get(name, set()) <= types(graph)
+    _, info = ge.copy(graph, dst_scope="copy")
     ge.verify(graph)
-    before = run(graph, feed, results)
-    # The copy's placeholders are fed as the originals are.
-    feed_ = {f"copy/{key}": value for key, value in feed.items()}
-    after = run(graph, feed_, [f"copy/{key}" for key in results])
-    for value, value_ in zip(before, after, strict=True):
-        np.testing.assert_array_equal(value_, value)
+    for feed, results in RUNS[name]:
+        before, after = run(graph, feed, results), run(other, feed, results)
+        # The placeholders of a copy are fed as the originals are.
+        feed_ = {f"copy/{key}": value for key, value in feed.items()}
+        beside = run(graph, feed_, [f"copy/{key}" for key in results])
+        for value, *copies, expected in zip(
+            before, after, beside, results.values(), strict=True
+        ):
+            for value_ in copies:
+                np.testing.assert_array_equal(value_, value)
+            if expected is not None:
+                np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
 def test_conv_bn_relu6_is_frozen_and_random():
     graph = load("conv_bn_relu6.pbtxt")
-    assert {"Conv2D", "DepthwiseConv2dNative", "FusedBatchNormV3", "Relu6"} <= types(
-        graph
-    )
     assert not any("Var" in op_type for op_type in types(graph))
     for block in ("conv", "depthwise"):
         names = ("gamma", "beta", "moving_mean", "moving_variance")
@@ -172,16 +156,8 @@ def test_conv_bn_relu6_clips_on_both_sides():
     assert ((value > 0) & (value < 6)).any()
 
 
-def test_while_v1_is_a_loop_of_version_1():
-    machinery = {"Enter", "Merge", "Switch", "LoopCond", "NextIteration", "Exit"}
-    assert machinery <= types(load("while_v1.pbtxt"))
-
-
-def test_while_v1_and_its_meta_graph_hold_the_same():
-    assert read("while_v1.meta.pbtxt").graph_def == read("while_v1.pbtxt")
-
-
 def test_while_v1_meta_graph_can_be_differentiated_and_so_can_its_copy():
+    assert read("while_v1.meta.pbtxt").graph_def == read("while_v1.pbtxt")
     graph = load("while_v1.meta.pbtxt")
     other, _ = copied(graph)
     for g in (graph, other):
@@ -194,13 +170,8 @@ def test_while_v1_meta_graph_can_be_differentiated_and_so_can_its_copy():
         np.testing.assert_array_equal(value, [8, 8])
 
 
-def test_cond_v1_is_a_choice_of_version_1():
-    assert {"Switch", "Merge"} <= types(load("cond_v1.pbtxt"))
-
-
 def test_function_bodies_come_along():
     graph = load("functions.pbtxt")
-    assert {"PartitionedCall", "StatelessWhile"} <= types(graph)
     other, _ = copied(graph)
     assert len(bodies(graph)) == 3
     assert bodies(other) == bodies(graph)
@@ -223,36 +194,28 @@ def test_devices_colocation_and_control_inputs_survive():
     }
 
 
-@parameterized.expand(SIGNATURES)
 @eager
-def test_signature_computes(folder, key, argument, value, result):
-    loaded = tf.saved_model.load(str(make.HERE / folder))
-    signature, weight = loaded.signatures[key], loaded.weight
-    ge.verify(signature.graph)
-    expected = value @ (weight.numpy().T if key == "decode" else weight.numpy())
-    outputs = signature(**{argument: tf.constant(value)})
-    np.testing.assert_allclose(outputs[result], expected, rtol=1e-5)
-
-
-@eager
-def test_two_signatures_share_a_variable():
-    loaded = tf.saved_model.load(str(make.HERE / "two_signatures"))
-    for key in ("encode", "decode"):
-        (variable,) = loaded.signatures[key].variables
-        assert variable is loaded.weight
-    loaded.weight.assign(tf.zeros_like(loaded.weight))
-    assert not loaded.signatures["encode"](x=tf.constant(ROWS))["code"].numpy().any()
-    assert not loaded.signatures["decode"](code=tf.constant(CODES))["x"].numpy().any()
-
-
-@parameterized.expand(MODELS)
-def test_saved_model_has_one_variable(folder):
+@pytest.mark.parametrize("folder", make.SAVED_MODELS)
+def test_signatures_compute_and_share_a_variable(folder):
     reader = tf.train.load_checkpoint(str(make.HERE / folder / "variables/variables"))
     shapes = reader.get_variable_to_shape_map()
     assert [shape for shape in shapes.values() if shape] == [[3, 2]]
+    loaded = tf.saved_model.load(str(make.HERE / folder))
+    weight = loaded.weight.numpy()
+    for times in (1, 0):
+        loaded.weight.assign(times * weight)
+        for owner, key, argument, value, result in SIGNATURES:
+            if owner == folder:
+                signature = loaded.signatures[key]
+                ge.verify(signature.graph)
+                (variable,) = signature.variables
+                assert variable is loaded.weight
+                expected = times * value @ (weight.T if key == "decode" else weight)
+                outputs = signature(**{argument: tf.constant(value)})
+                np.testing.assert_allclose(outputs[result], expected, rtol=1e-5)
 
 
-@parameterized.expand(SIGNATURES)
+@pytest.mark.parametrize(("folder", "key", "argument", "value", "result"), SIGNATURES)
 def test_copy_of_saved_model_computes_the_same(folder, key, argument, value, result):
     path = make.HERE / folder
     with tf.Graph().as_default() as graph, tf1.Session() as session:

@@ -171,8 +171,6 @@ def heads(**options):
 
 KERAS = {
     "conv": (IMAGE, partial(L.Conv2D, 6, 3), {}),
-    "no scale": (IMAGE, partial(L.Conv2D, 6, 3), {"scale": False}),
-    "no center": (IMAGE, partial(L.Conv2D, 6, 3), {"center": False}),
     "neither": (IMAGE, partial(L.Conv2D, 6, 3), {"center": False, "scale": False}),
     "strided": (IMAGE, partial(L.Conv2D, 6, 3, 2, "same"), {}),
     "dilated": (IMAGE, partial(L.Conv2D, 6, 2, dilation_rate=2), {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from geutil import gradients
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     Budget EncodedTensor GradientError KeptTensor LoopValues MIN_CHECKPOINT_SIZE
@@ -63,6 +63,7 @@ plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = (80
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
     -> list[list[Tensor]]
 """
+FROZEN = frozen(SIGNATURES)
 WHOLE = [
     "capture_ops",
     "checkpointed",
@@ -76,11 +77,6 @@ WHOLE = [
 ]
 
 
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
-
-
 def test_the_public_names():
     assert sorted(gradients.__all__) == sorted(NAMES.split())
 
@@ -88,7 +84,7 @@ def test_the_public_names():
 def test_signatures():
     functions = [n for n in NAMES.split() if inspect.isfunction(getattr(gradients, n))]
     found = {n: f"{n}{signature(getattr(gradients, n))}" for n in functions}
-    assert found == frozen()
+    assert found == FROZEN
 
 
 def test_docstrings():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import tensorflow as tf
 
@@ -14,6 +16,7 @@ from tests.processes import forked
 WIDTH = 96
 
 
+@functools.cache
 def step(batch):
     """Return a step of four dense layers, held to an order."""
     weights = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(4)]

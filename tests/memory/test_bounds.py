@@ -14,7 +14,7 @@ from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
 from geutil.memory import Node, Program, execution_order, predict, simulate, worst_case
 from geutil.memory.bounds import heaviest_closure, worst_of
 from tests.memory.refusals import refused
-from tests.memory.test_simulation import chain, programs
+from tests.memory.test_simulation import chain, programs, random_program
 from tests.memory.tracing import traced_peaks
 from tests.thorough import examples, length
 
@@ -86,37 +86,13 @@ def fullest_state(program, threads):
     return most
 
 
-def small_program(rng, nodes_wanted):
-    """Return a random program with aliases, buffers taken over and temporaries."""
-    nodes, sizes = [], []
-    for i in range(nodes_wanted):
-        count = rng.choice((0, 1, 1, 2, 3)) if sizes else 0
-        inputs = [rng.randrange(len(sizes)) for _ in range(count)]
-        outputs = range(len(sizes), len(sizes) + rng.choice((1, 1, 2)))
-        sizes += [rng.choice((0, 4, 4, 8, 100)) for _ in outputs]
-        aliases, reuses = (), ()
-        if inputs and rng.random() < 0.25:
-            aliases = ((0, 0),)
-            sizes[outputs[0]] = sizes[inputs[0]]
-        elif inputs and rng.random() < 0.5:
-            reuses = tuple((0, place) for place in range(len(inputs)))
-            sizes[outputs[0]] = rng.choice((sizes[inputs[0]], sizes[outputs[0]]))
-        controls = [rng.randrange(i)] if i and rng.random() < 0.3 else []
-        temporary = rng.choice((0, 0, 0, 8))
-        nodes.append(
-            Node(f"n{i}", "Op", inputs, outputs, controls, aliases, reuses, temporary)
-        )
-    fetched = [t for t in range(len(sizes)) if rng.random() < 0.1]
-    return Program(nodes, sizes, fetched)
-
-
 @pytest.mark.parametrize("threads", [1, 2, None])
 def test_all_schedules_of_small_programs(threads):
     exact = 0
     seeds = range(50)
     for seed in seeds:
         rng = random.Random(seed)
-        program = small_program(rng, rng.randrange(3, 7))
+        program = random_program(rng, rng.randrange(3, 7))
         worst = worst_of(program, threads)
         most = fullest_state(program, threads)
         assert worst.reached <= most <= worst.peak, seed

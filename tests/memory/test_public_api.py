@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from geutil import memory
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     BatchFit Cut DeviceMeasurement DeviceMemory Environment Lifetime LiveTensor
@@ -41,13 +41,9 @@ worst_case(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
     GivenShapes | None = None, threads: int | None = 8, grappler: bool = True, onednn:
     bool | None = None) -> WorstCase
 """
+FROZEN = frozen(SIGNATURES)
 SHORT = {"bytes_of", "execution_order", "simulate", "step_program"}
 """Functions whose docstrings need no table of errors and costs."""
-
-
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
 
 
 def test_the_public_names():
@@ -57,10 +53,10 @@ def test_the_public_names():
 def test_signatures():
     functions = [n for n in NAMES.split() if inspect.isfunction(getattr(memory, n))]
     found = {name: f"{name}{signature(getattr(memory, name))}" for name in functions}
-    assert found == frozen()
+    assert found == FROZEN
 
 
 def test_docstrings():
     assert [n for n in memory.__all__ if not inspect.getdoc(getattr(memory, n))] == []
-    for name in frozen().keys() - SHORT:
+    for name in FROZEN.keys() - SHORT:
         assert missing_parts(getattr(memory, name), raises=True, cost=True) == [], name

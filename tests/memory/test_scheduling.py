@@ -93,18 +93,6 @@ def ready(program, ran):
             yield i
 
 
-def test_what_frees_runs_before_what_makes():
-    nodes = [
-        Node("x", "Op", [], [0]),
-        Node("make", "Op", [0], [1]),
-        Node("more", "Op", [1], [2]),
-        Node("reduce", "Op", [0, 1], [3]),
-    ]
-    assert names(Program(nodes, [100, 100, 100, 1], [2])) == [
-        *("x", "make", "reduce", "more")
-    ]
-
-
 def test_the_longer_way_comes_first_and_holds_less():
     nodes = [
         Node("x", "Op", [], [0]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from geutil import GeutilError, model
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     BatchEntry BatchReport BatchStep Body Comparison Difference Inspection Layer Model
@@ -55,6 +55,7 @@ Body.add_output(self, name: str, tensor: Tensor | Mapping[str, Tensor]) ->
     tuple[Tensor, ...]
 Body.remove_output(self, name: str) -> None
 """
+FROZEN = frozen(SIGNATURES)
 PROPERTIES = ["assets", "functions", "graph", "layers", "signatures", "variables"]
 # For tools that are built on models: they are documented, and may still change.
 FOR_TOOLS = """
@@ -62,11 +63,6 @@ FOR_TOOLS = """
     unopened_signatures
 """
 CLASSES = {"Model": model.Model, "Body": model.Body}
-
-
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
 
 
 def member(name: str) -> object:
@@ -79,19 +75,19 @@ def test_the_public_names():
 
 
 def test_signatures():
-    found = {name: f"{name}{signature(member(name))}" for name in frozen()}
-    assert found == frozen()
+    found = {name: f"{name}{signature(member(name))}" for name in FROZEN}
+    assert found == FROZEN
 
 
 def test_a_model_has_no_other_members():
     public = {name for name in dir(model.Model) if not name.startswith("_")}
-    methods = {n.partition(".")[2] for n in frozen() if n.startswith("Model.")}
+    methods = {n.partition(".")[2] for n in FROZEN if n.startswith("Model.")}
     assert public == methods | set(PROPERTIES) | set(FOR_TOOLS.split())
 
 
 def test_docstrings():
     missing = {
-        name: missing_parts(member(name), raises=True, cost=True) for name in frozen()
+        name: missing_parts(member(name), raises=True, cost=True) for name in FROZEN
     }
     # Bodies have one example, at their class.
     needed = {

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from geutil import quantize
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized
@@ -77,28 +77,24 @@ to_int8(model: Any, representative: Any = None) -> bytes
 to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None, order:
     str = converter) -> bytes
 """
-
-
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
+FROZEN = frozen(SIGNATURES)
 
 
 def test_the_public_names():
     assert sorted(quantize.__all__) == sorted(NAMES.split())
 
 
-@pytest.mark.parametrize("name", frozen())
+@pytest.mark.parametrize("name", FROZEN)
 def test_signatures(name):
-    assert f"{name}{signature(getattr(quantize, name))}" == frozen()[name]
+    assert f"{name}{signature(getattr(quantize, name))}" == FROZEN[name]
 
 
 def test_every_function_is_frozen():
     functions = [n for n in NAMES.split() if inspect.isfunction(getattr(quantize, n))]
-    assert sorted(functions) == sorted(frozen())
+    assert sorted(functions) == sorted(FROZEN)
 
 
-@pytest.mark.parametrize("name", frozen())
+@pytest.mark.parametrize("name", FROZEN)
 def test_docstrings_are_whole(name):
     member = getattr(quantize, name)
     assert missing_parts(member, raises=True, cost=True) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from geutil import report
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     Altered FileDifference FileOpMatch GraphDifference Page Rewired bits diff difference
@@ -22,12 +22,8 @@ pipeline(stages: object, *, title: str | None = None, noise: Int8Comparison | No
     None) -> Page
 view(subject: Any, *, title: str | None = None, report: object = None) -> Page
 """
+FROZEN = frozen(SIGNATURES)
 WHOLE = ["bits", "diff", "memory", "pipeline", "view"]
-
-
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
 
 
 def test_the_public_names():
@@ -37,7 +33,7 @@ def test_the_public_names():
 def test_signatures():
     functions = [n for n in NAMES.split() if inspect.isfunction(getattr(report, n))]
     found = {name: f"{name}{signature(getattr(report, name))}" for name in functions}
-    assert found == frozen()
+    assert found == FROZEN
 
 
 def test_docstrings():

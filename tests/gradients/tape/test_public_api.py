@@ -6,7 +6,7 @@ import inspect
 
 import geutil as ge
 from geutil.gradients import tape
-from tests.documented import missing_parts, signature
+from tests.documented import frozen, missing_parts, signature
 
 NAMES = """
     Tape TapeEngine TapeEntry TapeError VSpace imperative_grad numpy_vspace
@@ -26,11 +26,7 @@ imperative_grad(vspace: VSpace, tape: Tape, target: Sequence[Any], sources:
 numpy_vspace() -> VSpace
 tensorflow_vspace() -> VSpace
 """
-
-
-def frozen() -> dict[str, str]:
-    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
-    return {line.partition("(")[0]: line for line in lines}
+FROZEN = frozen(SIGNATURES)
 
 
 def member(name):
@@ -49,10 +45,10 @@ FIELDS = {
 
 def test_names_signatures_and_fields():
     assert sorted(tape.__all__) == sorted(NAMES.split())
-    found = {name: f"{name}{signature(member(name))}" for name in frozen()}
-    assert found == frozen()
+    found = {name: f"{name}{signature(member(name))}" for name in FROZEN}
+    assert found == FROZEN
     assert {n: " ".join(member(n)._fields) for n in FIELDS} == FIELDS
-    listed = {name.partition(".")[0] for name in frozen()}
+    listed = {name.partition(".")[0] for name in FROZEN}
     assert listed == set(NAMES.split()) - {"TapeError", *FIELDS}
     assert tape.TapeError is ge.errors.TapeError
 
