@@ -55,9 +55,16 @@ class Forked:
         self._process.kill()
 
 
+def started(command, **_):
+    """Return the worker that a command would start."""
+    *python, module, setup, job, task = command
+    assert (python, module) == ([sys.executable, "-m"], cluster._MODULE)
+    return waiting.pop().told([setup, job, task])
+
+
 if __name__ == "__main__":
     signal.alarm(LIMIT)
     job, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
     waiting = [Forked() for _ in range(cluster._TRIES * len(job.tasks))]
-    cluster.subprocess.Popen = lambda command, **_: waiting.pop().told(command[-3:])
+    cluster.subprocess.Popen = started
     cluster.main(*sys.argv[1:])

@@ -1,7 +1,8 @@
-"""Training steps of a model's function under a strategy.
+"""Training steps of a model's function, and `model.fit`, under a strategy.
 
-Called with a folder with models, and jobs: where the model comes from, and "one" or
-"two" devices. The results are the numbers of each job after some steps.
+Called with a folder with models, and jobs: where the model comes from, or "fit", and
+"one" or "two" devices, of a fit what is done to the model. The results are the numbers
+of each job after some steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ModelError
+from geutil.gradients import checkpointed, last_report
 from geutil.quantize import calibrate, quantize
 from tests.distribute.programs import distributed, mirrored, start
 
@@ -124,12 +126,45 @@ def trained(kind, strategy, source, folder):
     return {key: np.asarray(value) for key, value in numbers.items()}
 
 
+def deep_net():
+    """Return a net that is deep enough for something to be computed again."""
+    image = keras.Input([8, 8, 3], name="image")
+    x = layers.Conv2D(8, 3, padding="same")(image)
+    for _ in range(4):
+        y = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
+        y = layers.Activation("swish")(layers.BatchNormalization()(y))
+        x = layers.Add()([x, y])
+    return keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+
+
+def fitted(strategy, edit):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = deep_net()
+        if edit == "checkpointed":
+            checkpointed(model)
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(optimizer, "mse", jit_compile=False)
+    rng = np.random.default_rng(0)
+    x = np.float32(rng.normal(size=(32, 8, 8, 3)))
+    y = np.float32(rng.normal(size=(32, 3)))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8, drop_remainder=True)
+    history = model.fit(data, epochs=2, verbose=0)
+    numbers = {f"weight/{v.path}": v.numpy() for v in model.weights}
+    if edit == "checkpointed":
+        numbers["recomputed"] = len(last_report().recomputed)
+    return {"loss": np.array(history.history["loss"]), **numbers}
+
+
 def main(folder, *jobs):
     strategies, path = mirrored(), Path(folder)
     results = []
-    for source, kind in (job.split() for job in jobs):
+    for source, kind, *edit in (job.split() for job in jobs):
         strategy = strategies[kind]
-        if source == "calibrated":
+        if source == "fit":
+            results.append(fitted(strategy, *edit))
+        elif source == "calibrated":
             results.append(calibrated(strategy, path))
         elif source in ("outside", "moving"):
             results.append(refused(strategy, source, path))

@@ -50,21 +50,6 @@ def conv_net(*, synchronized=False):
     return keras.Model(image, layers.Dense(CLASSES)(x))
 
 
-def token_net():
-    """A network without norms: attention and products of matrices."""
-    tokens = keras.Input([6, 8], name="tokens")
-    x = layers.Dense(8, activation="relu")(tokens)
-    x = layers.Add()([x, layers.MultiHeadAttention(2, 4)(x, x)])
-    return keras.Model(tokens, layers.Dense(CLASSES)(layers.Flatten()(x)))
-
-
-NETS = {
-    "conv": conv_net,
-    "token": token_net,
-    "synchronized": lambda: conv_net(synchronized=True),
-}
-
-
 class Step:
     """A training step of a network, edited in each replica."""
 
@@ -118,7 +103,7 @@ def run(strategy, name, edits):
     keras.utils.clear_session(free_memory=False)
     with strategy.scope():
         keras.utils.set_random_seed(1)
-        net = with_random_norms(NETS[name]())
+        net = with_random_norms(conv_net(synchronized=name == "synchronized"))
         step = Step(net, edits)
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(STEPS, BATCH, *net.input_shape[1:])).astype(np.float32)

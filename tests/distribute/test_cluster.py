@@ -49,15 +49,15 @@ def close(found, expected, tolerance):
 
 
 def traced(net, target, fetches):
-    """Return the `RunMetadata` of a second step."""
+    """Return the `RunMetadata` of a second step, and what the step computes."""
     options = v1.RunOptions(
         trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True
     )
     metadata = v1.RunMetadata()
     with net.session(target) as session:
         session.run(fetches, {net.x: net.value})
-        session.run(fetches, {net.x: net.value}, options, metadata)
-    return metadata
+        found = session.run(fetches, {net.x: net.value}, options, metadata)
+    return metadata, found
 
 
 def ran_on(metadata):
@@ -115,30 +115,32 @@ def test_quantized_graphs_equal_those_of_one_device(cluster, is_training):
     follow = ("Const", "ReadVariableOp")
     own = {op.name: op.device for op in added if op.device or op.type not in follow}
     assert misplaced(net, own, TASKS) == {}
-    where = ran_on(traced(net, cluster.target, fetches))
+    where = ran_on(traced(net, cluster.target, fetches)[0])
     ran = {op.name: where[op.name] for op in added if op.name in where}
     assert misplaced(net, ran, DEVICES) == {}
 
 
-@pytest.mark.parametrize("mode", ["memory", "speed", "collection"])
-def test_saving_gradients_equal_plain_ones(cluster, mode):
-    net = Net(layers=16)
-    if mode == "collection":
-        for i in (3, 7, 11):
+def test_saving_gradients_equal_plain_ones(cluster):
+    expected = None
+    for mode in ("plain", "memory", "speed", "collection"):
+        net = Net(layers=12)
+        for i in (3, 6, 9):
             relu = net.graph.get_tensor_by_name(f"layer{i}/relu:0")
             net.graph.add_to_collection("checkpoints", relu)
-    expected = net.run(cluster.target, gradients_of(net, "plain"))
-    net.added()
-    saving = gradients_of(net, mode)
-    again = [op for op in net.added() if op.name.startswith("recomputed")]
-    assert len(again) > 8
-    devices = {op.name: op.device for op in again if op.device}
-    assert misplaced(net, devices, TASKS) == {}
-    where = ran_on(traced(net, cluster.target, saving))
-    ran = {op.name: where[op.name] for op in again if op.name in where}
-    assert len([name for name in ran if "/layer" in name]) > 8
-    assert misplaced(net, ran, DEVICES) == {}
-    close(net.run(cluster.target, saving), expected, 1e-5)
+        fetches = gradients_of(net, mode)
+        if mode == "plain":
+            expected = net.run(cluster.target, fetches)
+            continue
+        again = [op for op in net.added() if op.name.startswith("recomputed")]
+        assert len(again) > 8, mode
+        devices = {op.name: op.device for op in again if op.device}
+        assert misplaced(net, devices, TASKS) == {}, mode
+        metadata, found = traced(net, cluster.target, fetches)
+        where = ran_on(metadata)
+        ran = {op.name: where[op.name] for op in again if op.name in where}
+        assert len([name for name in ran if "/layer" in name]) > 8, mode
+        assert misplaced(net, ran, DEVICES) == {}, mode
+        close(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["forward", "plain", "memory"])
@@ -146,7 +148,7 @@ def test_placement_and_cuts_are_those_of_tensorflow(cluster, kind):
     """Whatever ran was where it is said to be, and nothing else was sent."""
     net = Net(layers=6)
     fetches = [net.y] if kind == "forward" else gradients_of(net, kind)
-    metadata = traced(net, cluster.target, fetches)
+    metadata, _ = traced(net, cluster.target, fetches)
     where = ran_on(metadata)
     step = executed_step(fetches, None, None, True, True)
     said = dict(zip((op.name for op in step.ops), step.devices, strict=True))
@@ -215,7 +217,7 @@ def measured(kind):
 
 
 # The peak next to that of plain gradients, on each of two processes.
-SHARES = {"plain": 1, "memory": 0.52, "speed": 0.62}
+SHARES = {"plain": 1, "memory": 0.52}
 
 
 @pytest.mark.parametrize("kind", SHARES)
@@ -246,12 +248,11 @@ def test_functions_on_tasks_are_refused():
         measure((graph, y, {}), jit_compile=True)
 
 
-def test_a_worker_that_fails_ends_the_measurement():
-    """It is a process that is started, as elsewhere than in these tests."""
+def test_a_worker_that_fails_ends_the_measurement(forked_cluster):
     with tf.Graph().as_default() as graph, tf.device("/job:worker/task:1"):
         x = v1.placeholder(tf.float32, [2])
         y = tf.debugging.assert_greater(x, 1.0)
-    with forked(), pytest.raises(MeasurementError, match="InvalidArgumentError"):
+    with pytest.raises(MeasurementError, match="InvalidArgumentError"):
         measure((graph, y, {x: np.zeros(2, np.float32)}), steps=1)
 
 

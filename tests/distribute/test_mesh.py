@@ -14,21 +14,20 @@ REFUSED = {
 }
 
 
-def test_folds_on_a_mesh_are_as_near_as_the_unfolded_step():
-    results = results_of("mesh", "fold", "train,fold")
-    assert [result["reports"][0].splitlines()[0] for result in results] == [
-        "2 of 2 batch norm(s) folded, 0 refused"
-    ] * 2
-    for result in results:
+def test_folds_are_near_the_unfolded_step_and_what_has_no_layout_is_refused():
+    folds = ("fold", "train,fold")
+    results = dict(
+        zip((*folds, *REFUSED), results_of("mesh", *folds, *REFUSED), strict=True)
+    )
+    for edits in folds:
+        result = results[edits]
+        head = result["reports"][0].splitlines()[0]
+        assert head == "2 of 2 batch norm(s) folded, 0 refused", edits
         assert result["plain"] < 1e-4
         assert result["edited"] < 2 * result["plain"]
-
-
-def test_what_has_no_layout_is_refused_by_name():
-    results = results_of("mesh", *REFUSED)
     wrong = {
-        edits: result
-        for (edits, error), result in zip(REFUSED.items(), results, strict=True)
-        if error not in result.get("error", "")
+        edits: results[edits]
+        for edits, error in REFUSED.items()
+        if error not in results[edits].get("error", "")
     }
     assert wrong == {}

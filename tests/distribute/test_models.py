@@ -1,4 +1,4 @@
-"""Functions of models in the replicas of a strategy, against one device."""
+"""Functions of models, and `model.fit`, in replicas of a strategy."""
 
 from __future__ import annotations
 
@@ -45,18 +45,23 @@ def write_checkpoint(path, values):
             tf.compat.v1.train.Saver(variables).save(session, str(path))
 
 
-@pytest.mark.parametrize("source", ["keras", "saved", "pb"])
-def test_each_replica_has_a_copy_of_the_variables(folder, source):
-    one, two = results_of("model_steps", folder, f"{source} one", f"{source} two")
-    copies = [key for key in two if key.startswith("copy/0/")]
-    assert len(copies) >= 4
-    for key in copies:
-        assert np.array_equal(two[key], two[key.replace("copy/0/", "copy/1/")])
-    assert set(one) < set(two)
-    for key, value in one.items():
-        np.testing.assert_allclose(two[key], value, rtol=2e-6, atol=1e-6, err_msg=key)
-    assert np.array_equal(two["y/before"], two["y/run"])
-    np.testing.assert_allclose(two["y/saved"], two["y/run"], rtol=1e-6)
+def test_each_replica_has_a_copy_of_the_variables(folder):
+    sources = ("keras", "saved", "pb")
+    jobs = [f"{source} {kind}" for source in sources for kind in ("one", "two")]
+    results = results_of("model_steps", folder, *jobs)
+    for source, one, two in zip(sources, results[::2], results[1::2], strict=True):
+        copies = [key for key in two if key.startswith("copy/0/")]
+        assert len(copies) >= 4, source
+        for key in copies:
+            other = key.replace("copy/0/", "copy/1/")
+            assert np.array_equal(two[key], two[other]), (source, key)
+        assert set(one) < set(two), source
+        for key, value in one.items():
+            np.testing.assert_allclose(
+                two[key], value, rtol=2e-6, atol=1e-6, err_msg=f"{source} {key}"
+            )
+        assert np.array_equal(two["y/before"], two["y/run"]), source
+        np.testing.assert_allclose(two["y/saved"], two["y/run"], rtol=1e-6)
 
 
 def test_calibration_in_a_scope_sets_all_copies_and_what_differs_is_refused(folder):
@@ -71,3 +76,15 @@ def test_calibration_in_a_scope_sets_all_copies_and_what_differs_is_refused(fold
         np.testing.assert_array_equal(values, numbers["within"])
     assert "the replicas of the MirroredStrategy in scope would share" in outside
     assert "by what a replica of the MirroredStrategy in scope sees" in moving
+
+
+def test_checkpointed_fit_on_two_devices_equals_plain_fit():
+    """Norms take the statistics of their replica in both."""
+    jobs = ("fit two plain", "fit two checkpointed")
+    expected, found = results_of("model_steps", ".", *jobs)
+    assert found.pop("recomputed")
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        # Rounding adds up over the steps.
+        atol = 2e-6 * max(np.abs(value).max(), 1e-3)
+        np.testing.assert_allclose(found[key], value, rtol=0, atol=atol, err_msg=key)
