@@ -52,6 +52,14 @@ def plain():
     return branches()
 
 
+@pytest.fixture(scope="module")
+def small():
+    """A model of one op, whose ranges each test sets."""
+    m = opened(lambda x: {"y": tf.nn.relu(x)}, IMAGE)
+    quantize(m, is_training=False)
+    return m
+
+
 def activations(inputs):
     """Return the values of each group for each batch, computed eagerly."""
     found = []
@@ -160,9 +168,9 @@ def test_what_each_method_sets(plain, method):
         np.testing.assert_array_equal(second[name], ends)
 
 
-def test_datasets_of_every_kind(plain):
+def test_datasets_of_every_kind(small):
     inputs = branch_inputs()
-    wanted = calibrate(plain, batches(inputs), "mse").ranges
+    wanted = calibrate(small, batches(inputs), "mse").ranges
     went = []
 
     def generator():
@@ -172,15 +180,15 @@ def test_datasets_of_every_kind(plain):
 
     whole = tf.data.Dataset.from_tensor_slices({"x": np.concatenate(inputs)}).batch(4)
     for dataset in (generator(), whole, tuple(batches(inputs))):
-        found = calibrate(plain, dataset, "mse").ranges
+        found = calibrate(small, dataset, "mse").ranges
         for name, ends in wanted.items():
             np.testing.assert_array_equal(found[name], ends)
     assert len(went) == 3
-    assert calibrate(plain, {"x": inputs[0]}, "min_max").batches == 1
+    assert calibrate(small, {"x": inputs[0]}, "min_max").batches == 1
     # Numbers are cast to the type of the input.
     image = np.arange(192, dtype=np.uint8).reshape(1, 8, 8, 3)
     for numbers in (image, image.astype(np.float64)):
-        report = calibrate(plain, {"x": numbers}, "min_max")
+        report = calibrate(small, {"x": numbers}, "min_max")
         assert report.ranges["x/input_quant"] == (0.0, 191.0)
 
 
@@ -333,8 +341,8 @@ TYPES = {
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")
-def test_bad_data_is_refused_and_no_range_set(plain):
-    m = plain
+def test_bad_data_is_refused_and_no_range_set(small):
+    m = small
     before = range_values(m)
     for name, (make, message) in BAD.items():
         methods = ("percentile", "min_max") if name in ("NaN", "infinite") else ("mse",)
@@ -355,8 +363,8 @@ def test_bad_data_is_refused_and_no_range_set(plain):
     assert unchanged(m, before)
 
 
-def test_unknown_methods_and_numbers_are_refused(plain):
-    m = plain
+def test_unknown_methods_and_numbers_are_refused(small):
+    m = small
     before = range_values(m)
     with pytest.raises(
         QuantizeError, match="no method 'median'; the methods are best, mov"
@@ -392,7 +400,7 @@ def shown(m, monkeypatch, stream, dataset, progress):
     return stream.getvalue()
 
 
-def test_the_progress_bar_goes_to_stderr(plain, monkeypatch):
+def test_the_progress_bar_goes_to_stderr(small, monkeypatch):
     # A dataset that does not know its length has a bar as well.
     dataset = tf.data.Dataset.from_generator(
         lambda: iter(batches(branch_inputs())), output_signature={"x": IMAGE}
@@ -406,14 +414,14 @@ def test_the_progress_bar_goes_to_stderr(plain, monkeypatch):
         (io.StringIO(), listed, None, False),
         (Terminal(), listed, False, False),
     ):
-        out = shown(plain, monkeypatch, stream, data, progress)
+        out = shown(small, monkeypatch, stream, data, progress)
         assert ("calibrating" in out) == is_shown, (stream, data, progress)
 
 
-def test_without_rich_there_is_no_bar(plain, monkeypatch):
+def test_without_rich_there_is_no_bar(small, monkeypatch):
     for name in ("rich", "rich.console", "rich.progress"):
         monkeypatch.setitem(sys.modules, name, None)
-    m = plain
+    m = small
     before = range_values(m)
     with pytest.raises(MissingExtraError, match=r"rich.*pip install geutil"):
         calibrate(m, batches(branch_inputs()), progress=True)

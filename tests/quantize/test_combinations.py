@@ -9,7 +9,7 @@
 | bypass | with, without | nets of a graph |
 | delay | None, 0, 3 | calls with a scope each |
 | per channel | with, without | calls with a scope each |
-| scope | with, without | graphs |
+| scope | with, without | tests |
 | statistics | exact, one_pass | tests |
 
 Of delay and per channel each test takes two combinations in turn, and without a scope
@@ -204,7 +204,7 @@ def _data_of(op):
     return x.op.inputs[0] if x.op.type == "SpaceToBatchND" else x
 
 
-def _run(graph, trials, untouched=()):
+def _run(graph, trials, untouched):
     """Run steps and check each; ranges are those of the formula from the start."""
     steps = 4 if any(trial.delay for trial in trials) else 1
     feeds = {net.x: net.data for t in trials for net in t.nets.values()}
@@ -249,29 +249,30 @@ def _choosing(graph):
 
 
 @pytest.mark.parametrize(
-    ("layer", "norm", "variables", "statistics"),
-    crossed(*PARTS, STATISTICS, together=1),
+    ("layer", "norm", "variables", "statistics", "scoped"),
+    crossed(*PARTS, STATISTICS, [True, False], together=1),
 )
-def test_with_scopes(layer, norm, variables, statistics):
+def test_points_and_values(layer, norm, variables, statistics, scoped):
     case = layer, norm, variables
-    graph, trials, made, forms = tf.Graph(), [], {}, _forms(case, 2)
+    graph, trials, made, outside = tf.Graph(), [], {}, {}
+    forms = _forms(case, 2 if scoped else 1)
     with graph.as_default():
         for index, (delay, per_channel) in enumerate(forms):
             prefix = f"delay_{delay}_{per_channel}"
             with tf.name_scope(prefix):
                 made[prefix] = _nets(*case, seed=index)
-        with tf.name_scope("outside"):
-            outside = _nets(*case, seed=7)
+        if scoped:
+            with tf.name_scope("outside"):
+                outside = _nets(*case, seed=7)
     folds = fold_batch_norms(graph, is_training=True, statistics=statistics)
-    count = len(outside) * (len(forms) + 1)
-    assert len(folds.folded) == (0 if case[1] == "none" else count)
+    count = sum(len(nets) for nets in (*made.values(), outside))
+    assert len(folds.folded) == (0 if norm == "none" else count)
     for (prefix, nets), (delay, per_channel) in zip(made.items(), forms, strict=True):
-        report = quantize(
-            graph, scope=prefix, quant_delay=delay, per_channel=per_channel
-        )
+        scope = {"scope": prefix} if scoped else {}
+        report = quantize(graph, quant_delay=delay, per_channel=per_channel, **scope)
         assert all(e.op.startswith(prefix) for e in report.quantized)
-        missed = [e for e in report.skipped if e.op.startswith(prefix)]
-        assert missed == []
+        assert [e for e in report.skipped if e.op.startswith(prefix)] == []
+        assert scoped or (report.coverage, report.skipped) == (1.0, ())
         form = delay, per_channel
         trials.append(Trial(graph, f"{prefix}/", nets, *form, report, statistics))
     verify(graph)
@@ -281,22 +282,3 @@ def test_with_scopes(layer, norm, variables, statistics):
     assert types(graph).count("AssignAddVariableOp") == bool(choosing)
     assert not any(op.name.startswith("outside") for op in fake_quants(graph))
     _run(graph, trials, outside.values())
-
-
-@pytest.mark.parametrize(
-    ("layer", "norm", "variables", "statistics"),
-    crossed(*PARTS, STATISTICS, together=1),
-)
-def test_without_a_scope(layer, norm, variables, statistics):
-    case = layer, norm, variables
-    for delay, per_channel in _forms(case, 1):
-        graph = tf.Graph()
-        with graph.as_default():
-            nets = _nets(*case, seed=11)
-        fold_batch_norms(graph, is_training=True, statistics=statistics)
-        report = quantize(graph, quant_delay=delay, per_channel=per_channel)
-        verify(graph)
-        assert report.coverage == 1.0
-        assert report.skipped == ()
-        assert bool(_choosing(graph)) == bool(delay)
-        _run(graph, [Trial(graph, "", nets, delay, per_channel, report, statistics)])

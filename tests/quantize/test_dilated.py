@@ -9,7 +9,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from tests.quantize.converted import Together, kinds, samples, spec
+from tests.quantize.converted import Together, alternate, kinds, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -67,15 +67,15 @@ def parts():
     """Return what is made of layers at known and unknown sizes, and of those moves."""
     tf.keras.utils.set_random_seed(0)
     cases = {}
-    for name, (make, shape) in LAYERS.items():
-        for known in (True, False):
-            given = shape if known else (*[None] * (len(shape) - 1), shape[-1])
-            layer = built(make(), given)
-            cases[f"{name}, {'known' if known else 'unknown'} sizes"] = (
-                lambda a, layer=layer: tf.nn.relu(layer(a)),
-                (spec(None, *given),),
-                {"unknown": 13},
-            )
+    for name, sizes in alternate(LAYERS, ("known", "unknown")):
+        make, shape = LAYERS[name]
+        given = shape if sizes == "known" else (*[None] * (len(shape) - 1), shape[-1])
+        layer = built(make(), given)
+        cases[f"{name}, {sizes} sizes"] = (
+            lambda a, layer=layer: tf.nn.relu(layer(a)),
+            (spec(None, *given),),
+            {"unknown": 13},
+        )
     for index, (name, (paddings, crops, _)) in enumerate(MOVED.items()):
         cases[name] = moved(paddings, crops, np.float32(1 + index))
     cases["middle"] = read_in_the_middle, (spec(None, 8, 8, 2),)

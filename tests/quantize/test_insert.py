@@ -12,7 +12,6 @@ from geutil.errors import ArgumentTypeError, QuantizeError, StaleGraphError
 from geutil.graph import verify
 from geutil.quantize import fixed_quantize, insert_quant_op, quantize
 from tests.quantize.tiny import (
-    averaged,
     close,
     ends,
     fake_quant,
@@ -95,18 +94,6 @@ def test_ranges_are_learnt(setting, moving, bits, narrow):
 
     low, high = ends(X)
     close(setting.run(body)[0], fake_quant(X, low, high, bits, narrow), 2e-6)
-
-
-def test_in_training_a_range_moves_once_a_step():
-    graph = _graph()
-    report = _insert(graph, NAMES, ema_decay=0.5, init_min=-1.0, init_max=1.0)
-    fetched = [_op(graph, name).outputs[0] for name in NAMES]
-    with session(graph) as opened:
-        for step in range(3):
-            opened.run(fetched)
-            low, high, learnt = opened.run(list(report.variables.values()))
-            close([low, high], averaged([ends(X)] * (step + 1), 0.5))
-            assert learnt == 1 - 0.5 ** (step + 1)
 
 
 def test_otherwise_nothing_is_assigned():
