@@ -495,7 +495,6 @@ REFUSED = {
     "no bytes": ({"size": 0}, "size=0 is no budget"),
     "a share above all": ({"size": 1.5}, "as a float from 0 to 1"),
     "too small": ({"size": 0.4}, r"the smallest takes 744, which is 50\.0%"),
-    "too few bytes": ({"size": 743}, "the smallest takes 744"),
     "too quiet": ({"noise": 90.0}, r"reaches 90 dB.* best has \d+\.\d\d dB"),
     "a loss of less than nothing": ({"accuracy": (len, -1.0)}, "loss of -1.0 is none"),
     "no bits": ({"size": 0.5, "bits": ()}, "holds no number of bits"),

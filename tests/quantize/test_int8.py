@@ -160,16 +160,23 @@ def test_a_zero_point_between_two_integers_is_the_one_of_fake_quant():
     np.testing.assert_allclose(input_range(to_int8(m)), ends, rtol=1e-5)
 
 
-def test_fixed_ranges_are_nudged_too():
-    m = calibrated(overrides={"first": Spec(range=(-20.0, 20.0))})
-    assert steps(m, to_int8(m)) <= 1
+def test_fixed_ranges_are_nudged_too_and_tensors_of_zeros_stay():
+    def compute(x):
+        zeros = tf.nn.relu(convolved(x, WEIGHTS, BIAS * 0 - 1e4, "zeros"))
+        return {
+            "behind": tf.nn.conv2d(zeros, NEXT, 1, "SAME"),
+            "nothing": tf.nn.relu(convolved(x, WEIGHTS * 0, BIAS * 0, "nothing")),
+            "fixed": tf.nn.relu(convolved(x, WEIGHTS * 1.1, BIAS, "fixed")),
+        }
 
-
-def test_tensors_of_zeros():
-    m = calibrated(WEIGHTS, BIAS * 0 - 1e4, NEXT)
-    assert steps(m, to_int8(m)) == 0
-    m = calibrated(WEIGHTS * 0, BIAS * 0)
-    assert steps(m, to_int8(m)) == 0
+    m = opened(compute, IMAGE)
+    fixed = {"fixed": Spec(range=(-20.0, 20.0))}
+    quantize(m, is_training=False, overrides=fixed)
+    calibrate(m, {"x": X}, "min_max")
+    comparison = compare_int8(m, to_int8(m), {"x": X})
+    off = {output.output: output.most for output in comparison.outputs}
+    assert off.pop("fixed") <= 1
+    assert off == {"behind": 0, "nothing": 0}
 
 
 def test_activations_have_eight_bits_and_weights_at_most():
