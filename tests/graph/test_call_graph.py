@@ -1,9 +1,11 @@
-"""Orders and cycles, against networkx."""
+"""Orders and cycles, against networkx; the names of functions in nodes."""
 
 import hypothesis
 import networkx as nx
+import tensorflow as tf
 from hypothesis import strategies as st
 
+from geutil.graph import call_graph
 from geutil.graph.call_graph import dependency_order, on_cycles
 
 PROPERTY = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
@@ -50,3 +52,34 @@ def test_long_chains():
     assert dependency_order({i: [i + 1] for i in range(length)})[0] == length - 1
     ring = {i: [(i + 1) % length] for i in range(length)}
     assert len(on_cycles(ring)) == length
+
+
+def test_functions_of_attributes():
+    node = tf.compat.v1.NodeDef()
+    node.attr["f"].func.name = "one"
+    node.attr["none"].func.name = ""
+    node.attr["text"].s = b"no_function"
+    for name in ("two", "", "two"):
+        node.attr["list"].list.func.add(name=name)
+    found = call_graph.functions_of_attributes(node.attr)
+    assert sorted(found) == ["one", "two", "two"]
+
+
+def test_functions_that_attributes_of_functions_name():
+    node = tf.compat.v1.NodeDef(op="f")
+    node.attr["one"].func.name = "outer"
+    node.attr["one"].func.attr["in"].list.func.add(name="inner")
+    found = call_graph.names_of_functions(node)
+    assert list(found) == ["f", "outer", "inner"]
+    call_graph.rename_called(node, {"f": "g", "inner": "new"})
+    assert list(call_graph.names_of_functions(node)) == ["g", "outer", "new"]
+
+
+def test_rename_functions():
+    node = tf.compat.v1.NodeDef()
+    node.attr["f"].func.name = "one"
+    for name in ("two", "three"):
+        node.attr["list"].list.func.add(name=name)
+    call_graph.rename_functions(node, {"one": "1", "two": "2"})
+    assert node.attr["f"].func.name == "1"
+    assert [f.name for f in node.attr["list"].list.func] == ["2", "three"]

@@ -8,7 +8,6 @@ from geutil.graph import creation
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.creation import context_name, surroundings_of
 from geutil.graph.state import count_ops, ops_since
-from tests.settings import names
 
 
 @pytest.fixture
@@ -21,16 +20,6 @@ def graph():
     return graph
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2]])
-def test_graph_def_of_lists_the_nodes_in_the_order_asked_for(graph, order):
-    ops = [graph.get_operations()[i] for i in order]
-    graph_def = creation.graph_def_of(graph, ops)
-    assert [node.name for node in graph_def.node] == names(ops)
-    assert list(graph_def.node) == [op.node_def for op in ops]
-    assert not graph_def.library.function
-    assert graph_def.versions == graph.graph_def_versions
-
-
 def test_graph_def_of_a_graph_too_large_for_one(graph, monkeypatch):
     def too_large(*_):
         raise ValueError("too large")
@@ -39,34 +28,6 @@ def test_graph_def_of_a_graph_too_large_for_one(graph, monkeypatch):
     ops = graph.get_operations()
     graph_def = creation.graph_def_of(graph, ops)
     assert [node.name for node in graph_def.node] == ["x", "y", "z"]
-
-
-def test_neutral_hides_the_surroundings_and_puts_them_back(graph):
-    other = tf.Graph()
-    with (
-        graph.as_default(),
-        tf.name_scope("scope"),
-        tf.device("/device:CPU:0"),
-        tf.control_dependencies([graph.get_operation_by_name("x")]),
-    ):
-        for destination in (graph, other):
-            with creation.neutral(destination):
-                op = tf.constant(1.0, name="inside").op
-            assert op.graph is destination
-            assert op.name == "inside"
-            assert op.device == ""
-            assert op.control_inputs == []
-        after = tf.constant(1.0, name="after").op
-    assert after.name == "scope/after"
-    assert after.device == "/device:CPU:0"
-    assert names(after.control_inputs) == ["x"]
-
-
-def test_neutral_puts_the_surroundings_back_after_an_error(graph):
-    with graph.as_default(), tf.name_scope("scope"):
-        with pytest.raises(KeyError), creation.neutral(graph):
-            raise KeyError
-        assert tf.constant(1.0, name="after").op.name == "scope/after"
 
 
 def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(graph, caplog):
@@ -80,26 +41,6 @@ def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(graph, ca
         raise KeyError
     assert z.op.inputs[0] is x
     assert "a transaction is undone, but not for everybody" in caplog.text
-
-
-@pytest.mark.parametrize("scope", ["", "a", "a/b"])
-@pytest.mark.parametrize("device", ["", "/device:CPU:0"])
-def test_new_ops_are_like_the_op(scope, device):
-    with tf.Graph().as_default() as graph:
-        first, other = tf.no_op("first"), tf.no_op("other")
-        with graph.name_scope(scope or None), tf.device(device or None):
-            old = tf.constant(1.0, name="old")
-        with (
-            tf.name_scope("elsewhere"),
-            tf.device("/device:GPU:3"),
-            tf.control_dependencies([other]),
-            surroundings_of(old.op, [first]),
-        ):
-            new = tf.constant(2.0, name="new")
-    assert new.graph is graph
-    assert new.op.name == f"{scope}/new".lstrip("/")
-    assert new.op.device == old.op.device
-    assert names(new.op.control_inputs) == ["first"]
 
 
 def test_the_context_of_a_conditional(control_flow_v1):

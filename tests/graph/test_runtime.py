@@ -61,17 +61,6 @@ def test_what_is_traced_in_a_compiled_function_is_compiled(jit_compile):
 
 
 @needs_eager
-def test_a_trace_from_before_is_used_again():
-    # As the documentation warns: TensorFlow does not trace it again for XLA.
-    answers = []
-    inner = tf.function(lambda: note(answers))
-    inner_too = tf.function(lambda: note(answers))
-    tf.function(inner)()
-    tf.function(lambda: [inner(), inner_too()], jit_compile=True)()
-    assert answers == [False, True]
-
-
-@needs_eager
 def test_a_compiled_function_in_an_uncompiled_one_is_compiled():
     answers = []
     compiled = tf.function(lambda: note(answers), jit_compile=True)

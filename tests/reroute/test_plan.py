@@ -1,7 +1,7 @@
 from geutil.reroute.tensors import ReroutePlan, may_modify
 from tests.graph.building import snapshot
-from tests.reroute.samples import chains, inputs, wires
-from tests.settings import in_each_setting, names
+from tests.reroute.samples import inputs, wires
+from tests.settings import in_each_setting
 
 
 def edges(plan, t):
@@ -31,19 +31,6 @@ def test_a_step_sees_the_steps_before_it():
         ["a:0"],
         ["c:0"],
     ]
-
-
-@in_each_setting
-def test_control_inputs():
-    g = chains()
-    plan = ReroutePlan(g.graph)
-    assert names(plan.control_inputs(g.w.op)) == ["a"]
-    plan.set_control_inputs(g.w.op, [g.a.op, g.b.op, g.c.op])
-    plan.drop_control_inputs(g.w.op, [g.a.op, g.d.op])
-    assert names(plan.control_inputs(g.w.op)) == ["b", "c"]
-    assert names(g.w.op.control_inputs) == ["a"]
-    plan.apply()
-    assert sorted(names(g.w.op.control_inputs)) == ["b", "c"]
 
 
 @in_each_setting
