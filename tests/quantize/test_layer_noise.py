@@ -72,18 +72,21 @@ def range_of(m, name):
 
 
 class TwoLayers:
-    """The same network in numpy: in float, simulated, and each layer by itself."""
+    """The same network in numpy: in float, simulated, and each layer by itself.
 
-    def __init__(self, m, levels=256):
+    Activations are as they are where `levels` is None.
+    """
+
+    def __init__(self, m, levels=256, weights=255):
         first, second = (
-            rounded(w, *range_of(m, f"{name}/weights_quant"), 255)
+            rounded(w, *range_of(m, f"{name}/weights_quant"), weights)
             for w, name in ((W1, "first"), (W2, "second"))
         )
         names = ("x/input_quant", "first/act_quant", "second/act_quant")
-        self.ranges = [range_of(m, name) for name in names]
+        self.ranges = [range_of(m, name) for name in names if levels]
 
         def stored(values, place):
-            return rounded(values, *self.ranges[place], levels)
+            return rounded(values, *self.ranges[place], levels) if levels else values
 
         def hidden(x, w):
             return np.maximum(x @ w + B1, 0.0)
@@ -122,12 +125,14 @@ def narrow():
     return m, blob, compare_int8(m, blob, SAMPLE, layers=True)
 
 
-def check_noise(layers, reference):
-    for layer, exact, simulated, alone in zip(
-        layers, reference.float, reference.simulated, reference.alone, strict=True
-    ):
-        assert layer.own == pytest.approx(ratio(exact, alone), abs=0.02)
-        assert layer.accumulated == pytest.approx(ratio(exact, simulated), abs=0.02)
+def check_noise(layers, reference, tolerance=0.02):
+    rows = [*zip(reference.float, reference.simulated, reference.alone, strict=True)]
+    # An input that is not rounded is no layer.
+    rows = rows if reference.ranges else rows[1:]
+    for layer, (exact, simulated, alone) in zip(layers, rows, strict=True):
+        wanted = ratio(exact, alone), ratio(exact, simulated)
+        found = layer.own, layer.accumulated
+        assert found == pytest.approx(wanted, abs=tolerance)
         assert layer.cosine == pytest.approx(cosine(exact, simulated), abs=1e-6)
 
 
@@ -219,45 +224,35 @@ def test_layers_are_told_on_request_alone(narrow):
     assert plain.outputs == comparison.outputs
 
 
-@pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4"])
-def test_weights_alone(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "levels"), [("weight_only_int8", 255), ("weight_only_int4", 15)]
+)
+def test_weights_alone(scheme, levels):
     m = opened(two_layers, spec([None, 8], "x"))
     quantize(m, scheme=scheme, is_training=False)
     blob = to_tflite(m, scheme=scheme)
     layers = compare_int8(m, blob, SAMPLE, layers=True).layers
-    four = scheme.endswith("4")
-    first, second = (
-        rounded(w, *range_of(m, f"{name}/weights_quant"), 15 if four else 255)
-        for w, name in ((W1, "first"), (W2, "second"))
-    )
-    x = X.astype(np.float64)
-    exact = np.maximum(x @ W1 + B1, 0), np.maximum(x @ W1 + B1, 0) @ W2 + B2
-    hidden = np.maximum(x @ first + B1, 0)
-    alone = hidden, exact[0] @ second + B2
-    simulated = hidden, hidden @ second + B2
-    for layer, f, a, s in zip(layers, exact, alone, simulated, strict=True):
-        assert layer.own == pytest.approx(ratio(f, a), abs=0.01)
-        assert layer.accumulated == pytest.approx(ratio(f, s), abs=0.01)
+    check_noise(layers, TwoLayers(m, None, levels), 0.01)
+    for layer in layers:
         assert layer.clipped is None
         # The file computes in float, with the same weights.
         assert layer.file_steps < 1e-3
         assert layer.file_ratio == pytest.approx(layer.accumulated, abs=0.01)
 
 
-@pytest.mark.parametrize("scheme", ["int16x8", "int8x4"])
+# Activations of 16 bits leave the lowest integer out.
+OTHER_BITS = {"int16x8": (2**16 - 1, 255, 80), "int8x4": (256, 15, 40)}
+
+
+@pytest.mark.parametrize("scheme", OTHER_BITS)
 def test_other_bits(scheme):
+    *levels, at_least = OTHER_BITS[scheme]
     m, _, comparison = compared(two_layers, scheme=scheme)
-    layers = comparison.layers
-    # Activations of 16 bits leave the lowest integer out.
-    reference = TwoLayers(m, 2**16 - 1 if scheme == "int16x8" else 256)
-    for layer, exact, simulated in zip(
-        layers, reference.float, reference.simulated, strict=True
-    ):
-        if scheme == "int16x8":
-            assert layer.accumulated == pytest.approx(ratio(exact, simulated), abs=0.02)
+    check_noise(comparison.layers, TwoLayers(m, *levels))
+    for layer in comparison.layers:
         assert not layer.unmatched
         assert layer.file_ratio == pytest.approx(layer.accumulated, abs=1.0)
-    assert layers[0].own > (80 if scheme == "int16x8" else 40)
+    assert comparison.layers[0].own > at_least
 
 
 def branching(images):
