@@ -13,15 +13,6 @@ from tests.processes import run_python
 CODE = "from geutil.cli.main import main; main()"
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", CODE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def deadly(file):
     """Write a graph whose shapes TensorFlow cannot multiply: its check aborts."""
     graph_def = tf.compat.v1.GraphDef()
@@ -38,29 +29,22 @@ def deadly(file):
 
 
 def test_the_death_of_the_process_is_one_line(tmp_path):
-    done = command("ops", deadly(tmp_path / "a.pb"))
-    assert done.returncode == 1
+    arguments = ["-c", CODE, "ops", str(deadly(tmp_path / "a.pb"))]
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
     last = done.stderr.splitlines()[-1]
     assert last.startswith("geutil: TensorFlow ended the process (SIGABRT) while ")
     assert "opening a.pb" in last
+    # What TensorFlow says at its start is held back, too.
     assert all(line.startswith("geutil: ") for line in done.stderr.splitlines())
     # What it said is shown on request: here by a process that is such a child.
     variables = {**os.environ, child._VARIABLE: str(tmp_path / "noted")}
-    arguments = ["-c", CODE, "ops", str(tmp_path / "a.pb"), "--verbose"]
-    dead = run_python(*arguments, environment=variables)
+    dead = run_python(*arguments, "--verbose", environment=variables)
     assert dead.returncode == -signal.SIGABRT
     assert b"Check failed" in dead.stderr
     assert (tmp_path / "noted").read_text() == "opening a.pb"
-
-
-def test_output_errors_and_codes_are_those_of_the_child():
-    """What TensorFlow says at its start is held back for text forms, too."""
-    done = command("inspect", "testdata/cond_v1.pbtxt")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "GraphDef" in done.stdout
-    done = command("cut", "testdata/cond_v1.pbtxt", "--to", "no", "-o", "no.pb")
-    assert done.returncode == 1
-    assert done.stderr.startswith("geutil: ")
 
 
 def test_a_call_in_python_stays_in_its_process():

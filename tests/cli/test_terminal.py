@@ -93,18 +93,36 @@ def test_tables_fit_into_a_terminal(monkeypatch):
         assert line.split()[1] == "Conv2D"
 
 
-def test_without_a_terminal_nothing_is_shown(capsys):
+def test_without_a_terminal_nothing_is_shown(capsys, monkeypatch):
+    # Wishes for colours are for terminals.
+    monkeypatch.setenv("FORCE_COLOR", "1")
     with working("opening net"):
         assert list(counted("abc", "calibrating", 3)) == ["a", "b", "c"]
-    assert capsys.readouterr() == ("", "")
+    show_rows(["name"], [("a/Conv2D",)], as_json=False)
+    assert capsys.readouterr() == ("a/Conv2D\n", "")
 
 
-def test_progress_goes_to_a_terminal_and_the_result_into_a_pipe(folder, tmp_path):
-    arguments = ["quantize", folder / "net", "-o", tmp_path / "q", "--json"]
+def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
+    geutil, folder, tmp_path, monkeypatch
+):
+    arguments = ["quantize", folder / "net", "-o", tmp_path / "q"]
     arguments += ["--data", folder / "data.npz", "--batch", "2", "--rounding", "gptq"]
+    with terminal() as (file, said), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", "100")
+        done = geutil.done(*arguments)
+    assert "coverage 1.000" in done
+    assert "rounded by gptq, 0 not" in done
+    assert "\x1b" not in done
+    steps = ("opening net", "folding", "3/3", "rounding", "writing q")
+    assert [step for step in steps if step not in shown(said)] == []
+
+
+def test_a_child_has_the_terminal_and_the_pipe_of_the_command(folder):
     with terminal() as (file, said):
         done = subprocess.run(
-            [*COMMAND, *map(str, arguments)],
+            [*COMMAND, "ops", str(folder / "net"), "--type", "Conv2D", "--json"],
             env=environment(TERM="xterm", COLUMNS="100"),
             stdout=subprocess.PIPE,
             stderr=file,
@@ -112,44 +130,20 @@ def test_progress_goes_to_a_terminal_and_the_result_into_a_pipe(folder, tmp_path
             check=False,
         )
     assert done.returncode == 0, shown(said)
-    assert json.loads(done.stdout)["calibrated"]["batches"] == 3
-    for step in (
-        "starting TensorFlow",
-        "opening net",
-        "folding",
-        "3/3",
-        "rounding",
-        "writing q",
-    ):
-        assert step in shown(said)
+    assert [row["type"] for row in json.loads(done.stdout)] == ["Conv2D"]
+    assert "starting TensorFlow" in shown(said)
+    assert "opening net" in shown(said)
     assert "oneDNN" not in shown(said)
-
-
-def as_child(folder):
-    """Return variables of a process that needs no child: it is one."""
-    noted = folder / "noted"
-    noted.touch()
-    return {child._VARIABLE: str(noted)}
-
-
-def test_a_pipe_gets_the_result_alone(folder, tmp_path):
-    target = ["-o", tmp_path / "q", "--data", folder / "data.npz"]
-    # Wishes for colours are for terminals.
-    done = run_python(
-        *COMMAND[1:],
-        *("quantize", folder / "net", *target),
-        environment=environment(FORCE_COLOR="1", **as_child(tmp_path)),
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"\x1b" not in done.stdout
-    assert b"coverage 1.000" in done.stdout
 
 
 def test_who_reads_may_leave(folder, tmp_path):
     leave = "import os; ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 1); "
+    noted = tmp_path / "noted"
+    noted.touch()
+    # A process that needs no child: it is one.
     done = run_python(
         *("-c", leave + COMMAND[-1], "ops", folder / "net"),
-        environment=environment(**as_child(tmp_path)),
+        environment=environment(**{child._VARIABLE: str(noted)}),
     )
     assert (done.returncode, done.stderr) == (1, b"")
 
