@@ -54,10 +54,10 @@ class Network:
 
 @dataclass
 class Encoder:
-    """A transformer encoder."""
+    """A transformer encoder of one block."""
 
     def build(self):
-        return encoder()
+        return encoder(depth=1)
 
     def data(self, seed):
         return sequences(SAMPLES, seed=seed)
