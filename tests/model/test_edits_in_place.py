@@ -145,17 +145,6 @@ def test_a_variable_takes_the_place_of_another(m, tmp_path):
     assert_round_trip(m, tmp_path, {"x": X}, {"y": expected + 1, "hidden": expected})
 
 
-def test_copies_of_a_model_are_edited_apart(m, product):
-    part = m.cut(outputs=["y"])
-    with part.graph.as_default():
-        part.outputs["y"] = part.outputs["y"] * 0
-    y = np.maximum(product, 0) + 1
-    assert_same(m.run(x=X), {"y": y, "hidden": y - 1})
-    assert_same(part.run(x=X), {"y": y * 0})
-    m.variables["w"].assign(np.zeros((3, 2)))
-    assert_same(m.run(x=X)["y"] is not None and part.run(x=X), {"y": y * 0})
-
-
 def test_ops_are_made_with_names_in_use(m, product, tmp_path):
     with m.graph.as_default():
         m.outputs["y"] = tf.identity(m.outputs["y"], name="x")

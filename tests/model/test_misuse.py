@@ -122,7 +122,6 @@ USING = {
     r"of shape \(None, 2\) cannot be read instead of 'x:0' of shape \(None, 3\)": (
         lambda m: m.append(opened())
     ),
-    "there is no input 'z'": lambda m: m.rename({"z": "a"}),
     "unknown format 'onnx'; .*saved_model": lambda m: m.save("here", "onnx"),
     "is a resource and cannot be output 'r'": lambda m: m.outputs.__setitem__(
         "r", handle(m).outputs[0]

@@ -110,13 +110,6 @@ def test_the_graph_def_is_not_changed():
     assert graph_def.SerializeToString(deterministic=True) == before
 
 
-def test_ends_of_a_graph_can_be_named():
-    m = model.open(
-        frozen_graph_def(), inputs={"x": "images/x"}, outputs={"logits": "mul:0"}
-    )
-    np.testing.assert_array_equal(m.run(x=X)["logits"], X * 3)
-
-
 def test_a_graph_with_a_session_has_its_values():
     graph, y = version_1_graph(use_resource=True)
     session = tf.compat.v1.Session(graph=graph)

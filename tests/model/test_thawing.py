@@ -61,14 +61,8 @@ def test_values_names_and_results_stay():
     assert kinds.count("ReadVariableOp") == 2
 
 
-def test_the_regex_is_a_string_or_compiled():
-    for regex in ("^layer/", re.compile("LAYER", re.IGNORECASE)):
-        thawed = model.open(frozen_graph()).thaw(regex)
-        assert list(thawed.variables) == ["layer/weights", "layer/bias"]
-
-
 def test_gradients_are_those_of_the_formula():
-    thawed = model.open(frozen_graph()).thaw("weights")
+    thawed = model.open(frozen_graph()).thaw(re.compile("WEIGHTS", re.IGNORECASE))
     x = floats()
     with tf.GradientTape() as tape:
         (y,) = thawed.to_function()(x).values()

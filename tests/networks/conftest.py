@@ -1,4 +1,4 @@
-"""Real networks, traced once for all tests of a worker."""
+"""A network of the blocks of MobileNetV2, traced once for all tests of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The editor on real networks, against the functions that it never touched."""
+"""The editor on a network of Keras, against the function that it never touched."""
 
 import numpy as np
 import tensorflow as tf
