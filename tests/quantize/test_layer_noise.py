@@ -22,6 +22,7 @@ from geutil.quantize import (
 )
 from geutil.quantize.int8.layer_noise import (
     LayerNoise,
+    _ratio,
     layer_lines,
     noisiest,
 )
@@ -587,6 +588,12 @@ def test_a_layer_without_signal_is_not_called_exact():
     lines = str(comparison).splitlines()
     (line,) = (line for line in lines if line.endswith("dead (MatMul)"))
     assert line.split()[:2] == ["zeros", "zeros"]
+
+
+def test_ratios_without_signal_and_beyond_all_bounds():
+    inf = float("inf")
+    assert _ratio(0.0, 0.0) == inf
+    assert _ratio(0.0, 1.0) == _ratio(4.0, inf) == _ratio(4.0, float("nan")) == -inf
 
 
 def layer(own, op="op", **rest):
