@@ -18,7 +18,7 @@ from geutil.errors import ModelError
 from geutil.graph.protos import DATA_TYPES, SavedModel
 from geutil.model import inspect
 from geutil.model import open as open_model
-from geutil.model.files import checkpoint_index, schema
+from geutil.model.files import checkpoint_index, schema, wire
 from geutil.model.files.reading import read_graph_def, read_saved_model
 from tests.model import fuzzing
 from tests.model.refusal_tables import not_refused
@@ -32,7 +32,9 @@ def counts(nodes):
 
 
 @pytest.mark.parametrize("name", ["frozen.pb", "frozen.pbtxt"])
-def test_a_graph_def(models, name):
+def test_a_graph_def(models, name, monkeypatch):
+    # Nodes are read so many bytes at a time.
+    monkeypatch.setattr(wire, "_BATCH", 500)
     graph_def = read_graph_def(models / name)
     found = inspect(models / name)
     assert found.kind == "GraphDef"

@@ -11,7 +11,7 @@ from geutil import model
 from geutil.model import powers
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES
 from tests.settings import needs_eager
-from tests.thorough import some
+from tests.thorough import chosen
 
 pytestmark = needs_eager
 READ = "read files", "list folders"
@@ -108,7 +108,17 @@ def test_hidden_ops_are_told_and_cut_off(tmp_path):
     assert [name for name in HIDDEN if not marked(places[name])] == []
 
 
-@pytest.mark.parametrize("name", some(FILES, 16))
+# Of each way one; `test_powers.py` and `test_keras_configs.py` have some more.
+QUICK = [
+    *("Lambda", "Lambda in a Sequential", "lambda as activation", "build_config"),
+    *("function from elsewhere", "class of one's own", "TFSMLayer", "two headers"),
+    *("vocabulary of TextVectorization", "external link in HDF5", "raw op as a layer"),
+    *("making of a resource", "save op", "GraphDef", "asset above the model"),
+    *("op of a library", "op of a library in TFLite"),
+]
+
+
+@pytest.mark.parametrize("name", chosen(FILES, *QUICK))
 def test_a_file_is_told_and_does_what_is_told(tmp_path, name):
     sample = FILES[name]
     (marker,) = markers(tmp_path, ["file"]).values()

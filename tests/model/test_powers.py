@@ -20,7 +20,7 @@ from geutil import model
 from geutil.errors import ModelError
 from geutil.graph.tflite_reading import read
 from geutil.model import opening, powers
-from geutil.model.scanning import graph_scan, op_table, saved_models
+from geutil.model.scanning import archives, graph_scan, op_table, saved_models
 from testdata.powers import FILES, SAMPLES, save
 from tests import tflite_files
 from tests.cli.test_child import deadly
@@ -198,16 +198,19 @@ def test_a_long_string_is_no_piece_of_a_path():
     assert body.value("long").text is None
 
 
-def test_odd_entries_of_archives_are_told(tmp_path):
+def test_odd_entries_of_archives_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "_FLOOR", 100_000)
     file = edited(tmp_path / "a.keras", lambda config: None)
     with zipfile.ZipFile(file, "a") as archive:
         for name in ("../outside", "C:/outside", "..\\outside"):
             archive.writestr(name, "x")
+        archive.writestr("assets/zeros", bytes(1_000_000), zipfile.ZIP_DEFLATED)
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("config.json", "{}")
     details = " ".join(entry.detail for entry in powers(file).dangers)
     assert details.count("outside of the archive") == 3
     assert "more than once" in details
+    assert "which expands to 1,000,000 bytes" in details
 
 
 def test_a_configuration_that_expands_without_end_is_refused(tmp_path):

@@ -37,7 +37,7 @@ def test_all_names_change(opened, tmp_path):
 
 
 def test_names_can_be_swapped(opened):
-    renamed = opened.rename(outputs={"y": "hidden", "hidden": "y"})
+    renamed = opened.rename({"x": "x"}, {"y": "hidden", "hidden": "y"})
     np.testing.assert_array_equal(renamed.run(x=X)["y"], opened.run(x=X)["hidden"])
 
 

@@ -150,6 +150,7 @@ def test_forms(build, update):
         averaging,
         partial(composed, bessel=True),
         partial(composed, bessel=True, keepdims=True),
+        lambda s, _: composed(s, assign_add, deviations),
     ],
 )
 def test_versions_and_shapes(build):
