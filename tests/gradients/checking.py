@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import memory
-from geutil.gradients import Report
+from geutil.gradients import Report, step_order
 from geutil.graph.runtime import is_determinism_enabled
 from tests.processes import forked
 
@@ -202,6 +202,12 @@ def barriers(graph: tf.Graph) -> list[tf.Operation]:
 def gates(graph: tf.Graph) -> list[tf.Operation]:
     """Return the ops behind which segments begin, in order."""
     return _helpers(graph, "NoOp", "gate")
+
+
+def waiting(graph: tf.Graph) -> list[tf.Operation]:
+    """Return the ops that put a step in order."""
+    ops = graph.get_operations()
+    return [op for op in ops if op.name.startswith(f"{step_order.SCOPE}/")]
 
 
 def _helpers(graph: tf.Graph, op_type: str, name: str) -> list[tf.Operation]:

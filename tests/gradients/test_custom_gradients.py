@@ -2,7 +2,6 @@
 
 from itertools import chain
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -18,13 +17,8 @@ from tests.gradients.checking import (
     run,
     unlike,
 )
+from tests.gradients.test_control_flow import start
 from tests.settings import needs_eager
-
-SHAPE = [6, 8]
-
-
-def start():
-    return tf.constant(np.cos(np.arange(48.0)).reshape(SHAPE), tf.float32)
 
 
 @tf.custom_gradient

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +16,9 @@ from geutil.graph import adjacency
 from geutil.memory import Pipeline, Stage
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition
+from tests.gradients.checking import assert_close
 from tests.gradients.test_control_flow import version_1_control_flow
+from tests.gradients.wrapped.comparing import dense
 from tests.processes import run_python
 from tests.thorough import crossed, examples, thorough
 
@@ -98,13 +102,7 @@ def run(fetches, feeds):
         return session.run(fetches, feeds)
 
 
-def dense(gradients):
-    return [tf.convert_to_tensor(g) for g in gradients]
-
-
-def assert_same(found, wanted):
-    for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+assert_same = partial(assert_close, tolerance=1e-12)
 
 
 def two_layers(x, reduce=tf.reduce_mean):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import by_type, explain, gradients, gradients_speed, last_report
+from tests.gradients.checking import deep
 from tests.settings import edges, needs_eager
 
 v1 = tf.compat.v1
@@ -18,13 +19,10 @@ class Sample:
 
     def __init__(self):
         self.x = tf.ones([64], name="x")
-        self.a = self.deep(self.x)
-        self.b = self.deep(self.a)
-        self.y = self.deep(self.b)
+        self.a = deep(self.x)
+        self.b = deep(self.a)
+        self.y = deep(self.b)
         self.aside = tf.exp(tf.zeros([64]), name="aside")
-
-    def deep(self, x):
-        return tf.sin(tf.exp(tf.sin(x)))
 
 
 @pytest.fixture
@@ -147,8 +145,8 @@ def test_keeping_nothing_gives_plain_gradients(sample, caplog):
         assert "plain gradients" in said[-1]
         assert not last_report().recomputed
     # Also where tensors that are always kept cut the graph.
-    drawn = sample.deep(tf.nn.dropout(sample.y, 0.5))
-    y = sample.deep(tf.nn.dropout(drawn, 0.5))
+    drawn = deep(tf.nn.dropout(sample.y, 0.5))
+    y = deep(tf.nn.dropout(drawn, 0.5))
     gradients(y, sample.x, checkpoints=by_type("NoSuchType"))
     assert not last_report().recomputed
     assert not any("recomputed" in op.name for op in y.graph.get_operations())

@@ -10,7 +10,7 @@ from geutil.gradients import gradients, last_report
 from geutil.gradients.step_order import SCOPE
 from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
-from tests.gradients.checking import assert_close, dependencies, gates, run
+from tests.gradients.checking import assert_close, dependencies, gates, run, waiting
 from tests.memory.tracing import peak_of
 from tests.thorough import chosen
 
@@ -41,10 +41,6 @@ def branches(x, count=6):
             for i in range(count)
         ]
     )
-
-
-def waiting(graph):
-    return [op for op in graph.get_operations() if op.name.startswith(f"{SCOPE}/")]
 
 
 def test_values_and_validity():

@@ -17,9 +17,8 @@ from geutil.gradients import (
     last_report,
     order_updates,
 )
-from geutil.gradients.step_order import SCOPE
 from geutil.memory import predict, worst_case
-from tests.gradients.checking import assert_close, measured_peak
+from tests.gradients.checking import assert_close, measured_peak, waiting
 from tests.thorough import chosen
 
 v1 = tf.compat.v1
@@ -190,10 +189,6 @@ def version_1_step(**how):
     loss = loss_of(x, weights)
     slopes = gradients(loss, weights, **how)
     return x, weights, loss, slopes
-
-
-def waiting(graph):
-    return [op for op in graph.get_operations() if op.name.startswith(f"{SCOPE}/")]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ import geutil as ge
 from geutil.gradients import by_name, gradients, last_report, pipelined
 from geutil.transform import partition
 from tests.gradients.apart import is_child
-from tests.gradients.checking import assert_as_near, check, copied, dependencies, gates
+from tests.gradients.checking import (
+    assert_as_near,
+    check,
+    copied,
+    deep,
+    dependencies,
+    gates,
+)
 from tests.thorough import chosen, crossed
 
 pytestmark = pytest.mark.skipif(
@@ -28,10 +35,6 @@ FIRST, SECOND = "/device:CPU:0", "/device:CPU:1"
 
 def start(number=1):
     return tf.constant(np.cos(np.arange(4096.0) * number).reshape(64, 64), tf.float32)
-
-
-def deep(x):
-    return tf.sin(tf.exp(tf.sin(x)))
 
 
 def chain(x, *weights):

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import by_name, by_type, checkpointed, last_report
+from tests.gradients.wrapped.test_functions import PLACES
 
 X = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
 
@@ -26,24 +27,6 @@ def slope(function, x):
         tape.watch(x)
         loss = tf.reduce_sum(function(x))
     return tape.gradient(loss, x)
-
-
-def looped(function):
-    def run(x):
-        return tf.while_loop(
-            lambda i, _: i < 2, lambda i, x: (i + 1, function(x)), (tf.constant(0), x)
-        )[1]
-
-    return run
-
-
-PLACES = {
-    "eager": slope,
-    "function": lambda f, x: tf.function(lambda x: slope(f, x))(x),
-    "xla": lambda f, x: tf.function(lambda x: slope(f, x), jit_compile=True)(x),
-    "outside": lambda f, x: slope(tf.function(f), x),
-    "loop": lambda f, x: tf.function(lambda x: slope(looped(f), x))(x),
-}
 
 
 def train_step(size):
@@ -82,7 +65,7 @@ def test_the_report_of_a_thread_is_its_own_until_it_ends():
     assert bytes_of_largest(last_report()) == 4 * 2048
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["eager", "function", "xla", "outside", "while"])
 def test_the_report_is_on_the_call_and_of_its_graph(place):
     graphs, before = [], last_report()
 
@@ -90,7 +73,7 @@ def test_the_report_is_on_the_call_and_of_its_graph(place):
         graphs.append(tf.compat.v1.get_default_graph())
         return deep(x)
 
-    PLACES[place](checkpointed(function, "inputs"), tf.constant(X))
+    PLACES[place](checkpointed(function, "inputs"), [])(tf.constant(X))
     report = last_report()
     assert report is not before
     assert report.mode == "inputs"
@@ -111,7 +94,7 @@ def test_the_report_of_a_gradient_and_of_functions_inside():
         x = tf.ones([64])
         (first,) = tf.gradients(checkpointed(deep, "inputs")(x), x)
         report = last_report()
-    outer = tf.function(lambda x: PLACES["loop"](checkpointed(deep, "speed"), x))
+    outer = tf.function(PLACES["while"](checkpointed(deep, "speed"), []))
     inner = outer.get_concrete_function(tf.constant(X))
     assert last_report(inner) is last_report(inner.graph) is last_report()
     for of in (first, first.op, graph):
@@ -195,7 +178,8 @@ def test_warnings_are_logged(traced, caplog):
     for case, (fn, checkpoints, words) in WARNINGS.items():
         caplog.clear()
         with caplog.at_level(logging.WARNING, "geutil"):
-            run(checkpointed(fn, checkpoints, min_checkpoint_size=0), tf.constant(X))
+            wrapped = checkpointed(fn, checkpoints, min_checkpoint_size=0)
+            run(wrapped, [])(tf.constant(X))
         (warning,) = last_report().warnings
         said = [r.getMessage() for r in caplog.records if r.name == "geutil"]
         assert said == [warning], case
@@ -225,7 +209,7 @@ def test_memory_that_would_not_be_saved_is_told():
 def test_nothing_is_offloaded_under_xla(caplog):
     wrapped = checkpointed(deep, by_name("Sin_2"), offload=True, min_checkpoint_size=0)
     with caplog.at_level(logging.WARNING, "geutil"):
-        PLACES["xla"](wrapped, tf.constant(X))
+        PLACES["xla"](wrapped, [])(tf.constant(X))
     assert last_report().recomputed
     assert last_report().offloaded == ()
     assert "nothing is offloaded" in caplog.text
