@@ -128,8 +128,15 @@ class Opened:
         self._size, self._scheme = {"width": width, "height": height}, scheme
         self.page.emulate_media(color_scheme=scheme)
         self.page.set_viewport_size(self._size)
-        self.page.wait_for_function(_SHOWN_IN, arg=[width, height, scheme])
+        self.until(_SHOWN_IN, [width, height, scheme])
         self.page.evaluate(_FRAMES)
+
+    def until(self, condition: str, argument: Any = None) -> None:
+        """Wait for a condition; the page's own policy forbids it to evaluate one."""
+        for _ in range(100_000):
+            if self.page.evaluate(condition, argument):
+                return
+        raise AssertionError(f"never true: {condition}")
 
     def dots(
         self, selector: str = ".canvas canvas"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from geutil import report
+from tests import thorough
 from tests.report import samples
 from tests.report.browsing import SIZE, Opened
 
@@ -102,9 +103,11 @@ def browse(tabs, tmp_path):
 
 @pytest.fixture
 def keep():
-    """Return what keeps a screenshot of a page, for people to look at."""
+    """Return what keeps a screenshot of a page, for people: not by `make test`."""
 
     def screenshot(opened: Opened, name: str) -> None:
+        if thorough.is_quick():
+            return
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         path = SCREENSHOTS / f"{name}.png"
         opened.page.screenshot(path=path)

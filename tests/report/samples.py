@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +64,23 @@ def flow():
     return model.open(_flow, inline=False)
 
 
+def wired(nodes):
+    """Return a graph of float ops, each given by its type, its name and its inputs."""
+    definition = tf.compat.v1.GraphDef()
+    for kind, name, *inputs in nodes:
+        node = definition.node.add(op=kind, name=name, input=inputs)
+        attribute = node.attr["T" if inputs else "dtype"]
+        attribute.type = tf.float32.as_datatype_enum
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    return graph
+
+
 def skipping():
     """Return a graph in which an edge must go around three ops."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2, 3], name="x")
-        y = x
-        for name in ("first", "second", "third"):
-            y = tf.tanh(y, name=name)
-        tf.add(x, y, name="joined")
-    return graph
+    chain = ["x", "first", "second", "third"]
+    tanhs = [("Tanh", name, read) for read, name in itertools.pairwise(chain)]
+    return wired([("Placeholder", "x"), *tanhs, ("AddV2", "joined", "x", "third")])
 
 
 def nested():

@@ -42,6 +42,9 @@ def test_both_graphs_are_drawn_side_by_side_and_changes_are_listed(compared, kee
         ("rewired", "joined", "AddV2"),
     ]
     assert counts(compared) == "1 added, 1 removed, 1 rewired"
+    assert compared.search("right") == ["outer/right/tanh", "outer/right/soft"]
+    lines = compared.page.locator(".results li").all_inner_texts()
+    assert [line.partition(":")[0] for line in lines] == ["before", "after"]
     keep(compared, "diff")
 
 
@@ -78,9 +81,7 @@ def test_a_change_is_chosen_on_both_sides_or_where_it_is(compared):
     assert compared.chosen(AFTER) == {":outer/right/soft"}
     assert compared.chosen(BEFORE) == set()
     assert "added in this comparison" in compared.details
-
-
-def test_the_closed_scope_of_the_counterpart_is_chosen(compared):
+    # Of a counterpart that is not drawn it is the closed scope.
     press_on_both(compared, "close all")
     compared.press("open all", AFTER)
     compared.click(":outer/left/product", AFTER)
@@ -152,12 +153,6 @@ def test_a_line_about_a_function_goes_into_it(browse, flow):
     rows.last.get_by_role("button").click()
     assert picker.evaluate("(select) => select.selectedIndex") == 0
     assert page.marked(BEFORE) == {":x"}
-
-
-def test_a_search_finds_ops_of_both_sides(compared):
-    assert compared.search("right") == ["outer/right/tanh", "outer/right/soft"]
-    lines = compared.page.locator(".results li").all_inner_texts()
-    assert [line.partition(":")[0] for line in lines] == ["before", "after"]
 
 
 def test_of_graphs_only_the_graphs_are_compared(browse, flow):

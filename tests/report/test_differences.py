@@ -131,11 +131,17 @@ def test_a_page_carries_the_statuses_of_what_is_saved(folded, tmp_path):
     assert graphs[0]["status"].count(REWIRED) == len(found.rewired)
 
 
-def test_the_same_graph_twice_has_no_difference():
+def test_the_same_graph_twice_has_no_difference(flow):
     graph = samples.nested()
     assert report.difference(graph, graph).is_empty
     for data in report.diff(graph, graph).payload["graphs"]:
         assert set(data["status"]) == {SAME}
+    # Functions have other numbers at the end of their names.
+    graphs = report.diff(flow, samples.flow()).payload["graphs"]
+    assert len(graphs) == 2 * (1 + len(flow.functions))
+    for before, after in zip(graphs[::2], graphs[1::2], strict=True):
+        assert before["names"] == after["names"]
+        assert set(before["status"]) == set(after["status"]) == {SAME}
     assert report.difference(strided(1, 2.0), strided(1, 2.0)).is_empty
 
 

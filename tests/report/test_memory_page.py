@@ -83,6 +83,8 @@ def test_the_peaks_are_told_and_drawn(trained, steps, keep):
     assert colours[51, 101, 138] > 200
     assert colours[224, 122, 31] > 200
     keep(trained, "memory")
+    first = trained.page.locator("main .legend").first
+    assert first.locator("span").all_inner_texts() == ["plain", "saving"]
     for line, text in zip(
         (steps.plain, steps.saving),
         trained.page.locator(".held").all_inner_texts(),
@@ -145,9 +147,9 @@ def test_the_curve_is_read_under_the_pointer(browse):
         share = place / (len(sizes) - 1)
         x = area["x"] + 1 + share * (area["width"] - 2)
         page.page.mouse.move(x, middle)
-        page.page.wait_for_function(
+        page.until(
             "(text) => document.querySelector('.reading').textContent.includes(text)",
-            arg=f"op {place}: {size}.0 MB, forward, op{place}",
+            f"op {place}: {size}.0 MB, forward, op{place}",
         )
     assert "saving" not in reading.inner_text()
 
@@ -157,8 +159,6 @@ def test_one_timeline_has_one_curve(browse, steps):
     assert page.page.locator(".strip").count() == 1
     assert page.page.locator(".held").count() == 1
     assert "ratio" not in page.page.locator(".headline").inner_text()
-
-
-def test_a_step_without_ops_is_a_page(browse):
+    # So has a step without ops.
     page = browse(report.memory(Timeline((), (), 0, 0, "predicted")))
     assert "peak 0 B" in page.page.locator(".headline").inner_text()

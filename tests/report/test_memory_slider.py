@@ -9,7 +9,7 @@ from geutil import memory, report
 from geutil.errors import ReportError
 from geutil.memory import Moment, Timeline
 from tests.report import samples
-from tests.report.test_keyboard import VIEWS, faults
+from tests.report.test_keyboard import VIEWS, audit
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,4 @@ def test_a_closed_scope_is_lit_by_what_is_held_in_it(opened, chain):
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_an_audit_finds_nothing(opened, scheme, width, keep):
-    opened.show_in(scheme, width)
-    keep(opened, f"slider-{scheme}-{width}")
-    assert faults(opened) == []
-    overflow = "document.documentElement.scrollWidth - innerWidth"
-    assert opened.page.evaluate(overflow) <= 0
+    audit(opened, keep, "slider", scheme, width)

@@ -12,7 +12,7 @@ from geutil.quantize import compare_int8
 from geutil.report.differences import SAME
 from tests import tflite_files
 from tests.report import samples
-from tests.report.test_keyboard import VIEWS, faults
+from tests.report.test_keyboard import VIEWS, audit
 
 LABELS = ("original", "folded", "quantized", "int8 file")
 
@@ -80,11 +80,13 @@ def test_each_graph_is_stored_once(page, flow):
 
 def test_a_function_without_counterpart_stands_beside_nothing(flow):
     graph = samples.nested()
-    page = report.pipeline({"flow": flow, "graph": graph})
+    page = report.pipeline({"flow": flow, "graph": graph, "again": flow})
     (main, *functions) = comparison(page, 0, 1)["sheets"]
     assert main["graphs"] == [0, 1]
     assert [sheet["graphs"][1] for sheet in functions] == [-1] * len(flow.functions)
     assert all(set(sheet["status"][0]) == {"2"} for sheet in functions)
+    (_, *functions) = comparison(page, 1, 2)["sheets"]
+    assert [sheet["graphs"][0] for sheet in functions] == [-1] * len(flow.functions)
 
 
 def test_sizes_and_noise_of_each_stage(stages, page):
@@ -191,8 +193,4 @@ def test_a_line_of_noise_goes_to_its_stage(opened, keep):
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_an_audit_finds_nothing(opened, scheme, width, keep):
-    opened.show_in(scheme, width)
-    keep(opened, f"pipeline-{scheme}-{width}")
-    assert faults(opened) == []
-    overflow = "document.documentElement.scrollWidth - innerWidth"
-    assert opened.page.evaluate(overflow) <= 0
+    audit(opened, keep, "pipeline", scheme, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from geutil import model, report
 from geutil.batchnorm import fold_batch_norms
 from geutil.model import BatchEntry, BatchReport, Stripped, StripReport
 from geutil.quantize import CalibrationReport, Int8Comparison, LayerNoise, OutputSteps
+from geutil.report.pages import html_of
 from geutil.report.rows import NOISE_BANDS, Row, noise_band, rows_of
-from geutil.transform.rewrite import Any, Op, Rule, rewrite
+from geutil.transform.rewrite import RewriteReport, Rewritten
 
 
 def unresolved(page):
@@ -87,82 +89,94 @@ def test_skipped_ops_of_a_quantization_come_first(quantized):
     assert all(row.good for row in rows[len(result.skipped) :])
 
 
-def test_what_a_strip_kept_is_no_success():
-    entries = (
-        Stripped("removed", "dropout", "a/dropout", "its input passes"),
-        Stripped("kept", "dropout", "b/dropout", "its rate is fed"),
-    )
-    rows = rows_of(StripReport(entries)).rows
-    assert [row.good for row in rows] == [True, False]
-    assert rows[1].detail == "its rate is fed"
-    assert rows[0].names == ("a/dropout",)
-
-
-def test_models_that_are_not_done_come_first():
-    entries = (
-        BatchEntry("a", "a.pb", "done", files={"a.tflite": 10}),
-        BatchEntry("b", "b.pb", "failed", "no op", "fold"),
-    )
-    rows = rows_of(BatchReport("out", "fold,tflite", entries, ("a worker died",)))
-    assert [(row.what, row.good) for row in rows.rows] == [("b", False), ("a", True)]
-    assert rows.summary[1] == "a worker died"
-
-
-def test_rewrites_name_the_new_ops_first():
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        tf.identity(tf.tanh(tf.tanh(x, name="inner"), name="outer"), name="y")
-    twice = Op("Tanh", Op("Tanh", Any("x")))
-    rule = Rule(twice, lambda match: tf.sigmoid(match["x"]), name="once")
-    result = rewrite(graph, [rule])
-    (row,) = rows_of(result).rows
-    assert row.outcome == "rewritten"
-    assert graph.get_operation_by_name(row.names[0]).type == "Sigmoid"
-    assert row.names[0] in result.rewritten[0].new_ops
-    assert unresolved(report.view(graph, report=result)) == []
-
-
-def test_gradients_say_what_is_kept_and_what_runs_again(steps):
-    rows = rows_of(steps.report)
-    outcomes = [row.outcome for row in rows.rows]
-    assert outcomes.count("kept") == len(steps.report.kept) > 0
-    assert outcomes.count("recomputed") == len(steps.report.recomputed) > 0
-    assert rows.summary
-
-
-def test_ranges_of_a_calibration():
-    ranges = {"a/quant": (-1.0, 1.0), "b/quant": (np.zeros(3), np.ones(3))}
-    rows = rows_of(CalibrationReport(ranges, 2, "min_max"))
-    assert rows.summary == ("2 range(s) set, min_max of 2 batch(es)",)
-    assert [row.names for row in rows.rows] == [("a/quant",), ("b/quant",)]
-    assert [row.detail for row in rows.rows] == ["-1 to 1", "0 to 1, 3 channels"]
-
-
 def noise(op, own):
     return LayerNoise(op, "Conv2D", f"{op}/end:0", own, own, 1.0, 0.0, unmatched="lost")
 
 
-OUTPUTS = (OutputSteps("y", 0.5, (3, 0, 1), 1, 1),)
+class Result:
+    def __str__(self):
+        return "two done\n  first\n  second"
 
 
-def test_the_noisiest_layers_come_first():
-    layers = noise("a", 35.0), noise("b", float("inf")), noise("c", 12.0)
-    rows = rows_of(Int8Comparison(OUTPUTS, 3, (), (), layers))
-    assert rows.title == "Noise of layers"
-    assert rows.summary == (
-        "3 sample(s), 2 step(s) apart at most, 0 float op(s)",
-        "y: 2 step(s) apart at most",
-        "3 layer(s); 'c' (Conv2D) adds most noise: 12.0 dB by itself",
-    )
-    assert [row.what for row in rows.rows] == ["c", "a", "b"]
-    assert [row.outcome for row in rows.rows] == [
-        "10 to 20 dB",
-        "30 to 40 dB",
-        "exact",
-    ]
-    assert [row.good for row in rows.rows] == [False, True, True]
-    assert rows.rows[0].names == ("c", "c/end")
-    assert rows.rows[0].detail == f"Conv2D: {layers[2]}"
+STRIPPED = (
+    Stripped("removed", "dropout", "a/dropout", "its input passes"),
+    Stripped("kept", "dropout", "b/<b>", "its rate is fed"),
+)
+MODELS = (
+    BatchEntry("a", "a.pb", "done", files={"a.tflite": 10}),
+    BatchEntry("b", "b.pb", "failed", "no op", "fold"),
+)
+RANGES = {"a/quant": (-1.0, 1.0), "b/quant": (np.zeros(3), np.ones(3))}
+STEPS = (
+    OutputSteps("close", 0.5, (90, 10), 4, 4),
+    OutputSteps("far", 0.5, (50, 0, 0, 50), 4, 1),
+)
+FLOAT = ("ADD 'add/one'", "MUL 'scale/two'")
+NOISE = (noise("a", 35.0), noise("b", float("inf")), noise("c", 12.0))
+REPORTS = [
+    StripReport(STRIPPED),
+    BatchReport("out", "fold,tflite", MODELS, ("a worker died",)),
+    CalibrationReport(RANGES, 2, "min_max"),
+    Int8Comparison(STEPS, 4, FLOAT, FLOAT[1:]),
+    Int8Comparison(STEPS[:1], 3, (), (), NOISE),
+    RewriteReport((Rewritten("relu6", "a/Relu6", ("a/Relu6",), ("a/Relu",)),)),
+    Result(),
+]
+# A line that is good begins with +. Refusals and noise come first, as do new ops.
+TOLD = f"""
+Training
+  1 removed, 0 turned, 1 kept; 0 ops dropped
++ removed | dropout a/dropout | its input passes | a/dropout
+- kept | dropout b/<b> | its rate is fed | b/<b>
+Models
+  1 of 2 model(s) done, 1 failed: fold,tflite
+  a worker died
+- failed | b | failed: at 'fold': no op |
++ done | a | done: a.tflite 10 bytes |
+Ranges
+  2 range(s) set, min_max of 2 batch(es)
++ set | a/quant | -1 to 1 | a/quant
++ set | b/quant | 0 to 1, 3 channels | b/quant
+Steps
+  4 sample(s), 3 step(s) apart at most, 2 float op(s)
++ 1 step(s) | close | within 1 step: 100.0000%, same largest: 4 of 4 (step 0.5) |
+- 3 step(s) | far | within 1 step: 50.0000%, same largest: 1 of 4 (step 0.5) |
++ float | ADD 'add/one' |  | add/one
+- float | MUL 'scale/two' | though it is quantized in the model | scale/two
+Noise of layers
+  3 sample(s), 1 step(s) apart at most, 0 float op(s)
+  close: 1 step(s) apart at most
+  3 layer(s); 'c' (Conv2D) adds most noise: 12.0 dB by itself
+- 10 to 20 dB | c | Conv2D: {NOISE[2]} | c c/end
++ 30 to 40 dB | a | Conv2D: {NOISE[0]} | a a/end
++ exact | b | Conv2D: {NOISE[1]} | b b/end
+Rewrites
+  1 rewritten, 0 refused
++ rewritten | a/Relu6 | relu6: 'a/Relu6' -> 'a/Relu' | a/Relu a/Relu6
+Result
+  two done
++  | first |  |
++  | second |  |
+"""
+
+
+def told(result):
+    """Return the lines of a report; the table of a notebook has each, escaped."""
+    rows = rows_of(result)
+    lines = [rows.title, *(f"  {line}" for line in rows.summary)]
+    table = getattr(result, "_repr_html_", lambda: html_of(result))()
+    for row in rows.rows:
+        cells = (row.outcome, row.what, row.detail)
+        line = " | ".join((*cells, " ".join(row.names))).rstrip()
+        lines.append(f"{'+' if row.good else '-'} {line}")
+        assert [cell for cell in cells if html.escape(cell) not in table] == []
+    return lines
+
+
+def test_lines_of_each_kind_of_report():
+    found = [line for result in REPORTS for line in told(result)]
+    assert found == TOLD.strip().splitlines()
+    assert rows_of("").rows == ()
 
 
 def test_bands_of_noise():
@@ -184,15 +198,3 @@ def test_bands_of_noise():
     silent = dataclasses.replace(noise("a", float("inf")), silent=True)
     assert NOISE_BANDS[noise_band(silent)] == "all zeros"
     assert str(silent).startswith("own zeros, accumulated zeros")
-
-
-def test_other_things_are_listed_line_by_line():
-    class Result:
-        def __str__(self):
-            return "two done\n  first\n  second"
-
-    rows = rows_of(Result())
-    assert rows.title == "Result"
-    assert rows.summary == ("two done",)
-    assert [row.what for row in rows.rows] == ["first", "second"]
-    assert rows_of("").rows == ()

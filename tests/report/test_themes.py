@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from geutil import report
 from tests.report.browsing import hexadecimal, numbers
 from tests.report.test_diff_page import changes
 
@@ -83,12 +82,6 @@ def test_the_legend_has_every_colour_and_all_stand_out_from_the_page(compared, s
         ]
         assert len(set(looks)) > 4
         assert set(map(hexadecimal, looks)) <= told
-
-
-def test_the_legend_of_curves(browse, steps):
-    page = browse(report.memory(steps.plain, steps.saving))
-    first = page.page.locator("main .legend").first
-    assert first.locator("span").all_inner_texts() == ["plain", "saving"]
 
 
 def test_changes_are_filtered(compared):

@@ -7,8 +7,8 @@ from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.memory import Environment, LiveTensor, Measurement, Moment, Timeline
 
 
-def timeline(*sizes, phase="forward"):
-    moments = tuple(Moment(f"op{i}", size, phase) for i, size in enumerate(sizes))
+def timeline(*sizes):
+    moments = tuple(Moment(f"op{i}", size, "forward") for i, size in enumerate(sizes))
     held = (LiveTensor("op0:0", "MatMul", max(sizes)),) if sizes else ()
     return Timeline(moments, held, 40, 2, "predicted")
 
@@ -38,13 +38,6 @@ def test_a_timeline_in_columns():
     }
 
 
-def test_phases_are_places_in_the_names():
-    page = report.memory(timeline(1, phase="recompute"), timeline(1, phase=""))
-    names = page.payload["memory"]["phaseNames"]
-    phases = [names[line["phases"][0]] for line in lines(page)]
-    assert phases == ["recompute", "other"]
-
-
 def test_two_timelines_stand_in_one_page():
     """So do a comparison and a measurement, which is its timeline."""
     before, after = timeline(4, 8), timeline(2, 3, 1)
@@ -54,11 +47,6 @@ def test_two_timelines_stand_in_one_page():
     assert lines(report.memory(memory.compare(before, after))) == lines(page)
     assert lines(report.memory(measurement(before))) == lines(report.memory(before))
     assert lines(report.memory(measurement(before), after)) == lines(page)
-
-
-def test_a_step_without_ops():
-    (line,) = lines(report.memory(timeline()))
-    assert line["ops"] == line["held"] == []
 
 
 def test_what_is_no_timeline_is_refused():
@@ -71,12 +59,3 @@ def test_what_is_no_timeline_is_refused():
             report.memory(timeline(1), wrong)
     with pytest.raises(ArgumentTypeError):
         report.memory(None)
-
-
-def test_a_training_step_has_every_phase(steps):
-    page = report.memory(steps.plain, steps.saving, report=steps.report)
-    names = page.payload["memory"]["phaseNames"]
-    plain, saving = ({names[p] for p in line["phases"]} for line in lines(page))
-    assert plain == {"forward", "backward", "update"}
-    assert saving == {"forward", "recompute", "backward", "update"}
-    assert page.payload["report"]["title"] == "Checkpoints"

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import tensorflow as tf
 
 from geutil import report
 from tests.report import samples
-
-
-@pytest.fixture
-def flowing(browse, flow):
-    return browse(report.view(flow))
 
 
 def test_a_page_tells_its_title_and_versions_and_asks_for_no_other_file(nested):
@@ -32,6 +26,19 @@ def test_scopes_are_closed_at_first_and_open_and_close_at_once(nested):
     names = {op.name for op in samples.nested().get_operations()}
     shown = {key[1:] for key in nested.drawn() if key.startswith(":")}
     assert shown == names - {"outer/left/ones", "ready"}
+    # What is drawn is within its scope.
+    boxes = nested.boxes()
+    assert ":outer/left/product" in boxes
+    for key, (x1, y1, x2, y2) in boxes.items():
+        if scope := key.removeprefix(":").rpartition("/")[0]:
+            left, top, right, bottom = boxes[scope]
+            assert left < x1 < x2 < right
+            assert top < y1 < y2 < bottom
+    # At once, as in a double click, but at two places, clicks close neither scope.
+    shown = nested.open_scopes()
+    nested.tap(nested.place("outer/left"), nested.place("outer/right"))
+    assert nested.open_scopes() == shown
+    assert nested.chosen() == {"outer/right"}
     nested.press("close all")
     assert nested.drawn() == before
 
@@ -55,19 +62,6 @@ def test_scopes_open_and_close_where_they_are(browse, folded, keep):
     assert page.open_scopes() == {network}
 
 
-def test_what_is_drawn_is_within_its_scope(nested):
-    nested.press("open all")
-    boxes = nested.boxes()
-    assert ":outer/left/product" in boxes
-    for key, (x1, y1, x2, y2) in boxes.items():
-        scope = key.removeprefix(":").rpartition("/")[0]
-        if not scope:
-            continue
-        left, top, right, bottom = boxes[scope]
-        assert left < x1 < x2 < right
-        assert top < y1 < y2 < bottom
-
-
 def test_weights_are_drawn_on_request_and_when_one_is_gone_to(nested):
     nested.press("open all")
     weights = nested.page.get_by_label("weights")
@@ -89,13 +83,11 @@ def test_edges_carry_what_the_tensors_hold(nested, browse):
     assert not product["control"]
     assert (":outer/right/tanh", ":joined") in edges
     # One tensor that is read twice in a scope is named once.
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        with tf.name_scope("scope"):
-            tf.add(tf.tanh(x), tf.exp(x))
+    nodes = [("Tanh", "one/a", "x"), ("Exp", "one/b", "x"), ("Tanh", "two/c", "one/b")]
+    graph = samples.wired([("Placeholder", "x"), *nodes])
     page = browse(report.view(graph))
     page.press("close all")
-    assert {edge["label"] for edge in page.edges()} == {"float32 [2]"}
+    assert [edge["label"] for edge in page.edges()] == ["float32 [...]"] * 2
 
 
 def crosses(points, box):
@@ -145,23 +137,7 @@ def test_details_of_ops_and_scopes(nested):
     assert nested.chosen() == {":joined"}
     assert nested.listed("waits for") == ["ready"]
     assert "device any" in nested.details
-    # Beside the ops nothing is chosen.
-    canvas = nested.page.locator(".canvas").bounding_box()
-    nested.page.mouse.click(canvas["x"] + 5, canvas["y"] + canvas["height"] - 5)
-    assert nested.chosen() == set()
-
-
-def test_two_quick_clicks_on_two_scopes_close_neither(nested):
-    nested.press("open all")
-    before = nested.open_scopes()
-    # At once, as in a double click, but at two places.
-    nested.tap(nested.place("outer/left"), nested.place("outer/right"))
-    assert nested.open_scopes() == before
-    assert nested.chosen() == {"outer/right"}
-
-
-def test_what_is_chosen_stays_chosen_when_its_scope_closes(nested):
-    nested.press("open all")
+    # What is chosen stays chosen when its scope closes.
     nested.click(":outer/left/product")
     nested.toggle("outer/right")
     nested.click(":outer/left/product")
@@ -169,6 +145,10 @@ def test_what_is_chosen_stays_chosen_when_its_scope_closes(nested):
     assert len(nested.chosen()) == 1
     nested.press("open all")
     assert nested.chosen() == {":outer/left/product"}
+    # Beside the ops nothing is.
+    canvas = nested.page.locator(".canvas").bounding_box()
+    nested.page.mouse.click(canvas["x"] + 5, canvas["y"] + canvas["height"] - 5)
+    assert nested.chosen() == set()
 
 
 def test_a_consumer_can_be_gone_to(nested):
@@ -218,14 +198,12 @@ def test_searches(nested):
 
 def test_the_nearest_hits_come_first(browse):
     """Ops that are called just so, then by their names, then by their attributes."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2, 2], name="x")
-        tf.matmul(x, x, name="first")
-        for name in ("tanh_before", "scope/tanh_before", "scope/tanh", "tanh"):
-            tf.tanh(x, name=name)
-        tf.tanh(x, name="transpose_a")
-    page = browse(report.view(graph))
     names = ["tanh", "scope/tanh", "tanh_before", "scope/tanh_before"]
+    listed = (*names[2:], *names[1::-1], "transpose_a")
+    tanhs = [("Tanh", name, "x") for name in listed]
+    product = ("MatMul", "first", "x", "x")
+    graph = samples.wired([("Placeholder", "x"), product, *tanhs])
+    page = browse(report.view(graph))
     assert page.search("tanh") == names
     assert page.search("transpose_a", "anything") == ["transpose_a", "first"]
 
@@ -255,7 +233,8 @@ def test_keys_go_through_the_results(nested):
     assert field.input_value().endswith("nothing")
 
 
-def test_bodies_can_be_picked(flowing, flow, keep):
+def test_bodies_can_be_picked(browse, flow, keep):
+    flowing = browse(report.view(flow))
     picker = flowing.page.get_by_label("graph", exact=True)
     options = picker.locator("option").all_text_contents()
     assert options[1:] == list(flow.functions)
@@ -301,11 +280,8 @@ def test_a_graph_without_ops_is_a_page(browse):
 
 
 def test_an_op_and_a_scope_of_one_name_are_two_things(browse):
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        y = tf.tanh(x, name="same")
-        with tf.name_scope("same/"):
-            tf.exp(y, name="inner")
+    nodes = [("Tanh", "same", "x"), ("Exp", "same/inner", "same")]
+    graph = samples.wired([("Placeholder", "x"), *nodes])
     page = browse(report.view(graph))
     assert {":same", "same"} <= page.drawn()
     page.toggle("same")
@@ -316,7 +292,10 @@ def test_markup_in_a_graph_stays_text(browse):
     nasty = '</script><img src=x onerror="window.hacked=1">'
     with tf.Graph().as_default() as graph:
         tf.constant(nasty, name="text")
-    page = browse(report.view(graph, title=nasty, report=f"{nasty}\n{nasty}"))
+    labels = (nasty, "after")
+    told = f"{nasty}\n{nasty}"
+    page = report.diff(graph, tf.Graph(), title=nasty, labels=labels, report=told)
+    page = browse(page)
     page.go("text")
     assert nasty in page.details
     assert page.page.title() == nasty
