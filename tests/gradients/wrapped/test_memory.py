@@ -122,7 +122,7 @@ def test_the_peak_of_fit_falls(policy, wrapped):
             keras.Sequential(
                 [keras.layers.Dense(WIDTH, "tanh", name=f"d{i}") for i in range(LAYERS)]
             )
-            for _ in range(4)
+            for _ in range(BLOCKS)
         )
         model.build(X.shape)
         wrap(model)
