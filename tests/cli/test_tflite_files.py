@@ -114,6 +114,7 @@ def test_check_of_a_file(geutil, pair, tmp_path):
     page = tmp_path / "noise.html"
     with_layers = geutil.done(*arguments, "--layers", "--batch", "4", "--html", page)
     assert "accumulated" in page.read_text()
+    assert geutil(*arguments, "--html", page).code == 1
     assert "4 layer(s)" in with_layers
     assert "dense (MatMul)" in with_layers
     found = geutil.json(*arguments, "--layers")
