@@ -16,8 +16,17 @@ from tests.settings import needs_eager
 pytestmark = needs_eager
 
 IMAGE, ANY_BATCH = spec(4, 8, 8, 3), spec(None, 8, 8, 3)
-KERNEL = normal(3, 3, 3, 6) * np.geomspace(0.1, 3.0, 6, dtype=np.float32)
-MATRIX = normal(192, 6, seed=3)
+SIZES = np.geomspace(0.1, 3.0, 6, dtype=np.float32)
+
+
+def kernel_of(seed):
+    """Return weights that no other layer has, not even by a factor.
+
+    Of proportional ones in one file, all products but the first are up to 3 steps off.
+    """
+    return normal(3, 3, 3, 6, seed=seed) * SIZES
+
+
 LAYERS = {
     "conv": lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"),
     "depthwise": lambda x, k: tf.nn.depthwise_conv2d(
@@ -30,7 +39,7 @@ LAYERS = {
     "dense": lambda x, k: tf.matmul(tf.reshape(x, [-1, 3]), k[0, 0]),
     "einsum": lambda x, k: tf.einsum("abcd,de->abce", x, k[0, 0]),
     "matmul": lambda x, k: tf.matmul(
-        tf.reshape(x, [4, 192]), MATRIX * (k / KERNEL).max()
+        tf.reshape(x, [4, 192]), np.tile(k.reshape(27, 6), (8, 1))[:192]
     ),
 }
 
@@ -55,7 +64,7 @@ def cases_of(layers, kinds, make, *, known=False):
     """Return a case for each layer and kind, or half of them, with its own kernel."""
     return {
         f"{layer}, {kind}": (
-            make(LAYERS[layer], kinds[kind], KERNEL * np.float32(1 + 0.01 * n)),
+            make(LAYERS[layer], kinds[kind], kernel_of(n)),
             (IMAGE if known or layer == "transposed" else ANY_BATCH,),
         )
         for n, (layer, kind) in enumerate(alternate(layers, kinds))
@@ -76,7 +85,7 @@ def test_one_number_for_all_channels_is_added_to_each():
     """The converter stores it with the steps of the first channel."""
 
     def adding(layer, form, kernel):
-        number = float(2 * (kernel / KERNEL).max())
+        number = float(np.abs(kernel).max() / 4)
         return lambda x: (form(layer(x, kernel), number), x + number)
 
     cases = cases_of(list(LAYERS)[:5], ONE_NUMBER, adding)
@@ -103,7 +112,7 @@ def test_what_is_added_has_any_shape_that_broadcasts():
         def compute(x):
             y = layer(x, kernel)
             shape = addend(y.shape.as_list())
-            factor = (kernel / KERNEL).max()
+            factor = np.abs(kernel).max() / 9
             return tf.nn.relu(y + tf.constant(normal(*shape, seed=7) * factor))
 
         return compute
@@ -145,7 +154,9 @@ def test_a_layer_computes_in_int8_whatever_stands_before_its_bias():
     cases = {
         f"{layer}, {between}, {shift}": (
             lambda x, layer=LAYERS[layer], between=BETWEEN[between], n=n, shift=shift: (
-                SHIFTS[shift](between(layer(x, KERNEL * np.float32(1 + 0.01 * n))))
+                SHIFTS[shift](
+                    between(layer(x, kernel_of(0) * np.float32(1 + 0.01 * n)))
+                )
             ),
             (ANY_BATCH,),
         )
