@@ -268,23 +268,18 @@ def _mega(line):
     return float(number)
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory):
+def chain(count):
     """Return a model of layers behind one another, of which some have to be held."""
-    layers = [tf.keras.layers.Dense(64, "tanh") for _ in range(LAYERS)]
-    network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *layers])
-    return model.open(network).save(tmp_path_factory.mktemp("chain") / "net")
-
-
-LAYERS = 5
+    layers = [tf.keras.layers.Dense(64, "tanh") for _ in range(count)]
+    return model.open(tf.keras.Sequential([tf.keras.Input([64], name="x"), *layers]))
 
 
 def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
-    geutil, chain, tmp_path, monkeypatch
+    geutil, tmp_path, monkeypatch
 ):
     """The same numbers are in the text and in the page."""
-    large = ("memory", chain, "--batch", "4096")
-    page = tmp_path / "chain.html"
+    net, page = chain(8).save(tmp_path / "chain"), tmp_path / "chain.html"
+    large = ("memory", net, "--batch", "4096")
     said = geutil.done(*large, "--html", page)
     peaks = [_mega(line) for line in said.splitlines()]
     assert peaks[1] < 0.8 * peaks[0]
@@ -309,10 +304,10 @@ def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
         return curves[0]
 
     monkeypatch.setattr(step, "curve", once)
-    monkeypatch.setattr(training_step, "BUDGETS", ("70%", "1%"))
-    options = (*large, "--budget", "90%", "--curve")
+    monkeypatch.setattr(training_step, "BUDGETS", ("90%", "1%"))
+    options = (*large, "--budget", "80%", "--curve")
     within = geutil.json(*options, "--html", page, "--force")
-    assert 1e6 * peaks[1] < within["peak"] <= 0.9 * within["plain_peak"]
+    assert 1e6 * peaks[1] < within["peak"] <= 0.8 * within["plain_peak"]
     plans = within["curve"]["plans"]
     assert [p["peak"] <= p["budget"] for p in plans] == [True] * len(plans)
     assert within["budget"] in [p["budget"] for p in plans]
@@ -324,8 +319,9 @@ def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
     assert "no plan found" in rows[-1]
 
 
-def test_memory_tells_how_large_a_batch_fits(geutil, chain):
-    said = geutil.done("memory", chain, "--memory", "1MB", "--largest-batch")
+def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
+    net = chain(5).save(tmp_path / "chain")
+    said = geutil.done("memory", net, "--memory", "1MB", "--largest-batch")
     rows = [line.split("\t") for line in said.splitlines()]
     plans = [f"a plan, {share}% more time" for share in (10, 20, 40)]
     assert [r[0] for r in rows] == ["plain", "order alone", "checkpoints", *plans]
@@ -336,9 +332,9 @@ def test_memory_tells_how_large_a_batch_fits(geutil, chain):
     assert plain < planned[0] and saving <= planned[2]
     assert all(_mega("\t".join(row[1:])) <= 1 for row in rows)
     # What is said of that batch, and of one more: of the step, without the variables.
-    variables = LAYERS * (64 * 64 + 64) * 4
+    variables = 5 * (64 * 64 + 64) * 4
     for batch, fits in ((saving, True), (saving + 1, False)):
-        peak = geutil.json("memory", chain, "--batch", str(batch))["peak"]
+        peak = geutil.json("memory", net, "--batch", str(batch))["peak"]
         assert (peak + variables <= 1_000_000) is fits
 
 
