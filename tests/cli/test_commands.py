@@ -320,7 +320,7 @@ def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
 
 
 def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
-    net = chain(5).save(tmp_path / "chain")
+    net = chain(3).save(tmp_path / "chain")
     said = geutil.done("memory", net, "--memory", "1MB", "--largest-batch")
     rows = [line.split("\t") for line in said.splitlines()]
     plans = [f"a plan, {share}% more time" for share in (10, 20, 40)]
@@ -332,7 +332,7 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
     assert plain < planned[0] and saving <= planned[2]
     assert all(_mega("\t".join(row[1:])) <= 1 for row in rows)
     # What is said of that batch, and of one more: of the step, without the variables.
-    variables = 5 * (64 * 64 + 64) * 4
+    variables = 3 * (64 * 64 + 64) * 4
     for batch, fits in ((saving, True), (saving + 1, False)):
         peak = geutil.json("memory", net, "--batch", str(batch))["peak"]
         assert (peak + variables <= 1_000_000) is fits
