@@ -133,9 +133,11 @@ class Opened:
 
     def until(self, condition: str, argument: Any = None) -> None:
         """Wait for a condition; the page's own policy forbids it to evaluate one."""
-        for _ in range(100_000):
+        for _ in range(30_000):
             if self.page.evaluate(condition, argument):
                 return
+            # To ask without a pause takes the processor that the page needs.
+            self.page.wait_for_timeout(10)
         raise AssertionError(f"never true: {condition}")
 
     def dots(
