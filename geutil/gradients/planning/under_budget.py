@@ -45,7 +45,7 @@ _WORTH_RISKING = 0.75
 are taken to be in place."""
 _MOVES_A_NODE, _MOST_MOVES = 160, 160_000
 """Moves of a search for each node of the problem, and at most. Ten times as many
-lowered no extra time of chains, residual and attention blocks of 36 to 260 nodes."""
+lowered no extra time of chains, residual and attention blocks of 36 to 285 nodes."""
 _SEARCHES = 2
 _SEARCHED_NODES, _MOST_SEARCHES = 4000, 2
 """How often other random numbers are tried: at most, times the nodes of the problem,
