@@ -329,7 +329,7 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
     assert 0 < plain <= ordered < saving
     # Any op as often as pays: more time fits at least as much.
     assert ordered <= planned[0] <= planned[1] <= planned[2]
-    assert plain < planned[1] and saving <= planned[2]
+    assert plain < planned[0] and saving <= planned[2]
     assert all(_mega("\t".join(row[1:])) <= 1 for row in rows)
     # What is said of that batch, and of one more: of the step, without the variables.
     variables = 3 * (64 * 64 + 64) * 4
