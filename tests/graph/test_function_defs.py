@@ -66,21 +66,15 @@ def test_functions_that_nothing_holds_are_forgotten(monkeypatch):
     assert graph._is_function(*names_in(held))
 
 
-def test_a_new_name_stays():
+def test_a_new_name_and_the_same_definition_stay():
     name = named()
     graph_def = library_of(tf.sin, {"sin": name})
     before = type(graph_def)()
     before.CopyFrom(graph_def)
-    assert with_unique_functions(graph_def) == {}
-    assert names_in(graph_def) == [name]
+    for again in (graph_def, library_of(tf.sin, {"sin": name}), graph_def):
+        assert with_unique_functions(again) == {}
+        assert names_in(again) == [name]
     assert graph_def.library == before.library
-
-
-def test_the_same_definition_keeps_its_name():
-    name = named()
-    for _ in range(3):
-        graph_def = library_of(tf.sin, {"sin": name})
-        assert with_unique_functions(graph_def) == {}
 
 
 def test_another_definition_gets_a_name_of_its_own_once():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from geutil.graph.tflite_files import FileOp, ops_of
 from geutil.graph.tflite_names import UniqueNames, op_names, spellings
 from geutil.graph.tflite_precision import precision_of, stored_bytes
 from geutil.graph.tflite_reading import BrokenFileError, read
@@ -27,6 +28,7 @@ def test_tensors_ops_and_signatures_are_those_that_the_interpreter_tells(name):
     for graph in file.graphs:
         own = op_names(graph)
         assert len(set(own)) == len(own) == len(graph.ops)
+    assert ops_of(blob) == [file_op(op, g) for g in file.graphs for op in g.ops]
     if name == "flex":
         return  # TensorFlow Lite alone cannot run it.
     main = file.graphs[0]
@@ -58,12 +60,23 @@ def test_tensors_ops_and_signatures_are_those_that_the_interpreter_tells(name):
     }
 
 
+def file_op(op, graph):
+    """Return what the shorter account of a file says of an op."""
+    tensors = [graph.tensors[i] for i in (*op.inputs, *op.outputs) if i >= 0]
+    result = graph.tensors[op.outputs[0]].name if op.outputs else ""
+    held = [() if t.quantization is None else t.quantization.scales for t in tensors]
+    steps = tuple(max(scales, default=0.0) for scales in held)
+    return FileOp(op.type, result, tuple(t.dtype.upper() for t in tensors), steps)
+
+
 def precisions(name):
     file = read(tflite_files.SAMPLES[name]().blob)
     return [(op.type, precision_of(op, g)) for g in file.graphs for op in g.ops]
 
 
 def test_what_ops_compute_in():
+    of_mixed = ops_of(tflite_files.mixed().blob)
+    assert [op.is_float for op in of_mixed] == [False, True, True, True, False]
     assert {p for _, p in precisions("int8")} == {"int8"}
     assert {p for _, p in precisions("floats")} == {"float32"}
     assert precisions("mixed") == [
@@ -144,8 +157,10 @@ def test_unique_names():
 
 @pytest.mark.parametrize("blob", [b"", b"TFL3", b"some other file altogether"])
 def test_other_bytes_are_refused(blob):
-    with pytest.raises(BrokenFileError, match="no TFLite file"):
-        read(blob)
+    for function in (read, ops_of):
+        with pytest.raises(ValueError, match="no TFLite file") as caught:
+            function(blob)
+        assert (function is read) == isinstance(caught.value, BrokenFileError)
 
 
 def test_a_file_that_is_cut_off_is_refused():

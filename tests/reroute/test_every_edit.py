@@ -8,37 +8,56 @@ from tests.graph.building import snapshot
 from tests.reroute.samples import chains
 from tests.select import tables
 from tests.select.tables import check_refused
-from tests.settings import in_each_setting
+from tests.settings import in_each_setting, names
 
 EDITS = {
     "swap_ts": lambda g: ge.swap_ts(g.a, g.b),
     "reroute_ts": lambda g: ge.reroute_ts(g.a, g.b),
-    "swap_inputs": lambda g: ge.swap_inputs(g.c.op, g.d.op),
-    "reroute_inputs": lambda g: ge.reroute_inputs(g.c.op, g.d.op),
-    "swap_outputs": lambda g: ge.swap_outputs(g.c.op, g.d.op),
-    "reroute_outputs": lambda g: ge.reroute_outputs(g.c.op, g.d.op),
-    "swap_ios": lambda g: ge.swap_ios(g.c.op, g.d.op),
-    "reroute_ios": lambda g: ge.reroute_ios(g.c.op, g.d.op),
+    "swap_inputs": lambda g: ge.swap_inputs(g.view_c, g.view_d),
+    "reroute_inputs": lambda g: ge.reroute_inputs(g.view_c, g.view_d),
+    "swap_outputs": lambda g: ge.swap_outputs(g.view_c, g.view_d),
+    "reroute_outputs": lambda g: ge.reroute_outputs(g.view_c, g.view_d),
+    "swap_ios": lambda g: ge.swap_ios(g.view_c, g.view_d),
+    "reroute_ios": lambda g: ge.reroute_ios(g.view_c, g.view_d),
     "add_control_inputs": lambda g: ge.add_control_inputs(g.d.op, g.a.op),
     "remove_control_inputs": lambda g: ge.remove_control_inputs(g.w.op, g.a.op),
     "detach_control_inputs": lambda g: ge.detach_control_inputs(g.w.op),
     "detach_control_outputs": lambda g: ge.detach_control_outputs(
         g.a.op, ge.ControlOutputs(g.graph)
     ),
-    "detach_inputs": lambda g: ge.detach_inputs(g.c.op),
+    "detach_inputs": lambda g: ge.detach_inputs(g.view_c),
     "detach_inputs control": lambda g: ge.detach_inputs([g.d.op, g.w.op], True),
-    "detach_outputs": lambda g: ge.detach_outputs(g.c.op),
+    "detach_outputs": lambda g: ge.detach_outputs(g.view_c),
     "detach_outputs control": lambda g: ge.detach_outputs(
         g.a.op, ge.ControlOutputs(g.graph)
     ),
-    "detach": lambda g: ge.detach(g.c.op),
+    "detach": lambda g: ge.detach(g.view_c),
     "detach control": lambda g: ge.detach(
         [g.a.op, g.c.op], control_ios=ge.ControlOutputs(g.graph)
     ),
-    "connect": lambda g: ge.connect(g.c.op, g.f.op),
-    "connect first": lambda g: ge.connect(g.c.op, g.f.op, disconnect_first=True),
-    "bypass": lambda g: ge.bypass(g.c.op),
+    "connect": lambda g: ge.connect(g.c.op, g.view_f),
+    "connect first": lambda g: ge.connect(g.c.op, g.view_f, disconnect_first=True),
+    "bypass": lambda g: ge.bypass(g.view_c),
 }
+
+
+def sample():
+    """Return chains, and views of some of their ops, two of which pass x on."""
+    g = chains()
+    x = tf.constant([1.0, 2.0], name="x")
+    tf.add(x, x, name="reads_x")
+    g.view_c, g.view_d = ge.sgv(g.c.op, x), ge.sgv(g.d.op, x)
+    g.view_f = ge.sgv(g.f.op)
+    return g
+
+
+def contents(g):
+    """Return the names of what is in the views."""
+    parts = [
+        (v.ops, v.inputs, v.outputs, v.passthroughs)
+        for v in (g.view_c, g.view_d, g.view_f)
+    ]
+    return [[names(part) for part in view] for view in parts]
 
 
 def check_each(check):
@@ -51,8 +70,8 @@ def check_each(check):
 def test_is_accepted_keeps_the_invariants_and_is_undone_by_an_abort(setting):
     def check(edit):
         def body():
-            g = chains()
-            before = snapshot(g.graph)[0]
+            g = sample()
+            before, held = snapshot(g.graph)[0], contents(g)
             with pytest.raises(KeyError), ge.transaction(g.graph):
                 edit(g)
                 assert snapshot(g.graph)[0] != before
@@ -60,6 +79,7 @@ def test_is_accepted_keeps_the_invariants_and_is_undone_by_an_abort(setting):
             after = snapshot(g.graph)[0]
             # Placeholders stay: TensorFlow cannot delete an op. Nobody reads them.
             assert {name: after[name] for name in before} == before
+            assert contents(g) == held
             new = set(after) - set(before)
             assert all("geph__" in name for name in new)
             ge.verify(g.graph)
@@ -74,7 +94,7 @@ def test_is_accepted_keeps_the_invariants_and_is_undone_by_an_abort(setting):
 
 @in_each_setting
 def test_is_refused_on_a_finalized_graph():
-    g = chains()
+    g = sample()
     g.graph.finalize()
     words = ["finalized", "geutil.copy"]
     try:
@@ -90,7 +110,7 @@ def test_is_refused_on_a_finalized_graph():
 
 def test_is_refused_while_a_session_is_open_that_has_run():
     with tf.Graph().as_default() as graph:
-        g = chains()
+        g = sample()
         ops = [op.name for op in graph.get_operations()]
 
         def check(edit):
@@ -104,13 +124,13 @@ def test_is_refused_while_a_session_is_open_that_has_run():
 
     def check_let_through(edit):
         with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
-            g = chains()
+            g = sample()
             session.run(g.e)
             with ge.allow_stale(graph):
                 edit(g)
             ge.verify(graph)
         with tf.Graph().as_default() as graph:
-            g = chains()
+            g = sample()
             with tf.compat.v1.Session() as session:
                 session.run(g.e)
             # The Session is closed: nobody is misled any more.
@@ -126,7 +146,7 @@ def built():
 
     @tf.function(autograph=False)
     def traced():
-        kept.append(chains())
+        kept.append(sample())
         return kept[0].e
 
     traced.get_concrete_function()
