@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-
 from geutil import gradients
-from tests.documented import frozen, missing_parts, signature
+from tests.documented import check_surface
 
-NAMES = """
+OTHERS = """
     Budget EncodedTensor GradientError KeptTensor LoopValues MIN_CHECKPOINT_SIZE
-    PipelinedStep Plan PlanCurve Policy RecomputedOp Report all_of any_of by_name
-    by_type capture_ops checkpointed encoding_errors explain format_ops gradients
-    gradients_collection gradients_memory gradients_speed inside larger_than last_report
-    not_ order_updates pipelined plan plan_curve toposort
+    PipelinedStep Plan PlanCurve Policy RecomputedOp Report
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
@@ -63,33 +58,11 @@ plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = (80
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
     -> list[list[Tensor]]
 """
-FROZEN = frozen(SIGNATURES)
-WHOLE = [
-    "capture_ops",
-    "checkpointed",
-    "explain",
-    "gradients",
-    "order_updates",
-    "pipelined",
-    "plan",
-    "plan_curve",
-    "toposort",
-]
+INCOMPLETE = """
+    all_of any_of by_name by_type encoding_errors format_ops gradients_collection
+    gradients_memory gradients_speed inside larger_than last_report not_
+"""
 
 
-def test_the_public_names():
-    assert sorted(gradients.__all__) == sorted(NAMES.split())
-
-
-def test_signatures():
-    functions = [n for n in NAMES.split() if inspect.isfunction(getattr(gradients, n))]
-    found = {n: f"{n}{signature(getattr(gradients, n))}" for n in functions}
-    assert found == FROZEN
-
-
-def test_docstrings():
-    public = {name: getattr(gradients, name) for name in gradients.__all__}
-    missing = {n: missing_parts(public[n], raises=True, cost=True) for n in WHOLE}
-    assert {name: parts for name, parts in missing.items() if parts} == {}
-    without = {name for name in public if not inspect.getdoc(public[name])}
-    assert without <= {"MIN_CHECKPOINT_SIZE", "Policy"}
+def test_the_public_surface():
+    check_surface(gradients, OTHERS, SIGNATURES, INCOMPLETE.split())

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-
 from geutil import memory
-from tests.documented import frozen, missing_parts, signature
+from tests.documented import check_surface
 
-NAMES = """
+OTHERS = """
     BatchFit Cut DeviceMeasurement DeviceMemory Environment Lifetime LiveTensor
-    Measurement MemoryByDevice Moment Node Pipeline
-    PipelineRun Program Simulation Stage Timeline TimelineComparison WorstCase bytes_of
-    compare execution_order largest_batch measure predict predict_by_device simulate
-    step_program
-    worst_case
+    Measurement MemoryByDevice Moment Node Pipeline PipelineRun Program Simulation
+    Stage Timeline TimelineComparison WorstCase
 """
 SIGNATURES = """
 bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
@@ -41,22 +36,8 @@ worst_case(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
     GivenShapes | None = None, threads: int | None = 8, grappler: bool = True, onednn:
     bool | None = None) -> WorstCase
 """
-FROZEN = frozen(SIGNATURES)
 SHORT = {"bytes_of", "execution_order", "simulate", "step_program"}
-"""Functions whose docstrings need no table of errors and costs."""
 
 
-def test_the_public_names():
-    assert sorted(memory.__all__) == sorted(NAMES.split())
-
-
-def test_signatures():
-    functions = [n for n in NAMES.split() if inspect.isfunction(getattr(memory, n))]
-    found = {name: f"{name}{signature(getattr(memory, name))}" for name in functions}
-    assert found == FROZEN
-
-
-def test_docstrings():
-    assert [n for n in memory.__all__ if not inspect.getdoc(getattr(memory, n))] == []
-    for name in FROZEN.keys() - SHORT:
-        assert missing_parts(getattr(memory, name), raises=True, cost=True) == [], name
+def test_the_public_surface():
+    check_surface(memory, OTHERS, SIGNATURES, SHORT)
