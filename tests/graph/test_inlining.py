@@ -121,6 +121,15 @@ def variable_graph(build, value=(1.0, 2.0)):
     return graph.as_graph_def(add_shapes=True)
 
 
+def inlined_in_order(build, feed=FEED, **options):
+    """Check `out` and the variable behind it, and the order of its accesses."""
+    steps = [["init"], ["out:0"], ["value:0"]]
+    inlined = same(variable_graph(build), steps, feed, **options)
+    if not inlined.kept:
+        assert unordered(inlined.graph_def) == []
+    return inlined
+
+
 def test_the_body_waits_for_what_the_call_waits_for():
     def build(v):
         @traced
@@ -192,36 +201,30 @@ def test_who_waits_for_a_call_waits_for_its_effects():
         with tf.control_dependencies([first.op]):
             tf.identity(v.read_value(), name="out")
 
-    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED)
-    assert unordered(inlined.graph_def) == []
+    inlined_in_order(build)
 
 
 def test_an_effect_happens_however_deep():
-    @function.Defun(tf.resource, tf.float32, func_name="Deep1")
-    def one(handle, x):
+    def assign(handle, x):
         tf.raw_ops.AssignAddVariableOp(resource=handle, value=x)
-        return tf.constant(1.0)
 
-    @function.Defun(tf.resource, tf.float32, func_name="Deep2")
-    def two(handle, x):
-        one(handle, x)
-        return tf.constant(2.0)
+    def around(call, depth):
+        @function.Defun(tf.resource, tf.float32, func_name=f"Deep{depth}")
+        def deep(handle, x):
+            call(handle, x)
+            return tf.constant(float(depth))
 
-    @function.Defun(tf.resource, tf.float32, func_name="Deep3")
-    def three(handle, x):
-        two(handle, x)
-        return tf.constant(3.0)
+        return deep
 
-    @function.Defun(tf.resource, tf.float32, func_name="Deep4")
-    def four(handle, x):
-        three(handle, x)
-        return tf.constant(4.0)
+    call = assign
+    for depth in range(1, 5):
+        call = around(call, depth)
 
     def build(v):
-        tf.identity(four(v.handle, placeholder()), name="out")
+        tf.identity(call(v.handle, placeholder()), name="out")
 
     for keep in ([], ["Deep1"], ["Deep2"], ["Deep3"]):
-        same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED, keep=keep)
+        inlined_in_order(build, keep=keep)
 
 
 def test_a_write_in_a_body_comes_after_a_read_before_the_call():
@@ -233,8 +236,7 @@ def test_a_write_in_a_body_comes_after_a_read_before_the_call():
 
         tf.identity(write(v.read_value()), name="out")
 
-    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]])
-    assert unordered(inlined.graph_def) == []
+    inlined_in_order(build, None)
 
 
 @pytest.mark.parametrize("by_control", [True, False])
@@ -254,8 +256,7 @@ def test_a_read_in_a_body_comes_before_a_write_behind_the_call(by_control):
         with tf.control_dependencies([change]):
             tf.identity(value, name="out")
 
-    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED)
-    assert unordered(inlined.graph_def) == []
+    inlined_in_order(build)
 
 
 def test_a_call_that_is_run_by_name():
@@ -398,8 +399,7 @@ def test_a_function_with_an_effect_in_a_branch_of_version_1_stays(control_flow_v
     def build(v):
         tf.identity(branch(v.handle, placeholder()), name="out")
 
-    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED)
-    (kept,) = inlined.kept
+    (kept,) = inlined_in_order(build).kept
     assert kept.function == "Branch"
     assert "version 1" in kept.reason
 
@@ -434,13 +434,8 @@ def test_calls_that_stay(control_flow_v2):
 
     def build():
         x = placeholder()
-        for name, which in [
-            ("kept", "plain"),
-            ("xla", "compiled"),
-            ("marked", "plain"),
-            ("overridden", "plain"),
-            ("own", "plain"),
-        ]:
+        for name in ("kept", "xla", "marked", "overridden", "own"):
+            which = "compiled" if name == "xla" else "plain"
             op = raw_call(name, functions, which, [x], [tf.float32])
             tf.identity(op.outputs[0], name=f"{name}_out")
 
@@ -454,12 +449,9 @@ def test_calls_that_stay(control_flow_v2):
     if not tf.config.list_physical_devices("XLA_CPU"):
         outs.remove("xla_out:0")
     inlined = same(graph_def, [outs], FEED)
+    stay = ("xla", "marked", "overridden")
     assert {k.node: k.function for k in inlined.kept} == {
-        "xla": compiled.name.decode()
-        if isinstance(compiled.name, bytes)
-        else compiled.name,
-        "marked": by_name["marked"].attr["f"].func.name,
-        "overridden": by_name["overridden"].attr["f"].func.name,
+        name: by_name[name].attr["f"].func.name for name in stay
     }
     reasons = {k.node: k.reason for k in inlined.kept}
     assert "XLA" in reasons["xla"]
@@ -495,43 +487,29 @@ def test_a_kept_call_inside_a_body_and_its_callees():
     assert sorted("keep_me" in n or "affine" in n for n in left) == [True, True]
 
 
-def test_functions_with_gradient_functions_stay():
+def test_functions_with_gradient_functions_and_symbolic_gradients_stay():
     @function.Defun(tf.float32, tf.float32, func_name="Grad")
     def gradient(x, dy):
         return dy * 5.0
 
-    @function.Defun(tf.float32, func_name="Fun", grad_func=gradient)
-    def fun(x):
-        return x * 2.0
+    for gradients in ([gradient], []):
 
-    def build():
-        x = placeholder()
-        y = tf.identity(fun(x), name="out")
-        tf.identity(tf.gradients(y, x)[0], name="gradient")
+        @function.Defun(tf.float32, func_name="Fun", grad_func=(*gradients, None)[0])
+        def fun(x):
+            return x * x
 
-    inlined = same(graph_of(build), [["out:0", "gradient:0"]], FEED)
-    assert {k.function for k in inlined.kept} == {"Fun"}
-    assert {"Fun", "Grad"} <= {
-        f.signature.name for f in inlined.graph_def.library.function
-    }
-    assert [g.gradient_func for g in inlined.graph_def.library.gradient] == ["Grad"]
+        def build(fun=fun):
+            x = placeholder()
+            y = tf.identity(fun(x), name="out")
+            tf.identity(tf.gradients(y, x)[0], name="gradient")
 
-
-def test_symbolic_gradients_stay():
-    @function.Defun(tf.float32, func_name="Squared")
-    def square(x):
-        return x * x
-
-    def build():
-        x = placeholder()
-        y = tf.identity(square(x), name="out")
-        tf.identity(tf.gradients(y, x)[0], name="gradient")
-
-    inlined = same(graph_of(build), [["out:0", "gradient:0"]], FEED)
-    (kept,) = inlined.kept
-    assert kept.function == "Squared"
-    assert "gradient of the function" in kept.reason
-    assert [f.signature.name for f in inlined.graph_def.library.function] == ["Squared"]
+        inlined = same(graph_of(build), [["out:0", "gradient:0"]], FEED)
+        assert {k.function for k in inlined.kept} == {"Fun"}
+        library = inlined.graph_def.library
+        names = [f.signature.name for f in library.function]
+        assert sorted(names) == ["Fun", "Grad"][: 1 + len(gradients)]
+        assert [g.gradient_func for g in library.gradient] == ["Grad"] * len(gradients)
+    assert "gradient of the function" in inlined.kept[0].reason
 
 
 # Devices and colocation

@@ -89,37 +89,34 @@ def build_names(calls, before=()):
     return [n for n in names if n not in original]
 
 
-def test_a_body_keeps_its_names():
-    names = build_names([("PartitionedCall", "layer")])
-    assert names == ["dense/neg", "one", "add", "Identity"]
+ONE, TWO = ("PartitionedCall", "layer"), ("PartitionedCall_1", "layer")
+BODY = ["dense/neg", "one", "add", "Identity"]
+# Calls, names that are taken before, and the names of what the bodies hold.
+NAMES = [
+    ([ONE], [], BODY),
+    ([("block", "layer")], [], [f"block/{name}" for name in BODY]),
+    ([("other/PartitionedCall", "layer")], [], [f"other/{name}" for name in BODY]),
+    # Calls that are in each other's way all move; scopes that are taken are not mixed.
+    ([ONE, TWO], [], [f"layer{i}/{name}" for i in ("", "_1") for name in BODY]),
+    (
+        [ONE, TWO],
+        ["layer", "layer_1/one"],
+        [f"layer{i}/{name}" for i in ("_2", "_3") for name in BODY],
+    ),
+    # Automatic names get another number; a body of no others moves.
+    (
+        [("PartitionedCall", "wrapper")],
+        ["Identity", "Identity_1"],
+        [*"abcdef", "Identity_4", "Identity_2", "Identity_3"],
+    ),
+    (
+        [("PartitionedCall", "automatic")],
+        ["Neg"],
+        ["automatic/Neg", "automatic/mul/y", "automatic/mul", "automatic/Identity"],
+    ),
+]
 
 
-def test_a_call_gives_its_name():
-    names = build_names([("block", "layer"), ("other/PartitionedCall", "layer")])
-    assert names == [
-        *("block/dense/neg", "block/one", "block/add", "block/Identity"),
-        *("other/dense/neg", "other/one", "other/add", "other/Identity"),
-    ]
-
-
-def test_calls_in_each_others_way_all_move():
-    calls = [("PartitionedCall", "layer"), ("PartitionedCall_1", "layer")]
-    names = build_names(calls)
-    assert {n.partition("/")[0] for n in names} == {"layer", "layer_1"}
-    assert len(names) == 8
-
-
-def test_scopes_that_are_taken_are_not_mixed():
-    calls = [("PartitionedCall", "layer"), ("PartitionedCall_1", "layer")]
-    names = build_names(calls, ["layer", "layer_1/one"])
-    assert {n.partition("/")[0] for n in names} == {"layer_2", "layer_3"}
-
-
-def test_automatic_names_get_another_number():
-    names = build_names([("PartitionedCall", "wrapper")], ["Identity", "Identity_1"])
-    assert names == [*"abcdef", "Identity_4", "Identity_2", "Identity_3"]
-
-
-def test_a_body_of_automatic_names_moves():
-    names = build_names([("PartitionedCall", "automatic")], ["Neg"])
-    assert {n.partition("/")[0] for n in names} == {"automatic"}
+def test_names_of_bodies():
+    found = [(calls, before, build_names(calls, before)) for calls, before, _ in NAMES]
+    assert found == NAMES
