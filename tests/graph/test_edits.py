@@ -335,10 +335,3 @@ def test_undo_after_the_graph_was_finalized(line):
         line.graph.finalize()
         raise StopError
     assert line.reads() == ["a", "b", "c"]
-
-
-def test_a_transaction_takes_a_graph():
-    for wrong in (None, "graph", 1, object()):
-        block = ge.transaction(wrong)
-        with pytest.raises(ge.ArgumentTypeError, match=r"expected a tf\.Graph"), block:
-            pass

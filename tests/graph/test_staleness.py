@@ -1,6 +1,8 @@
 """Edits that TensorFlow would silently ignore."""
 
 import gc
+import itertools
+import weakref
 
 import pytest
 import tensorflow as tf
@@ -67,15 +69,6 @@ def test_an_edit_after_a_run_is_refused(net):
         assert words in message
 
 
-def test_a_run_that_fails_counts(net):
-    with net.graph.as_default():
-        missing = tf.compat.v1.placeholder(tf.float32, name="missing")
-    with Session(graph=net.graph) as session:
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            session.run(missing)
-        refused(net)
-
-
 def test_a_closed_session_does_not_hide_a_live_one(net):
     first, second = Session(graph=net.graph), Session(graph=net.graph)
     first.run(net.z)
@@ -86,43 +79,24 @@ def test_a_closed_session_does_not_hide_a_live_one(net):
     assert net.edit() == 1
 
 
-def test_a_session_that_was_collected_does_not_count(net):
+def test_geutil_keeps_no_session_and_no_graph_alive():
+    net = Net()
     session = Session(graph=net.graph)
     session.run(net.z)
     refused(net)
+    # One that was collected does not count.
     del session
     gc.collect()
     assert len(state_of(net.graph).sessions) == 0
     assert net.edit() == 1
     assert net.fresh_result() == 2.0
-
-
-def test_geutil_keeps_no_session_and_no_graph_alive():
-    import weakref
-
-    net = Net()
     session = Session(graph=net.graph)
     session.run(net.z)
-    refused(net)
     session.close()
-    net.edit()
     ends = weakref.ref(session), weakref.ref(net.graph)
     del session, net
     gc.collect()
     assert [end() for end in ends] == [None, None]
-
-
-def test_ops_made_after_the_last_run_may_be_edited(net):
-    with Session(graph=net.graph) as session:
-        session.run(net.z)
-        with net.graph.as_default():
-            late = tf.negative(net.x, name="late")
-        assert ge.reroute_ts(net.y, net.x, can_modify=[late.op]) == 1
-        # The Session does see it, and the old ops are as they were.
-        assert session.run([late, net.z]) == [-2.0, 1.0]
-        with pytest.raises(ge.StaleGraphError, match="with op 'late' in it"):
-            ge.reroute_ts(net.x, net.y, can_modify=[late.op])
-        assert session.run(late) == -2.0
 
 
 def test_each_session_counts_by_what_it_has_seen(net):
@@ -135,16 +109,15 @@ def test_each_session_counts_by_what_it_has_seen(net):
     with pytest.raises(ge.StaleGraphError, match="with op 'late' in it"):
         ge.reroute_ts(net.y, net.x, **only_late)
     later.close()
+    # The other one has not seen it, and sees the edit; the old ops are as they were.
     assert ge.reroute_ts(net.y, net.x, **only_late) == 1
-    assert early.run(late) == -2.0
-    early.close()
-
-
-def test_a_session_of_another_graph_does_not_count(net):
+    assert early.run([late, net.z]) == [-2.0, 1.0]
+    with pytest.raises(ge.StaleGraphError, match="with op 'late' in it"):
+        ge.reroute_ts(net.x, net.y, **only_late)
+    # Nor does one of another graph count.
     other = Net()
-    with Session(graph=other.graph) as session:
-        session.run(other.z)
-        assert net.edit() == 1
+    assert other.edit() == 1
+    early.close()
 
 
 def by_callable(session, net):
@@ -162,8 +135,16 @@ def by_options(session, net):
     assert call() == [1.0]
 
 
+def that_fails(session, net):
+    with net.graph.as_default():
+        missing = tf.compat.v1.placeholder(tf.float32, name="missing")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        session.run(missing)
+
+
 RUNS = [
     lambda session, net: session.run(net.y),
+    that_fails,
     lambda session, net: session.partial_run_setup([net.z], []),
     by_callable,
     by_options,
@@ -175,7 +156,7 @@ def test_what_counts_as_a_run():
         net = Net()
         with Session(graph=net.graph) as session:
             run(session, net)
-            refused(net)
+            refused(net, "a live Session has run this graph")
 
 
 def test_sessions_of_other_kinds_count(net):
@@ -213,9 +194,10 @@ def test_allow_stale(net):
             ge.reroute_ts(net.x, net.y)
 
 
-def test_allow_stale_takes_a_graph():
-    for wrong in (None, "graph", 1):
-        block = ge.allow_stale(wrong)
+def test_blocks_take_a_graph():
+    wrongs = (None, "graph", 1, object())
+    for make, wrong in itertools.product((ge.allow_stale, ge.transaction), wrongs):
+        block = make(wrong)
         with pytest.raises(ge.ArgumentTypeError, match=r"expected a tf\.Graph"), block:
             pass
 
@@ -231,10 +213,6 @@ def test_a_finalized_graph_is_refused_even_with_allow_stale(net):
     assert snapshot(net.graph) == before
     assert "is finalized" in str(caught.value)
     assert "geutil.copy(graph, tf.Graph())" in str(caught.value)
-
-
-def test_the_way_that_the_message_shows_works(net):
-    net.graph.finalize()
     copy = tf.Graph()
     ge.copy(net.graph, copy)
     x, y, z = (copy.get_tensor_by_name(f"{n}:0") for n in "xyz")
@@ -245,12 +223,12 @@ def test_the_way_that_the_message_shows_works(net):
 # -- functions -------------------------------------------------------------------------
 
 
-def doubled():
-    @tf.function(autograph=False)
-    def double(x):
-        return tf.identity(x * 2.0, name="result")
-
-    return double
+def of_three(function):
+    """Return what a Session computes of a function at 3."""
+    with tf.Graph().as_default():
+        result = function(tf.constant(3.0))
+        with Session() as session:
+            return float(session.run(result))
 
 
 def edit_function(graph):
@@ -269,11 +247,10 @@ def test_a_tracing_func_graph_is_edited_and_the_function_sees_it():
         return result
 
     concrete = function.get_concrete_function(SPEC)
-    with tf.Graph().as_default():
-        result = concrete(tf.constant(3.0))
-        with Session() as session:
-            assert session.run(result) == 3.0
-    (graph,) = graphs
+    function.get_concrete_function(tf.TensorSpec([2], tf.float32))
+    assert of_three(concrete) == 3.0
+    graph, another = graphs
+    assert another is not graph
     product = graph.get_operation_by_name("mul").outputs[0]
     with pytest.raises(ge.StaleGraphError):
         ge.reroute_ts(product, graph.inputs[0])
@@ -281,24 +258,7 @@ def test_a_tracing_func_graph_is_edited_and_the_function_sees_it():
         result = graph.get_operation_by_name("result")
         assert ge.reroute_ts(product, graph.inputs[0], can_modify=[result]) == 1
     # TensorFlow calls what it built.
-    with tf.Graph().as_default():
-        result = concrete(tf.constant(3.0))
-        with Session() as session:
-            assert session.run(result) == 3.0
-
-
-def test_a_function_that_is_traced_again_is_edited_again():
-    edited = []
-
-    @tf.function(autograph=False)
-    def function(x):
-        result = tf.identity(x * 2.0, name="result")
-        edited.append(edit_function(result.graph))
-        return result
-
-    function.get_concrete_function(SPEC)
-    function.get_concrete_function(tf.TensorSpec([2], tf.float32))
-    assert edited == [1, 1]
+    assert of_three(concrete) == 3.0
 
 
 def test_bodies_of_functional_control_flow_are_built(control_flow_v2):
@@ -347,18 +307,10 @@ def doubled_in_version_1(inside):
     return double
 
 
-def of_two(double):
-    """Return what a Session computes of a function at 2."""
-    with tf.Graph().as_default():
-        result = double(tf.constant(2.0))
-        with Session() as session:
-            return float(session.run(result))
-
-
 def test_a_built_version_1_function_is_refused():
     graphs = []
     double = doubled_in_version_1(lambda result: graphs.append(result.graph))
-    assert of_two(double) == 4.0
+    assert of_three(double) == 6.0
     (graph,) = graphs
     before = settings.edges(graph)
     with pytest.raises(ge.StaleGraphError, match=r"'Double' is built already.*Defun"):
@@ -367,12 +319,9 @@ def test_a_built_version_1_function_is_refused():
     with ge.allow_stale(graph):
         assert edit_function(graph) == 1
     # TensorFlow calls what it built.
-    assert of_two(double) == 4.0
-
-
-def test_a_version_1_function_sees_edits_while_it_is_traced():
-    double = doubled_in_version_1(lambda result: edit_function(result.graph))
-    assert of_two(double) == 2.0
+    assert of_three(double) == 6.0
+    # While it is traced, it sees edits.
+    assert of_three(doubled_in_version_1(lambda y: edit_function(y.graph))) == 3.0
 
 
 def test_bodies_of_version_1_datasets_are_built():
@@ -485,7 +434,8 @@ def test_edits_do_not_scan_the_heap(net, monkeypatch):
         session.run(net.z)
         refused(net)
     assert net.edit() == 1
-    graph = doubled().get_concrete_function(SPEC).graph
+    double = tf.function(lambda x: tf.identity(x * 2.0, name="result"))
+    graph = double.get_concrete_function(SPEC).graph
     with pytest.raises(ge.StaleGraphError):
         edit_function(graph)
 

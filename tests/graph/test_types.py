@@ -60,23 +60,15 @@ def test_unique_name_is_reserved():
     assert names == ["a/x", "a/x_1", "a/x_2"]
     with graph.as_default():
         assert tf.constant(1.0, name="a/x").op.name == "a/x_3"
+    # It steps aside for ops that exist.
+    assert absolute_unique_name(graph, "a/x_3") == "a/x_3_1"
 
 
 def test_many_unique_names():
     with tf.Graph().as_default() as graph, tf.name_scope("outer"):
         names = absolute_unique_names(graph, ["x", "a/y", "x", "x"])
         assert names == ["x", "a/y", "x_1", "x_2"]
-        assert tf.constant(1.0, name="x").op.name == "outer/x"
-
-
-def test_unique_name_steps_aside_for_ops_that_exist():
-    with tf.Graph().as_default() as graph:
-        tf.constant(1.0, name="x")
-    assert absolute_unique_name(graph, "x") == "x_1"
-
-
-def test_the_scope_is_put_back_after_a_refusal():
-    with tf.Graph().as_default() as graph, tf.name_scope("outer"):
+        # The scope is put back, after a refusal too.
         with pytest.raises(AttributeError):
             absolute_unique_name(graph, None)
         assert tf.constant(1.0, name="x").op.name == "outer/x"
@@ -179,6 +171,10 @@ def test_flatten_does_not_recurse():
 def test_tensors_and_ops_are_leaves():
     graph = settings.default_graph()
     t = tf.constant([1.0, 2.0], name="t")
+    with tf.init_scope():
+        eager = [tf.constant(value) for value in (1.0, [1.0, 2.0])]
+    assert all(map(is_leaf, eager))
+    assert [id(leaf) for leaf in flatten(eager)] == list(map(id, eager))
     count = len(graph.get_operations())
     leaves = flatten({"t": t, "op": [t.op]})
     assert leaves[0] is t
@@ -187,16 +183,6 @@ def test_tensors_and_ops_are_leaves():
     map_leaves([t, (t.op,)], seen.append)
     assert [leaf.name for leaf in seen] == [t.name, t.op.name]
     assert len(graph.get_operations()) == count
-
-
-@pytest.mark.parametrize("value", [1.0, [1.0, 2.0]], ids=["scalar", "vector"])
-def test_an_eager_tensor_is_a_leaf(value):
-    with tf.init_scope():
-        t = tf.constant(value)
-    assert is_leaf(t)
-    leaves = flatten([t])
-    assert len(leaves) == 1
-    assert leaves[0] is t
 
 
 class Alike:
@@ -216,14 +202,6 @@ class Unhashable:
         raise AssertionError("compared by ==")
 
 
-def test_dereference():
-    with tf.Graph().as_default():
-        x = tf.constant(1.0)
-    assert dereference(x.ref()) is x
-    assert dereference(x) is x
-    assert dereference("key") == "key"
-
-
 def test_map_never_compares_or_hashes_its_keys():
     a, b = Unhashable(), Unhashable()
     numbers = MutableIdentityMap([(a, 1)])
@@ -232,6 +210,17 @@ def test_map_never_compares_or_hashes_its_keys():
     assert Unhashable() not in numbers
     assert numbers.get(b) == 2
     assert [key is k for key, k in zip(numbers, (a, b), strict=True)] == [True] * 2
+
+
+def test_equal_elements_are_told_apart():
+    a, b, c = Alike(), Alike(), Alike()
+    found = IdentitySet([a, b, a])
+    found.add(b)
+    assert [id(e) for e in found] == [id(a), id(b)]
+    assert c not in found
+    # Each first one stays.
+    assert [id(e) for e in unique([c, a, c, b, a])] == [id(c), id(a), id(b)]
+    assert index_by_identity([b, a, b]) == {id(b): 0, id(a): 1}
 
 
 def test_map_tells_equal_keys_apart_and_overwrites_in_place():
@@ -261,6 +250,8 @@ def test_map_of_tensors_adds_no_ops():
     found = MutableIdentityMap([(x, "x")])
     found[y.ref()] = "y"
     assert (found[x], found[x.ref()], found[y]) == ("x", "x", "y")
+    assert dereference(x.ref()) is dereference(x) is x
+    assert dereference("key") == "key"
     assert x in found
     assert found == IdentityMap([(x, "x"), (y, "y")])
     assert found != IdentityMap([(x, "x"), (y, "x")])
@@ -274,26 +265,6 @@ def test_map_of_tensors_adds_no_ops():
     assert len(graph.get_operations()) == count
 
 
-def test_set_tells_equal_elements_apart():
-    a, b = Alike(), Alike()
-    found = IdentitySet([a, b, a])
-    found.add(b)
-    assert len(found) == 2
-    assert [e is o for e, o in zip(found, (a, b), strict=True)] == [True, True]
-    assert Alike() not in found
-
-
-def test_unique_keeps_the_first_of_each():
-    a, b, c = Alike(), Alike(), Alike()
-    found = unique([c, a, c, b, a])
-    assert [id(e) for e in found] == [id(c), id(a), id(b)]
-
-
-def test_index_is_that_of_the_first():
-    a, b = Alike(), Alike()
-    assert index_by_identity([b, a, b]) == {id(b): 0, id(a): 1}
-
-
 def test_collections_of_ops_and_tensors():
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0, name="x")
@@ -301,21 +272,16 @@ def test_collections_of_ops_and_tensors():
         graph.add_to_collection("first", x)
         graph.add_to_collection("second", x.op)
         graph.add_to_collections(["first", "third"], y)
+        # Other objects are left out.
+        variable = tf.compat.v1.Variable(1.0)
+        graph.add_to_collection("third", "text")
+    assert variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     found = collections_of_elements(graph)
     assert {e.name: sorted(names) for e, names in found.items()} == {
         "x:0": ["first"],
         "x": ["second"],
         "y:0": ["first", "third"],
     }
-
-
-def test_other_objects_are_left_out():
-    with tf.Graph().as_default() as graph:
-        variable = tf.compat.v1.Variable(1.0)
-        graph.add_to_collection("things", "text")
-        graph.add_to_collection("things", 1)
-    assert variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    assert not collections_of_elements(graph)
 
 
 def test_known_collection_names():
