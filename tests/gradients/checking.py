@@ -11,11 +11,14 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import memory
-from geutil.gradients import Report, step_order
+from geutil.gradients import Report, gradients, step_order
+from geutil.gradients.tape import TapeEngine
 from geutil.graph.runtime import is_determinism_enabled
 from tests.processes import forked
 
 SCOPE = "recomputed/"
+EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
+TAPES = "tape", EAGER_SUMS
 _HELPERS = ("NoOp", "PlaceholderWithDefault")
 
 
@@ -179,6 +182,39 @@ def unlike(
 def named(functions: Iterable[Any], values: Iterable[Any]) -> dict[str, Any]:
     """Return values by the names of the functions that they come from."""
     return {f.__name__: v for f, v in zip(functions, values, strict=True)}
+
+
+def check_forms_and_values(plain: Any, ours: Any, feed: Any = None) -> None:
+    """Check gradients of a graph against TensorFlow's, their dtypes and shapes too."""
+    graph = flat(plain)[0].graph
+    ge.verify(graph)
+    assert forms(ours) == forms(plain)
+    for p, o in zip(flat(plain), flat(ours), strict=True):
+        assert o.dtype == p.dtype
+        assert p.shape.is_compatible_with(o.shape)
+    expected, actual = run(graph, [flat(plain), flat(ours)], feed)
+    assert_close(actual, expected)
+
+
+def plain_values(
+    functions: Iterable[Any], ys: Sequence[Any], xs: Sequence[Any], tape: Any = None
+) -> dict[str, Any]:
+    """Return plain gradients by the names of functions, which a tape gives as well.
+
+    `EAGER_SUMS` takes them first: gradients of a loop may change it.
+    """
+
+    def by_tape(is_first: bool) -> list[Any]:
+        if tape is None or (tape is EAGER_SUMS) != is_first:
+            return []
+        return gradients(ys, xs, checkpoints=None, engine=tape)
+
+    ours = by_tape(True)
+    plain = tf.gradients(ys, xs)
+    ours += by_tape(False)
+    if tape is not None:
+        check_forms_and_values(plain, ours)
+    return run(plain[0].graph, named(functions, plain))
 
 
 def copied(graph: tf.Graph) -> dict[str, tf.Operation]:

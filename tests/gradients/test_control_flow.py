@@ -9,17 +9,19 @@ import tensorflow as tf
 import geutil as ge
 from geutil.gradients import by_type, gradients, last_report
 from tests.gradients.checking import (
+    TAPES,
     assert_close,
     check,
     copied,
     deep,
     named,
+    plain_values,
     run,
     unlike,
 )
+from tests.settings import control_flow
 from tests.thorough import chosen
 
-v1 = tf.compat.v1
 SHAPE = [6, 8]
 
 
@@ -124,17 +126,6 @@ KEPT = {
 }
 
 
-@contextlib.contextmanager
-def version_1_control_flow():
-    enabled = v1.control_flow_v2_enabled()
-    v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        if enabled:
-            v1.enable_control_flow_v2()
-
-
 def build(body):
     """Return x, what stands before, at and behind the unit, and y."""
     x = start()
@@ -154,11 +145,18 @@ def build_all(bodies):
     return built
 
 
-def check_values(bodies, choose, **options):
-    """Check gradients by the xs of bodies; return the types of copied ops, by body."""
-    with tf.Graph().as_default() as graph:
+def check_values(bodies, choose, tape=None, **options):
+    """Check gradients by the xs of bodies; return the types of copied ops, by body.
+
+    Args:
+        bodies: functions of one tensor.
+        choose: returns the checkpoints, given what `build_all` does.
+        tape: an engine to compare as well.
+        options: of `gradients`.
+    """
+    with tf.Graph().as_default():
         xs, *_, ys = zip(*build_all(bodies), strict=True)
-        plain = run(graph, named(bodies, tf.gradients(ys, list(xs))))
+        plain = plain_values(bodies, ys, list(xs), tape)
     with tf.Graph().as_default() as graph:
         built = build_all(bodies)
         xs, *_, ys = zip(*built, strict=True)
@@ -192,7 +190,7 @@ TURNS = chosen(range(len(KEPT)), 0)
 @pytest.mark.parametrize("bodies", [BODIES[:5], BODIES[5:]], ids=["first", "others"])
 @pytest.mark.parametrize("turn", TURNS)
 def test_functional(turn, bodies):
-    types = check_values(bodies, in_turn(turn))
+    types = check_values(bodies, in_turn(turn), TAPES[bodies == BODIES[:5]])
     kept = [*KEPT] * len(bodies)
     for body, choice in zip(bodies, kept[turn:], strict=False):
         assert types[body.__name__] or choice == "only its output"
@@ -208,7 +206,7 @@ def test_speed_keeps_what_units_yield():
 
 @pytest.mark.parametrize("turn", TURNS)
 def test_version_1(turn):
-    with version_1_control_flow():
+    with control_flow(1):
         types = check_values(IN_VERSION_1, in_turn(turn))
     units = {"Enter", "Exit", "Switch", "Merge", "NextIteration"}
     assert {body for body, found in types.items() if found & units} == set()
@@ -222,7 +220,7 @@ def test_version_1_by_policy_and_offloaded(offload):
         between = [t for _, *between, _ in built for t in between]
         return between if offload else by_type("Exp")
 
-    with version_1_control_flow():
+    with control_flow(1):
         check_values(bodies, choose, offload=offload)
 
 
@@ -236,7 +234,7 @@ def test_gradients_within_a_body(unit):
     def values(take):
         with contextlib.ExitStack() as stack:
             if unit == "version 1":
-                stack.enter_context(version_1_control_flow())
+                stack.enter_context(control_flow(1))
             graph = stack.enter_context(tf.Graph().as_default())
             x = start()
             if unit in ("while", "version 1"):

@@ -2,18 +2,19 @@
 
 from itertools import chain
 
-import pytest
 import tensorflow as tf
 
 from geutil.gradients import checkpointed, gradients, gradients_speed, last_report
 from geutil.gradients.step import build_step
 from tests.gradients.checking import (
+    TAPES,
     assert_as_near,
     assert_close,
     check,
     copied,
     deep,
     named,
+    plain_values,
     run,
     unlike,
 )
@@ -100,11 +101,10 @@ def build_all():
     return list(xs), list(chain.from_iterable(kept)), list(ys)
 
 
-@pytest.mark.usefixtures("determinism")
-def test_graphs():
-    with tf.Graph().as_default() as graph:
+def test_graphs(determinism):
+    with tf.Graph().as_default():
         xs, _, ys = build_all()
-        plain = run(graph, named(LAYERS, tf.gradients(ys, xs)))
+        plain = plain_values(LAYERS, ys, xs, TAPES[determinism])
     with tf.Graph().as_default() as graph:
         xs, kept, ys = build_all()
         count = len(graph.get_operations())

@@ -1,5 +1,7 @@
 """Everything that `tf.gradients` takes, in graphs and inside `tf.function`."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -128,8 +130,10 @@ def check_variables(build_variables, run_it):
     """Check gradients by variables, and that some recompute."""
 
     def build():
-        variables = build_variables()
-        layers = network(start(), *(tf.convert_to_tensor(v) for v in variables))
+        *variables, aside = build_variables()
+        # The first one is read twice.
+        read = map(tf.convert_to_tensor, [*variables, variables[0]])
+        layers = network(start(), *read)
         tensors = [getattr(v, "value", v) for v in variables]
         tensors = [
             t if isinstance(t, tf.Variable) else v
@@ -140,16 +144,21 @@ def check_variables(build_variables, run_it):
         by_tuple = gradients(layers[-1], tuple(variables), checkpoints=[layers[2]])
         alone = gradients(layers[-1], variables[0], checkpoints=[layers[2]])
         assert report().recomputed
-        return plain + by_list + by_tuple + alone
+        taped = partial(gradients, checkpoints=None, engine="tape")
+        *by_tape, none = taped(layers[-1], [*variables, aside])
+        assert none is None
+        zero = taped(layers[-1], aside, unconnected_gradients="zero")
+        return plain + by_list + by_tuple + by_tape + alone + zero
 
     values = run_it(build)
-    assert_close(values[2:], [*values[:2], *values[:2], values[0]])
+    expected = [*3 * values[:2], values[0], np.zeros([4, 4])]
+    assert_close(values[2:], expected)
 
 
 @needs_eager
 @pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
 def test_variables_in_a_function(kind):
-    variables = [kind(weight(1)), kind(weight(2))]
+    variables = [kind(weight(number)) for number in (1, 2, 3)]
     check_variables(lambda: variables, lambda build: tf.function(build)())
 
 
@@ -158,7 +167,7 @@ def test_version_1_variables(resource):
     def build_variables():
         return [
             v1.get_variable(f"v{i}", initializer=weight(i), use_resource=resource)
-            for i in (1, 2)
+            for i in (1, 2, 3)
         ]
 
     def run_it(build):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import geutil as ge
 from geutil.gradients import capture_ops, format_ops, toposort
-from tests.gradients.test_control_flow import version_1_control_flow
 from tests.random_graphs import drawn_graphs
+from tests.settings import control_flow
 from tests.thorough import examples
 
 
@@ -49,7 +49,7 @@ def test_outputs_of_one_op_are_of_one_generation():
 
 
 def test_a_version_1_loop_is_sorted():
-    with version_1_control_flow(), tf.Graph().as_default() as graph:
+    with control_flow(1), tf.Graph().as_default() as graph:
         x = tf.constant(1.0, name="x")
         _, y = tf.while_loop(
             lambda i, h: i < 3, lambda i, h: (i + 1, tf.sin(h)), (0, x)

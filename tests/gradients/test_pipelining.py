@@ -17,9 +17,9 @@ from geutil.memory import Pipeline, Stage
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition
 from tests.gradients.checking import assert_close
-from tests.gradients.test_control_flow import version_1_control_flow
 from tests.gradients.wrapped.comparing import dense
 from tests.processes import run_python
+from tests.settings import control_flow
 from tests.thorough import crossed, examples, thorough
 
 v1 = tf.compat.v1
@@ -381,7 +381,7 @@ def test_refused_forward_passes(make, count, message):
 
 
 def test_a_loop_of_version_1_is_refused():
-    with version_1_control_flow(), tf.Graph().as_default():
+    with control_flow(1), tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [8, 5], name="x")
         _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), [0, x])
         loss = tf.reduce_mean(y)

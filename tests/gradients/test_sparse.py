@@ -5,7 +5,15 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients, last_report
-from tests.gradients.checking import assert_close, deep, flat, forms, run, unlike
+from tests.gradients.checking import (
+    TAPES,
+    assert_close,
+    deep,
+    flat,
+    forms,
+    run,
+    unlike,
+)
 from tests.settings import needs_eager
 
 v1 = tf.compat.v1
@@ -27,6 +35,12 @@ def two_lookups(table):
     return network(tf.concat([tf.gather(table, [3, 1]), tf.gather(table, [1, 0])], 0))
 
 
+def two_widths(table):
+    """Look up by indices of two widths."""
+    rows = tf.gather(table, tf.constant([3, 1], tf.int64))
+    return network(rows + tf.gather(table, [1, 0]))
+
+
 def embedding(table):
     return network(tf.nn.embedding_lookup(table, [[3, 1], [3, 5]]))
 
@@ -38,13 +52,14 @@ def dense_too(table):
 LOOKUPS = {
     "one": (one_lookup, "slices"),
     "two": (two_lookups, "slices"),
+    "of two widths": (two_widths, "slices"),
     "embedding": (embedding, "slices"),
     "dense too": (dense_too, "tensor"),
 }
 
 
-def both(tables):
-    """Return plain gradients and ours by a table for each kind of lookup."""
+def each_way(tables):
+    """Return plain gradients, ours and those by tapes, by tables for lookups."""
     kept, ys = [], []
     for (lookup, _), table in zip(LOOKUPS.values(), tables, strict=True):
         with tf.name_scope(lookup.__name__):
@@ -55,21 +70,29 @@ def both(tables):
         tf.gradients(ys, tables),
         gradients(ys, tables, checkpoints=kept, min_checkpoint_size=0),
     ]
-    again = {op.name.partition("/")[0] for op in last_report().recomputed}
+    report = last_report()
+    found += [gradients(ys, tables, checkpoints=None, engine=tape) for tape in TAPES]
+    again = {op.name.partition("/")[0] for op in report.recomputed}
     assert {lookup.__name__ for lookup, _ in LOOKUPS.values()} <= again
     for taken in found:
         assert forms(taken) == [form for _, form in LOOKUPS.values()]
+    # A tape has the rows in another order.
+    dense = [[*map(tf.convert_to_tensor, taken)] for taken in (found[0], *found[2:])]
     return [
         {kind: flat([g]) for kind, g in zip(LOOKUPS, taken, strict=True)}
-        for taken in found
+        for taken in (*found[:2], *dense)
     ]
+
+
+def assert_alike(plain, ours, dense, *taped):
+    assert unlike(ours, plain) == {}
+    assert [unlike(slopes, dense) for slopes in taped] == [{}, {}]
 
 
 @needs_eager
 def test_variables_in_a_function():
     tables = [tf.Variable(TABLE) for _ in LOOKUPS]
-    plain, ours = tf.function(lambda: both(tables), autograph=False)()
-    assert unlike(ours, plain) == {}
+    assert_alike(*tf.function(lambda: each_way(tables), autograph=False)())
 
 
 @pytest.mark.parametrize("kind", ["reference", "resource", "tensor"])
@@ -85,8 +108,7 @@ def test_graphs(kind):
                 )
                 for i in range(len(LOOKUPS))
             ]
-        plain, ours = run(graph, both(tables), optimize=True)
-    assert unlike(ours, plain) == {}
+        assert_alike(*run(graph, each_way(tables), optimize=True))
 
 
 @pytest.mark.parametrize("kind", ["values", "a gradient"])

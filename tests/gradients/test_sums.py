@@ -9,7 +9,7 @@ from geutil.gradients import gradients
 from geutil.gradients.tape.building import additions
 from geutil.select import get_backward_walk_ops
 from tests.gradients.checking import assert_close, assert_same, flat, run, unlike
-from tests.gradients.test_control_flow import version_1_control_flow
+from tests.settings import control_flow
 from tests.thorough import some
 
 v1 = tf.compat.v1
@@ -153,7 +153,7 @@ def test_slices_whose_values_are_a_sum():
 
 
 def test_loops_of_version_1_keep_their_sums():
-    with version_1_control_flow(), tf.Graph().as_default() as graph:
+    with control_flow(1), tf.Graph().as_default() as graph:
         x = tf.constant(np.linspace(0.1, 1, 2048).astype("float32"))
         h = tf.tanh(tf.sin(x))
         h = tf.while_loop(

@@ -1,4 +1,4 @@
-"""What can be differentiated by a tape: each form of tensor, variable and op."""
+"""What can be differentiated by a tape, beside what the tests of all engines show."""
 
 import numpy as np
 import pytest
@@ -9,70 +9,30 @@ from geutil.errors import TapeError
 from geutil.gradients import gradients
 from geutil.gradients.tape import TapeEngine
 from tests.gradients import test_control_flow as flow
-from tests.gradients.checking import assert_close, flat, forms, run
+from tests.gradients.checking import (
+    EAGER_SUMS,
+    assert_close,
+    check_forms_and_values,
+    forms,
+    run,
+)
+from tests.settings import control_flow
 
 v1 = tf.compat.v1
-
-EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
-ENGINES = {"tape": "tape", "early": EAGER_SUMS}
-TABLE = np.cos(np.arange(80.0)).reshape(20, 4).astype(np.float32)
 
 
 def taped(*args, engine="tape", **options):
     return gradients(*args, checkpoints=None, engine=engine, **options)
 
 
-def check_forms_and_values(plain, ours, feed=None):
-    graph = flat(plain)[0].graph
-    ge.verify(graph)
-    assert forms(ours) == forms(plain)
-    for p, o in zip(flat(plain), flat(ours), strict=True):
-        assert o.dtype == p.dtype
-        assert p.shape.is_compatible_with(o.shape)
-    expected, actual = run(graph, [flat(plain), flat(ours)], feed)
-    assert_close(actual, expected)
-
-
 # -- control flow ----------------------------------------------------------------------
-
-
-def chosen(x):
-    index = tf.cast(tf.reduce_sum(x) > 0, tf.int32) + 1
-    cases = [lambda: x, lambda: tf.sin(x), lambda: tf.exp(x) * x]
-    return tf.switch_case(index, cases)
-
-
-FLOWS = [
-    flow.looped,
-    flow.loop_of_two,
-    flow.nested,
-    flow.branched,
-    flow.branched_into_two,
-    flow.called,
-    flow.called_twice,
-    chosen,
-]
-
-
-def test_control_flow():
-    """All in one graph, with the engines by turns, and each first by turns."""
-    plain, ours = [], []
-    with tf.Graph().as_default():
-        for number, build in enumerate(FLOWS):
-            x = flow.start()
-            y = tf.reduce_sum(build(tf.tanh(x)) ** 2)
-            engine = list(ENGINES.values())[number % 2]
-            ways = [(ours, taped, {"engine": engine}), (plain, tf.gradients, {})]
-            for found, take, options in ways if number // 2 % 2 else ways[::-1]:
-                found += take(y, x, **options)
-        check_forms_and_values(plain, ours)
 
 
 def test_control_flow_under_xla():
     # XLA needs maximum_iterations to differentiate a loop.
     @tf.function(jit_compile=True, autograph=False)
     def both(x):
-        units = (flow.branched, flow.called, chosen)
+        units = (flow.branched, flow.called, flow.switched)
         ys = [tf.reduce_sum(unit(tf.tanh(x)) ** 2) for unit in units]
         return [[take(y, x)[0] for y in ys] for take in (taped, tf.gradients)]
 
@@ -98,7 +58,7 @@ def test_a_function_of_an_imported_graph_has_the_gradient_of_its_body():
 
 def test_version_1_control_flow_is_refused():
     with tf.Graph().as_default():
-        with flow.version_1_control_flow():
+        with control_flow(1):
             x = tf.ones([3])
             _, looped = v1.while_loop(
                 lambda i, h: i < 2, lambda i, h: (i + 1, tf.sin(h)), (0, x)
@@ -132,88 +92,6 @@ def test_a_branch_that_reads_what_is_made_around_it():
     with tf.GradientTape() as tape:
         y = tf.tanh(tf.sin(variable * z) ** 2)
     assert_close([by_variable], [tape.gradient(y, variable)])
-
-
-# -- custom gradients ------------------------------------------------------------------
-
-
-@tf.custom_gradient
-def steep(x, w):
-    inner = tf.exp(-x * w)
-    return tf.tanh(inner), lambda dy: (dy * inner, None if w is x else dy * 3.0)
-
-
-def test_custom_gradients():
-    with tf.Graph().as_default():
-        x, w = tf.linspace(0.0, 1.0, 8), tf.ones([8])
-        y = steep(tf.sin(x), w) + steep(x, tf.tanh(w))
-        for engine in ENGINES.values():
-            ours = taped(y, [x, w], engine=engine)
-            check_forms_and_values(tf.gradients(y, [x, w]), ours)
-
-
-# -- slices ----------------------------------------------------------------------------
-
-LOOKUPS = {
-    "one": lambda t: tf.gather(t, [3, 1, 3]),
-    "two": lambda t: tf.concat([tf.gather(t, [3, 1]), tf.gather(t, [1, 0])], 0),
-    "of two widths": lambda t: (
-        tf.gather(t, tf.constant([3, 1], tf.int64)) + tf.gather(t, [1, 0])
-    ),
-    "embedding": lambda t: tf.nn.embedding_lookup(t, [[3, 1], [3, 5]]),
-    "dense too": lambda t: tf.matmul(tf.gather(t, [3, 1]), t, transpose_b=True),
-}
-
-
-@pytest.mark.parametrize("kind", ["constant", "resource", "ref"])
-def test_slices(kind):
-    plain, ours = [], []
-    with tf.Graph().as_default():
-        table = tf.constant(TABLE)
-        if kind != "constant":
-            use_resource = kind == "resource"
-            table = v1.get_variable("t", initializer=table, use_resource=use_resource)
-        for name, look_up in LOOKUPS.items():
-            y = tf.reduce_sum(tf.sin(look_up(table)) ** 2)
-            for engine in ENGINES.values():
-                ours += taped(y, table, engine=engine)
-                plain += tf.gradients(y, table)
-                assert forms(ours[-1:]) == forms(plain[-1:])
-                if name != "dense too":
-                    assert forms(ours[-1:]) == ["slices"]
-        dense = [tf.convert_to_tensor(g) for g in plain + ours]
-        found = run(dense[0].graph, dense)
-        assert_close(found[len(plain) :], found[: len(plain)])
-
-
-# -- variables -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
-def test_version_1_variables(resource):
-    with v1.Graph().as_default():
-        w = v1.get_variable("w", [3], use_resource=resource)
-        aside = v1.get_variable("aside", [3], use_resource=resource)
-        y = tf.reduce_sum(tf.sin(w) * w)
-        xs = [w, aside]
-        check_forms_and_values(tf.gradients(y, xs), taped(y, xs))
-        zeros = {"unconnected_gradients": "zero"}
-        check_forms_and_values(tf.gradients(y, xs, **zeros), taped(y, xs, **zeros))
-
-
-def test_variables_in_a_function():
-    w, aside = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
-
-    @tf.function
-    def both(x):
-        y = tf.reduce_sum(tf.sin(w) * x + w.read_value())
-        xs = [w, x, aside]
-        assert taped(y, xs)[2] is None
-        zeros = tf.UnconnectedGradients.ZERO
-        return [f(y, xs, unconnected_gradients=zeros) for f in (taped, tf.gradients)]
-
-    actual, expected = both(tf.constant([3.0, 4.0]))
-    assert_close(actual, expected)
 
 
 # -- dtypes and shapes -----------------------------------------------------------------
