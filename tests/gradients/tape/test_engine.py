@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import by_type, explain, gradients, last_report
+from geutil.gradients import explain, gradients, last_report
 from geutil.gradients.tape import TapeEngine
-from tests.gradients.checking import assert_close, check, run
+from tests.gradients.checking import EAGER_SUMS, assert_close, run
 from tests.gradients.networks import SMALL, small_step
 from tests.thorough import chosen
 
 v1 = tf.compat.v1
 
-EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
 CASES = chosen(
     [
         *((name, None) for name in SMALL),
@@ -93,30 +92,6 @@ def dense_block():
         weights.append(w)
         made.append(tf.tanh(tf.matmul(tf.concat(made, 1), w)))
     return [x, *weights], made, tf.reduce_sum(tf.concat(made, 1) ** 2)
-
-
-def test_checkpoints_in_a_version_1_graph():
-    wrong = {}
-    for kept in ("list", "collection", "policy", "memory", "speed"):
-        engine = "tape" if kept == "policy" else EAGER_SUMS
-        with tf.Graph().as_default() as graph:
-            xs, made, y = dense_block()
-            plain = tf.gradients(y, xs)
-            before = len(graph.get_operations())
-            chosen = {"list": made[2::2], "policy": by_type("MatMul")}.get(kept, kept)
-            for t in made[2::2] if kept == "collection" else ():
-                v1.add_to_collection("checkpoints", t)
-            options = {"min_checkpoint_size": 0, "engine": engine}
-            ours = gradients(y, xs, checkpoints=chosen, **options)
-            report = last_report()
-            check(ours, report, before)
-        try:
-            assert report.recomputed or kept == "memory"
-            expected, actual = run(graph, [plain, ours])
-            assert_close(actual, expected)
-        except AssertionError as error:
-            wrong[kept] = str(error)
-    assert wrong == {}
 
 
 def test_sums_in_the_same_order_are_the_same_bits():
