@@ -25,6 +25,15 @@ def chain(length: int) -> tf.Graph:
     return graph
 
 
+def line(length: int = 5) -> list[tf.Tensor]:
+    """Return the results of a graph of negations in a row, op0 to op(length-1)."""
+    with tf.Graph().as_default():
+        tensors = [tf.constant(1.0, name="op0")]
+        for i in range(1, length):
+            tensors.append(tf.negative(tensors[-1], name=f"op{i}"))
+    return tensors
+
+
 @dataclass(frozen=True)
 class Loops:
     """Loop 1 doubles `x` three times; loop 2 adds `x` to that three times: 11."""

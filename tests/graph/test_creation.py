@@ -31,8 +31,12 @@ def test_graph_def_of_a_graph_too_large_for_one(graph, monkeypatch):
 
 
 def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(graph, caplog):
+    count = count_ops(graph)
+    assert count == len(graph.get_operations())
+    assert ops_since(graph, count) == []
     with graph.as_default():
         w = tf.constant(5.0, name="w")
+    assert ops_since(graph, count) == [w.op]
     x, z = (graph.get_tensor_by_name(name) for name in ("x:0", "z:0"))
     session = tf.compat.v1.Session(graph=graph)
     with pytest.raises(KeyError), ge.transaction(graph):
@@ -60,13 +64,3 @@ def test_the_context_of_a_conditional(control_flow_v1):
     assert context_name(x.op) is None
     assert new.op.control_inputs
     assert graph is new.graph
-
-
-def test_what_was_made_since():
-    with tf.Graph().as_default() as graph:
-        tf.constant(1.0)
-        count = count_ops(graph)
-        assert count == len(graph.get_operations())
-        assert ops_since(graph, count) == []
-        new = tf.constant(2.0), tf.constant(3.0)
-    assert ops_since(graph, count) == [t.op for t in new]

@@ -1,6 +1,7 @@
 """Each invariant, broken on purpose."""
 
 import itertools
+from types import SimpleNamespace
 
 import networkx as nx
 import pytest
@@ -12,30 +13,51 @@ import geutil as ge
 from geutil.graph import invariants
 from geutil.graph.invariants import CHECKS
 from tests.graph import building
-from tests.graph.stubs import StubGraph, StubOp
 from tests.random_graphs import drawn_graphs
 from tests.thorough import examples
 
 PROPERTY = examples(80, derandomize=True)
 
 
-def line(length=5, prefix="op"):
-    """Return the ops of a row of negations."""
-    tensors = [tf.constant(1.0, name=f"{prefix}0")]
-    for i in range(1, length):
-        tensors.append(tf.negative(tensors[-1], name=f"{prefix}{i}"))
-    return [t.op for t in tensors]
-
-
 @pytest.fixture
 def ops():
-    with tf.Graph().as_default():
-        return line()
+    return [t.op for t in building.line()]
 
 
 def only(violations):
     (violation,) = violations
     return violation
+
+
+class Stub(SimpleNamespace):
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def get_operations(self):
+        return self.ops
+
+    def get_attr(self, name):
+        raise ValueError(name)
+
+
+def stub(graph, name, inputs=(), control_inputs=(), types=None):
+    """Return an op that TensorFlow would not let a test make, of one float output.
+
+    It has what an op has that the checks read, and nothing else.
+    """
+    op = Stub(name=name, graph=graph, type="Stub", _id=len(graph.ops))
+    graph.ops.append(op)
+    readers = []
+    t = {"op": op, "name": f"{name}:0", "graph": graph, "dtype": tf.float32}
+    op.outputs = [Stub(**t, readers=readers, consumers=lambda: readers)]
+    op.inputs, op.control_inputs, op._control_outputs = inputs, control_inputs, []
+    op._input_types = types or [t.dtype for t in inputs]
+    op.node_def = SimpleNamespace(attr={})
+    op._get_control_flow_context = lambda: None
+    for t in inputs:
+        t.readers.append(op)
+    for other in control_inputs:
+        other._control_outputs.append(op)
+    return op
 
 
 def set_function(op, attribute, name):
@@ -239,11 +261,11 @@ def test_reading_across_frames(loops):
 
 
 def test_membership():
-    here, there = StubGraph(), StubGraph()
-    stranger = StubOp(there, "stranger")
-    StubOp(here, "reads", inputs=stranger.outputs)
-    StubOp(here, "waits", control_inputs=[stranger])
-    found = ge.find_violations(here.get_operations())
+    here, there = Stub(ops=[]), Stub(ops=[])
+    stranger = stub(there, "stranger")
+    stub(here, "reads", stranger.outputs)
+    stub(here, "waits", control_inputs=[stranger])
+    found = ge.find_violations(here.ops)
     assert [(v.invariant, v.op, v.reason) for v in found] == [
         ("membership", "reads", "reads 'stranger:0' of another graph"),
         ("membership", "waits", "waits for 'stranger' of another graph"),
@@ -251,19 +273,18 @@ def test_membership():
 
 
 def test_names():
-    graph = StubGraph()
+    graph = Stub(ops=[])
     for name in ("a", "b", "a", "c", "a"):
-        StubOp(graph, name)
-    violation = only(ge.find_violations(graph.get_operations()))
+        stub(graph, name)
+    violation = only(ge.find_violations(graph.ops))
     assert (violation.invariant, violation.op) == ("names", "a")
     assert violation.reason == "names 3 ops"
 
 
 def test_too_few_inputs():
-    graph = StubGraph()
-    op = StubOp(graph, "op", StubOp(graph, "first").outputs)
-    op._input_types = [tf.float32, tf.int32]
-    violation = only(ge.find_violations(graph.get_operations()))
+    graph = Stub(ops=[])
+    stub(graph, "op", stub(graph, "first").outputs, types=[tf.float32, tf.int32])
+    violation = only(ge.find_violations(graph.ops))
     assert violation.invariant == "inputs"
     assert violation.reason == "Stub takes (float32, int32) but reads (float32)"
 
@@ -293,12 +314,11 @@ def test_several_violations_come_together(ops):
 
 
 def test_a_long_report_is_cut_short():
-    graph = StubGraph()
-    for i in range(25):
-        for _ in range(2):
-            StubOp(graph, f"op{i}")
+    graph = Stub(ops=[])
+    for i in range(50):
+        stub(graph, f"op{i // 2}")
     with pytest.raises(ge.VerificationError) as caught:
-        ge.verify(graph.get_operations())
+        ge.verify(graph.ops)
     assert len(caught.value.violations) == 25
     lines = str(caught.value).splitlines()
     assert lines[0] == "25 invariants broken:"

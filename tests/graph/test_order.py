@@ -249,16 +249,8 @@ def test_orders_and_sorts_are_topological_whatever_was_rewired_before(drawn, dat
     assert is_topological(places, model.digraph().subgraph(result))
 
 
-def straight_line(length=6):
-    with tf.Graph().as_default():
-        tensors = [tf.constant(0.0, name="op0")]
-        for i in range(1, length):
-            tensors.append(tf.negative(tensors[-1], name=f"op{i}"))
-    return tensors
-
-
 def test_sort_keeps_the_order_of_creation_where_that_will_do():
-    ops = [t.op for t in straight_line()]
+    ops = [t.op for t in building.line(6)]
     shuffled = random.Random(1).sample(ops, len(ops))
     assert topological_sort(shuffled) == ops
     assert topological_sort([*ops, *ops]) == ops
@@ -266,7 +258,7 @@ def test_sort_keeps_the_order_of_creation_where_that_will_do():
 
 
 def test_sort_when_the_order_of_creation_is_invalid():
-    tensors = straight_line(4)
+    tensors = building.line(4)
     with tensors[0].graph.as_default():
         late = tf.constant(1.0, name="late")
     ge.reroute_ts(late, tensors[0])
@@ -280,7 +272,7 @@ def test_sort_when_the_order_of_creation_is_invalid():
 
 
 def test_sort_refuses_a_cycle():
-    tensors = straight_line()
+    tensors = building.line(6)
     tensors[2].op._update_input(0, tensors[4])
     with pytest.raises(
         ge.SelectionError, match=r"hold a cycle, and 'op[234]' is on it"
@@ -310,7 +302,7 @@ def test_a_loop_may_be_edited_but_not_closed_a_second_time(loops):
 
 
 def test_the_order_after_a_refusal_is_as_it_was():
-    tensors = straight_line()
+    tensors = building.line(6)
     order = TopologicalOrder()
     order.refresh(tensors[0].graph)
     before = dict(order._position)
@@ -328,7 +320,7 @@ def test_the_order_after_a_refusal_is_as_it_was():
 
 
 def test_edges_that_tensorflow_made_around_new_ops_are_seen():
-    tensors = straight_line(3)
+    tensors = building.line(3)
     assert ge.reroute_ts(tensors[0], tensors[0]) == 0
     ge.add_control_inputs(tensors[2].op, tensors[0].op)
     with tensors[0].graph.as_default():

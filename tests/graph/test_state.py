@@ -14,15 +14,8 @@ from geutil.graph.state import (
     set_trainable,
     state_of,
 )
+from tests.graph.building import chain
 from tests.settings import V1
-
-
-def chain(count):
-    with tf.Graph().as_default() as graph:
-        y = tf.compat.v1.placeholder(tf.float32, [], name="x")
-        for index in range(count):
-            y = tf.negative(y, name=f"op_{index}")
-    return graph
 
 
 def positions(graph):
@@ -32,21 +25,21 @@ def positions(graph):
 
 @pytest.mark.parametrize("edited_before", (False, True))
 def test_new_ops_get_places_beside_old_ones(edited_before):
-    graph = chain(50)
+    graph = chain(51)
     ops = {op.name: op for op in graph.get_operations()}
     if edited_before:
-        apply_edits(graph, [InputEdit(ops["op_49"], 0, ops["op_47"].outputs[0])])
+        apply_edits(graph, [InputEdit(ops["n50"], 0, ops["n48"].outputs[0])])
     with graph.as_default():
-        late = tf.abs(ops["op_0"].outputs[0], name="late")
+        late = tf.abs(ops["n1"].outputs[0], name="late")
     renew_order(graph)
     place = positions(graph)
-    assert place["late"] < place["op_2"]
+    assert place["late"] < place["n3"]
     assert all(
         place[t.op.name] < place[op.name]
         for op in graph.get_operations()
         for t in op.inputs
     )
-    apply_edits(graph, [InputEdit(ops["op_2"], 0, late)])
+    apply_edits(graph, [InputEdit(ops["n3"], 0, late)])
     assert positions(graph) == place
     ge.verify(graph)
 

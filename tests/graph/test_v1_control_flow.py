@@ -4,10 +4,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.graph.v1_control_flow import (
-    check_frames,
-    while_context,
-)
+from geutil.graph.v1_control_flow import check_frames, while_context
 from tests import settings
 from tests.graph.building import snapshot
 
@@ -25,12 +22,6 @@ def refused(loops, message, new, old, *readers):
     with pytest.raises(ge.RerouteError, match=message):
         ge.reroute_ts(new, old, can_modify=readers)
     assert snapshot(loops.graph) == before
-
-
-def test_the_fixture_makes_version_1_loops(loops):
-    types = {op.type for op in loops.graph.get_operations()}
-    assert {"Enter", "Merge", "Switch", "NextIteration", "Exit"} <= types
-    assert settings.evaluate(loops.graph, [loops.out]) == [11.0]
 
 
 def test_no_reader_reads_across_a_frame(loops):
@@ -68,16 +59,16 @@ def test_no_reader_reads_across_a_frame(loops):
 
 
 def test_an_enter_reads_from_outside(loops):
+    types = {op.type for op in loops.graph.get_operations()}
+    assert {"Enter", "Merge", "Switch", "NextIteration", "Exit"} <= types
+    assert settings.evaluate(loops.graph, [loops.out]) == [11.0]
     with loops.graph.as_default():
         two = tf.constant(2.0, name="two")
     assert ge.reroute_ts(two, loops.x, can_modify=enters_of(loops, "loop1")) == 1
     assert settings.evaluate(loops.graph, [loops.out]) == [2.0 * 8 + 3]
-
-
-def test_the_result_of_a_loop_lives_outside(loops):
-    assert loops.result1.op.type == "Exit"
+    # The result of a loop lives outside.
     assert ge.reroute_ts(loops.result1, loops.x, can_modify=[loops.other.op]) == 1
-    assert settings.evaluate(loops.graph, [loops.other]) == [-8.0]
+    assert settings.evaluate(loops.graph, [loops.other]) == [-16.0]
 
 
 def test_reading_inside_one_body_is_allowed(loops):
@@ -93,12 +84,8 @@ def test_an_op_outside_may_not_wait_for_a_body(loops):
     with pytest.raises(ge.RerouteError, match="loop1"):
         ge.add_control_inputs(loops.other.op, loops.inside1.op)
     assert snapshot(loops.graph) == before
-
-
-def test_a_body_may_wait_inside_itself(loops):
-    counter = next(
-        op for op in loops.graph.get_operations() if op.name == "loop1/Identity"
-    )
+    # A body may wait inside itself.
+    counter = loops.graph.get_operation_by_name("loop1/Identity")
     ge.add_control_inputs(loops.inside1.op, counter)
     assert settings.evaluate(loops.graph, [loops.out]) == [11.0]
 
@@ -123,18 +110,10 @@ def test_nested_loops(control_flow_v1):
         )
     assert settings.evaluate(graph, [result]) == [20.0]
     assert ge.find_violations(graph) == []
-    with pytest.raises(ge.RerouteError, match="'outer/inner/while_context'"):
-        ge.reroute_ts(
-            inside["outer"],
-            inside["inner"].op.inputs[0],
-            can_modify=[inside["inner"].op],
-        )
-    with pytest.raises(ge.RerouteError, match="'outer/inner/while_context'"):
-        ge.reroute_ts(
-            inside["inner"],
-            inside["outer"].op.inputs[0],
-            can_modify=[inside["outer"].op],
-        )
+    for new, reader in (("outer", "inner"), ("inner", "outer")):
+        op = inside[reader].op
+        with pytest.raises(ge.RerouteError, match="'outer/inner/while_context'"):
+            ge.reroute_ts(inside[new], op.inputs[0], can_modify=[op])
 
 
 def test_a_conditional_is_no_frame(control_flow_v1):
