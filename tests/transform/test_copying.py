@@ -2,7 +2,6 @@ import collections
 import logging
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,18 +60,6 @@ def test_replacements_by_tensor_ref_or_pairs(setting):
 
 
 @in_each_setting
-def test_graph_replace_shares_what_does_not_depend_on_the_replaced():
-    x, y, sine = sine_of_product()
-    before = len(default_graph().get_operations())
-    z = tf.constant([5.0, 6.0])
-    replaced = ge.graph_replace(sine, [(x, z)])
-    assert len(default_graph().get_operations()) == before + 3
-    product = replaced.op.inputs[0].op
-    assert product.inputs[0] is z
-    assert product.inputs[1] is y
-
-
-@in_each_setting
 def test_graph_replace_into_another_graph_takes_all_that_is_needed():
     x, y, sine = sine_of_product()
     graph = tf.Graph()
@@ -90,6 +77,7 @@ def test_graph_replace_into_another_graph_takes_all_that_is_needed():
 def test_graph_replace_mirrors_the_structure_of_its_targets():
     x, y, sine = sine_of_product()
     z = tf.constant([5.0, 6.0])
+    before = len(default_graph().get_operations())
     ordered = collections.OrderedDict([("b", sine), ("a", y)])
     result = ge.graph_replace({"o": ordered, "p": Point(sine, [y, (sine,)])}, [(x, z)])
     assert type(result) is dict
@@ -101,6 +89,11 @@ def test_graph_replace_mirrors_the_structure_of_its_targets():
     assert result["o"]["a"] is y
     assert result["p"].left is result["o"]["b"]
     assert result["p"].right[1][0] is result["o"]["b"]
+    # What does not depend on the replaced is shared.
+    assert len(default_graph().get_operations()) == before + 2
+    product = result["p"].left.op.inputs[0].op
+    assert product.inputs[0] is z
+    assert product.inputs[1] is y
     assert ge.graph_replace([sine, x], [(x, z)])[1] is z
 
 
@@ -137,13 +130,16 @@ def test_destination_scope():
             for scope, name in zip(scopes, ("x", "x_1" if reuse else "x"), strict=True):
                 _, info = ge.copy(x.op, dst_scope="copy", reuse_dst_scope=reuse)
                 assert info.transformed(x.op).name == f"{scope}/{name}"
-
-
-def test_source_scope_is_stripped_from_names():
     with tf.Graph().as_default():
         x = tf.constant(1.0, name="a/b/x")
         _, info = ge.copy(x.op, dst_scope="c", src_scope="a")
         assert info.transformed(x).name == "c/b/x:0"
+        # The importer takes "a" for taken when "a/b" exists, and renames the op.
+        a = tf.constant(1.0, name="a")
+    destination = tf.Graph()
+    ge.copy(x.op, destination)
+    _, info = ge.copy(a.op, destination)
+    assert evaluate(destination, [info.transformed(a)]) == [1.0]
 
 
 @in_each_setting
@@ -165,8 +161,13 @@ def test_the_surroundings_of_the_caller_leave_no_mark():
     assert copied.colocation_groups() == [b"loc:@copy/x"]
 
 
-def test_attributes_control_inputs_and_collections_are_kept():
+def test_attributes_control_inputs_devices_and_collections_are_kept():
+    spellings = ["/job:worker/task:1/device:GPU:0", "/gpu:1", "/device:CPU:0", ""]
     with tf.Graph().as_default() as graph:
+        placed = []
+        for device in spellings:
+            with tf.device(device or None):
+                placed.append(tf.constant(1.0).op)
         x = tf.constant(1.0, name="x")
         x.op._set_attr("_mine", tf.compat.v1.AttrValue(s=b"yes"))
         with tf.control_dependencies([x]):
@@ -174,29 +175,24 @@ def test_attributes_control_inputs_and_collections_are_kept():
         tf.compat.v1.add_to_collection("mine", y)
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, y)
         tf.compat.v1.add_to_collection("ops", y.op)
+        with graph._original_op(x.op):
+            z = tf.negative(x, name="z")
+    devices = [op.device for op in placed]
+    assert devices[0] == spellings[0]
     for destination in (graph, tf.Graph()):
-        _, info = ge.copy([y.op, x.op], destination, dst_scope="c")
+        copied = [y.op, x.op, z.op, *placed]
+        _, info = ge.copy(copied, destination, dst_scope="c")
         x_, y_ = info.transformed([x, y])
+        assert [info.transformed(op).device for op in placed] == devices
+        assert info.transformed(z.op)._original_op is x_.op
         assert x_.op.get_attr("_mine") == b"yes"
         assert y_.op.control_inputs == [x_.op]
         assert destination.get_collection("c/mine")[0] is y_
         assert destination.get_collection("c/ops")[0] is y_.op
         losses = destination.get_collection(tf.compat.v1.GraphKeys.LOSSES)
         assert any(t is y_ for t in losses)
-
-
-def test_devices_are_kept_exactly_as_set():
-    spellings = ["/job:worker/task:1/device:GPU:0", "/gpu:1", "/device:CPU:0", ""]
-    with tf.Graph().as_default() as graph:
-        ops = []
-        for device in spellings:
-            with tf.device(device or None):
-                ops.append(tf.constant(1.0).op)
-    expected = [op.device for op in ops]
-    assert expected[0] == spellings[0]
-    for destination in (graph, tf.Graph()):
-        view, _ = ge.copy(ops, destination, dst_scope="c")
-        assert [op.device for op in view.ops] == expected
+    _, info = ge.copy(z.op, dst_scope="d")
+    assert info.transformed(z.op)._original_op is x.op
 
 
 def test_colocation_points_to_copies_inside_and_to_originals_outside():
@@ -221,7 +217,7 @@ def test_colocation_points_to_copies_inside_and_to_originals_outside():
     ge.verify(elsewhere)
 
 
-def test_static_shapes_beyond_inference_are_kept():
+def test_static_shapes_beyond_inference_are_kept_where_they_hold():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
         y = tf.exp(x, name="y")
@@ -231,42 +227,18 @@ def test_static_shapes_beyond_inference_are_kept():
         _, info = ge.copy(graph, destination)
         assert info.transformed(y).shape.as_list() == [8, 3]
         assert info.transformed(z).shape.as_list() == [8]
-
-
-@pytest.mark.parametrize(
-    ("new", "expected"), [([5, 3], [5, 3]), ([None, None], [None, None])]
-)
-def test_static_shapes_are_inferred_anew_behind_another_shape(new, expected):
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
-        y = tf.exp(x, name="y")
-        y.set_shape([8, 3])
-        replacement = tf.compat.v1.placeholder(tf.float32, new)
-        replaced = ge.graph_replace(y, {x.ref(): replacement})
-    assert replaced.shape.as_list() == expected
-
-
-def test_static_shapes_behind_a_replaced_inner_tensor_are_inferred_anew():
-    with tf.Graph().as_default():
+    # Behind another shape they are inferred anew, and behind an inner tensor.
+    with graph.as_default():
+        for new in ([5, 3], [None, None]):
+            replacement = tf.compat.v1.placeholder(tf.float32, new)
+            replaced = ge.graph_replace(y, {x.ref(): replacement})
+            assert replaced.shape.as_list() == new
         x = tf.constant([1.0, 2.0, 3.0, 4.0])
         a, b = tf.split(x, 2)
-        c = tf.exp(b)
-        target = [tf.reduce_sum(a), c]
+        target = [tf.reduce_sum(a), tf.exp(b)]
         longer = tf.constant([1.0, 2.0, 3.0])
         _, replaced = ge.graph_replace(target, [(x, tf.ones([4])), (b, longer)])
     assert replaced.shape.as_list() == [3]
-
-
-def test_original_op_is_mapped():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(2.0, name="x")
-        y = tf.square(x, name="y")
-        with graph._original_op(y.op):
-            z = tf.negative(y, name="z")
-    _, info = ge.copy(graph, dst_scope="c")
-    assert info.transformed(z.op)._original_op is info.transformed(y.op)
-    _, info = ge.copy(z.op, dst_scope="d")
-    assert info.transformed(z.op)._original_op is y.op
 
 
 def test_a_copy_within_a_function_reads_a_tensor_from_outside():
@@ -280,18 +252,6 @@ def test_a_copy_within_a_function_reads_a_tensor_from_outside():
 
         result = traced(tf.constant(1.0))
     assert evaluate(graph, [result])[0] == 9.0
-
-
-def test_a_name_scope_that_only_longer_names_use_is_no_obstacle():
-    # The importer takes "a" for taken when "a/b" exists, and renames the op.
-    with tf.Graph().as_default() as graph:
-        a = tf.constant(1.0, name="a")
-        a_b = tf.constant(2.0, name="a/b")
-    destination = tf.Graph()
-    ge.copy(a_b.op, destination)
-    _, info = ge.copy(a.op, destination)
-    assert evaluate(destination, [info.transformed(a)]) == [1.0]
-    del graph
 
 
 def test_a_very_long_chain_is_copied_without_recursion():

@@ -15,6 +15,7 @@ from geutil.errors import (
 )
 from geutil.gradients import pipelined
 from geutil.graph import adjacency
+from geutil.graph.colocation import class_entries
 from geutil.graph.edits import transaction
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition, place
@@ -68,20 +69,25 @@ def test_stages_of_networks(case):
     assert all(op.device == DEVICES[stage] for op, stage in stage_of.items())
 
 
-@pytest.mark.parametrize("balance", ["memory", "time"])
-def test_of_a_graph_the_loss_is_found(balance):
+def test_of_a_graph_the_loss_is_found():
     with tf.Graph().as_default() as graph:
         y, *_ = layers([60, 300, 20, 200])
-    loss, whole = (partition(given, DEVICES, balance) for given in (y, graph))
-    assert [s.ops for s in whole.stages] == [s.ops for s in loss.stages]
-    assert whole.largest == loss.largest
+    for balance in ("memory", "time"):
+        loss, whole = (partition(given, DEVICES, balance) for given in (y, graph))
+        assert [s.ops for s in whole.stages] == [s.ops for s in loss.stages]
+        assert whole.largest == loss.largest
 
 
-def test_a_graph_without_results_is_refused():
-    with tf.Graph().as_default() as graph:
-        v1.get_variable("w", [3], use_resource=True)
-    with pytest.raises(SelectionError, match="pass the loss"):
-        partition(graph, DEVICES)
+def test_open_dimensions_are_told():
+    with tf.Graph().as_default():
+        loss, _, x = layers([50] * 5, None)
+        with pytest.raises(PredictionError, match="shapes"):
+            partition(loss, DEVICES)
+        small, large = (
+            partition(loss, DEVICES, shapes={x.ref(): [rows, 40]}).largest
+            for rows in (100, 1000)
+        )
+    assert 5 * small < large < 10 * small
 
 
 def test_time_is_balanced():
@@ -121,9 +127,9 @@ def test_micro_batches_in_flight_weigh_on_the_first_stages():
     assert abs(counts[2] - counts[0]) <= 1
 
 
-def layers(widths):
+def layers(widths, rows=32):
     """Return a loss, the variables and the input of uneven layers."""
-    x = y = v1.placeholder(tf.float32, [32, 40])
+    x = y = v1.placeholder(tf.float32, [rows, 40])
     ws = []
     for i, width in enumerate(widths):
         shape = [y.shape[1], width]
@@ -177,21 +183,6 @@ def cut_before(loss, places):
     return Partition(tuple(parts), "memory", 0.0)
 
 
-def test_open_dimensions_are_told():
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [None, 50], name="x")
-        for i in range(5):
-            y = tf.tanh(y @ v1.get_variable(f"w{i}", [50, 50], use_resource=True))
-        loss = tf.reduce_mean(y)
-        with pytest.raises(PredictionError, match="shapes"):
-            partition(loss, DEVICES)
-        small, large = (
-            partition(loss, DEVICES, shapes={x.ref(): [rows, 50]}).largest
-            for rows in (100, 1000)
-        )
-    assert 5 * small < large < 10 * small
-
-
 def test_what_changes_state_elsewhere_is_told():
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [8, 4])
@@ -217,17 +208,17 @@ def test_gradients_follow():
         (gradient,) = (
             other
             for other in graph.get_operations()
-            if other.type == "Mul" and f"loc:@{op.name}".encode() in classes(other)
+            if other.type == "Mul"
+            and f"loc:@{op.name}".encode() in class_entries(other)
         )
         assert gradient.name.startswith(f"gradients/{op.name}_grad")
 
 
-def classes(op):
-    return op.get_attr("_class") if "_class" in op.node_def.attr else []
-
-
 def test_refusals():
-    with tf.Graph().as_default():
+    with tf.Graph().as_default() as graph:
+        v1.get_variable("w", [3], use_resource=True)
+        with pytest.raises(SelectionError, match="pass the loss"):
+            partition(graph, DEVICES)
         y = chain([10] * 4)
         with pytest.raises(ArgumentTypeError, match="a list of names"):
             partition(y, "/cpu:0")

@@ -17,18 +17,20 @@ def disguised(handler):
     return transform_op
 
 
-MODES = {
-    "bulk": ge.copy_op_handler,
-    "one by one": disguised(ge.copy_op_handler),
-}
+MODES = ("bulk", "one by one")
+
+
+def transformer_of(handler, mode):
+    """Return a transformer with a handler in one of the modes."""
+    result = ge.Transformer()
+    result.transform_op_handler = handler if mode == "bulk" else disguised(handler)
+    return result
 
 
 @pytest.fixture(params=MODES)
 def transformer(request):
     """A transformer that copies in bulk, and one that goes op by op."""
-    result = ge.Transformer()
-    result.transform_op_handler = MODES[request.param]
-    return result
+    return transformer_of(ge.copy_op_handler, request.param)
 
 
 def three_sums():
@@ -43,9 +45,8 @@ def three_sums():
 def test_both_ways_of_copying_make_the_same_graph():
     three_sums()
     definitions = []
-    for handler in MODES.values():
-        transformer = ge.Transformer()
-        transformer.transform_op_handler = handler
+    for mode in MODES:
+        transformer = transformer_of(ge.copy_op_handler, mode)
         graph = tf.Graph()
         transformer(default_graph(), graph, "scope")
         ge.verify(graph)
@@ -78,9 +79,9 @@ def test_a_handler_may_add_ops_behind_each_copy():
     np.testing.assert_allclose(value, np.full(10, 7.0))
 
 
-@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize("mode", MODES)
 @in_each_setting
-def test_nodedef_fn_changes_each_definition(bulk):
+def test_nodedef_fn_changes_each_definition(mode):
     def change(node_def):
         if "_foo" in node_def.attr:
             del node_def.attr["_foo"]
@@ -90,9 +91,8 @@ def test_nodedef_fn_changes_each_definition(bulk):
 
     total = three_sums()
     total.op._set_attr("_foo", tf.compat.v1.AttrValue(s=b"foo"))
-    transformer = ge.Transformer()
     handler = functools.partial(ge.copy_op_handler, nodedef_fn=change)
-    transformer.transform_op_handler = handler if bulk else disguised(handler)
+    transformer = transformer_of(handler, mode)
     view, info = transformer(default_graph(), tf.Graph(), "")
     assert [op.get_attr("_bar") for op in view.ops] == [b"bar"] * 7
     assert {op.device for op in view.ops} == {"/device:CPU:0"}
@@ -102,34 +102,25 @@ def test_nodedef_fn_changes_each_definition(bulk):
     assert total.op.device == ""
 
 
-@pytest.mark.parametrize("bulk", [True, False])
-def test_copy_shape_overrules_inference(bulk):
+@pytest.mark.parametrize("mode", MODES)
+def test_copy_shape_overrules_inference_and_a_changed_definition_is_inferred(mode):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [8, 3], name="x")
         y = tf.exp(x)
         wide = tf.compat.v1.placeholder(tf.float32, [None, 3])
-        transformer = ge.Transformer()
         handler = functools.partial(ge.copy_op_handler, copy_shape=True)
-        transformer.transform_op_handler = handler if bulk else disguised(handler)
+        transformer = transformer_of(handler, mode)
         transformer.transform_external_input_handler = lambda info, t: wide
         _, info = transformer(y.op, graph, "c")
     assert info.transformed(y).shape.as_list() == [8, 3]
 
-
-@pytest.mark.parametrize("bulk", [True, False])
-def test_shapes_behind_a_changed_definition_are_inferred_anew(bulk):
     def any_batch(node_def):
         if node_def.op == "Placeholder":
             node_def.attr["shape"].shape.dim[0].size = -1
         return node_def
 
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [8, 3], name="x")
-        y = tf.exp(x)
-    transformer = ge.Transformer()
     handler = functools.partial(ge.copy_op_handler, nodedef_fn=any_batch)
-    transformer.transform_op_handler = handler if bulk else disguised(handler)
-    _, info = transformer(graph, tf.Graph(), "")
+    _, info = transformer_of(handler, mode)(graph, tf.Graph(), "")
     assert info.transformed(x).shape.as_list() == [None, 3]
     assert info.transformed(y).shape.as_list() == [None, 3]
 
