@@ -152,16 +152,22 @@ def _folded(builds, parameters, seed, **options):
     return outcomes
 
 
+def needed(*elements, controls=False):
+    """Return ops, those behind tensors, and what they need; if asked, await, too."""
+    queue = list(dict.fromkeys(getattr(e, "op", e) for e in elements))
+    found = set(queue)
+    for op in queue:
+        before = [*(t.op for t in op.inputs), *(op.control_inputs if controls else ())]
+        new = [o for o in dict.fromkeys(before) if o not in found]
+        found.update(new)
+        queue += new
+    return queue
+
+
 def data_types(graph, out="out"):
     """Count the types of ops from the data to `out`."""
-    behind = dict.fromkeys([graph.get_operation_by_name(out)])
-    queue = list(behind)
-    while queue:
-        new = [t.op for t in queue.pop().inputs if t.op not in behind]
-        behind.update(dict.fromkeys(new))
-        queue += new
     data = set()
-    for op in topological_sort(behind):
+    for op in topological_sort(needed(graph.get_operation_by_name(out))):
         if op.type == "Placeholder" or (
             op.type != "Shape" and any(t.op in data for t in op.inputs)
         ):

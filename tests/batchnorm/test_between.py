@@ -8,6 +8,7 @@ from tests.batchnorm.checking import (
     check_bare,
     check_together,
     folded,
+    needed,
     turned,
 )
 from tests.thorough import chosen
@@ -107,17 +108,6 @@ def test_norms_of_norms_that_are_read_elsewhere():
     assert not outcome.types["Mul"], outcome.report
 
 
-def ancestors(graph):
-    behind = dict.fromkeys([graph.get_operation_by_name("out")])
-    queue = list(behind)
-    while queue:
-        op = queue.pop()
-        new = [*(t.op for t in op.inputs), *op.control_inputs]
-        queue += [o for o in new if o not in behind]
-        behind.update(dict.fromkeys(new))
-    return list(behind)
-
-
 def reshaped_by_its_own_shape(b):
     y = tf.nn.conv2d(b.data(2, 6, 6, 3, known=()), b.weights(3, 3, 3, 4), 1, "SAME")
     shape = tf.shape(y)
@@ -136,7 +126,8 @@ def normalized_before_a_dense_layer(b):
 def test_nothing_is_computed_for_its_shape_alone(build):
     outcome = folded(build)
     check_bare(outcome)
-    types = [op.type for op in ancestors(outcome.graph)]
+    out = outcome.graph.get_operation_by_name("out")
+    types = [op.type for op in needed(out, controls=True)]
     assert types.count("Conv2D") + types.count("MatMul") == 1
     assert types.count("Mul") == (build is reshaped_by_its_own_shape)
 
@@ -152,4 +143,5 @@ def test_what_the_norm_waited_for_still_comes_before(forward):
 
     outcome = folded(build)
     check_bare(outcome)
-    assert "awaited" in [op.name for op in ancestors(outcome.graph)]
+    out = outcome.graph.get_operation_by_name("out")
+    assert "awaited" in [op.name for op in needed(out, controls=True)]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.calibrated import norms_of, with_calibrated_norms
+from tests.batchnorm.checking import needed
 from tests.settings import needs_eager, slow
 from tests.thorough import chosen
 
@@ -134,21 +135,10 @@ def test_in_float64_they_stay_to_the_last_digits(named):
     assert np.abs(y - case.reference).max() <= 1e-12 * span
 
 
-def reachable(opened):
-    """Walk from the outputs against the edges, by TensorFlow alone."""
-    found, waiting = {}, [t.op for t in opened.outputs.values()]
-    while waiting:
-        op = waiting.pop()
-        if op.name not in found:
-            found[op.name] = op
-            waiting += [t.op for t in op.inputs]
-    return found
-
-
 @FORMS
 def test_a_folded_layer_is_one_product_and_one_sum(named, form):
     network, case = named
-    ops = reachable(case.models[form])
+    ops = {op.name: op for op in needed(*case.models[form].outputs.values())}
     behind = [entry for entry in case.reports[form].folded if not entry.forward]
     assert len({entry.into for entry in behind}) == len(behind)
     for entry in behind:

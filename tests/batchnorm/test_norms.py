@@ -230,3 +230,26 @@ def test_keras_layers_of_mixed_precision():
     # Both graphs round weights and results to half precision, at different places.
     cases = {name: KERAS[name] for name in ("conv", "depthwise", "dense")}
     keras_fold(cases, 5e-3, "mixed_float16")
+
+
+@pytest.mark.parametrize("layer", ("conv", "dense", "mixed precision"))
+def test_keras_models_that_were_traced_for_training(layer):
+    x = keras.Input((6, 6, 3))
+    policy = "mixed_float16" if layer == "mixed precision" else "float32"
+    if layer == "dense":
+        y = L.Dense(4, dtype=policy)(x)
+    else:
+        y = L.Conv2D(4, 3, dtype=policy)(x)
+    y = L.BatchNormalization(dtype=policy)(y)
+    model = with_random_norms(keras.Model(x, L.ReLU(dtype="float32")(y)))
+    value = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
+    expected = model(value, training=False).numpy()
+    traced = tf.function(lambda x: model(x, training=True), autograph=False)
+    opened = ge.model.open(traced.get_concrete_function(tf.TensorSpec((None, 6, 6, 3))))
+    (refused,) = fold_batch_norms(opened).refused
+    assert "is_training=True" in refused.reason
+    report = fold_batch_norms(opened, assume_inference=True)
+    assert len(report.folded) == 1, report
+    (found,) = opened.run(x=value).values()
+    bound = 1e-5 if policy == "float32" else 5e-3
+    assert np.abs(found - expected).max() <= bound * np.ptp(expected)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
+from tests.batchnorm.checking import needed
 from tests.settings import default_graph, edges, evaluate, in_each_setting, needs_eager
 
 X = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
@@ -72,13 +73,7 @@ def computed(norm, data=X):
 
 def behind(tensor):
     """Return the types of the ops that a tensor needs, each as often as it is there."""
-    found, waiting = {}, [tensor.op]
-    while waiting:
-        op = waiting.pop()
-        if op.name not in found:
-            found[op.name] = op
-            waiting += [t.op for t in op.inputs]
-    return sorted(op.type for op in found.values() if op.type != "Const")
+    return sorted(op.type for op in needed(tensor) if op.type != "Const")
 
 
 def test_results_that_are_sums_stay_and_compute_the_folded_layer(setting):
@@ -259,8 +254,9 @@ def test_what_waits_and_is_waited_for_stays(setting):
         }
         assert len(layers) == len(cases)
         for awaited, late, _ in cases:
-            (into,) = [op for op in layers.values() if op in ancestors(late)]
-            assert set(awaited) <= ancestors(into)
+            before = needed(late, controls=True)
+            (into,) = [op for op in layers.values() if op in before]
+            assert {*awaited} <= {*needed(into, controls=True)}
         ge.verify(default_graph())
         return [end for *_, end in cases]
 
@@ -271,46 +267,11 @@ def test_what_waits_and_is_waited_for_stays(setting):
             np.testing.assert_allclose(next(results), wanted, rtol=1e-5, atol=1e-5)
 
 
-def ancestors(op):
-    """Return the ops that run before one."""
-    found, waiting = set(), [op]
-    while waiting:
-        op = waiting.pop()
-        for before in (*(t.op for t in op.inputs), *op.control_inputs):
-            if before not in found:
-                found.add(before)
-                waiting.append(before)
-    return found
-
-
 @in_each_setting
 def test_a_fused_norm_in_keep_is_refused_and_nothing_changes():
-    z = fused(convolved(given(X)))
-    graph = default_graph()
-    before = edges(graph)
-    report = fold_batch_norms(graph, keep=[z])
-    assert not report.folded
-    (entry,) = report.refused
-    assert (entry.norm, entry.op) == ("norm", z.op.name)
-    assert "is in keep" in entry.reason
-    with pytest.raises(FoldError, match="is in keep"):
-        fold_batch_norms(graph, keep=[z], strict=True)
-    assert edges(graph) == before
-
-
-@in_each_setting
-def test_what_is_kept_on_the_way_is_refused():
     y = convolved(given(X))
-    with_sum(y)
-    report = fold_batch_norms(default_graph(), keep=[y])
-    (entry,) = report.refused
-    assert entry.op == y.op.name
-
-
-@in_each_setting
-def test_keep_takes_ops_and_tensors_of_the_graph():
+    z = fused(y)
     graph = default_graph()
-    with_sum(convolved(given(X)))
     with tf.Graph().as_default():
         other = tf.constant(1.0, name="other")
     before = edges(graph)
@@ -318,6 +279,15 @@ def test_keep_takes_ops_and_tensors_of_the_graph():
         fold_batch_norms(graph, keep=[other])
     with pytest.raises(ArgumentTypeError, match=r"Keras layers, not .*float"):
         fold_batch_norms(graph, keep=[1.0])
+    # So is a norm behind what is kept.
+    assert [e.op for e in fold_batch_norms(graph, keep=[y]).refused] == [y.op.name]
+    report = fold_batch_norms(graph, keep=[z])
+    assert not report.folded
+    (entry,) = report.refused
+    assert (entry.norm, entry.op) == ("norm", z.op.name)
+    assert "is in keep" in entry.reason
+    with pytest.raises(FoldError, match="is in keep"):
+        fold_batch_norms(graph, keep=[z], strict=True)
     assert edges(graph) == before
 
 

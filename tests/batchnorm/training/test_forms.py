@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.batchnorm import fold_batch_norms
+from geutil.graph import verify
+from tests.batchnorm.checking import data_types, needed
 from tests.batchnorm.training.nets import (
     EPSILON,
     STATISTICS,
     Averages,
     Trial,
+    close,
     update,
     variable,
 )
@@ -128,23 +132,27 @@ def _frozen_norm_between(x, weights):
 class Formed:
     """A layer and a norm in one of the forms, as nets are that a trial compares."""
 
-    def __init__(self, form, layer=_conv, zero=False, size=6):
+    def __init__(self, form, layer=_conv, zero=False, size=6, resource=True):
         random = np.random.default_rng(0)
         gamma = random.uniform(0.5, 2.0, CHANNELS) * (not zero)
         self.form, self.layer = form, layer
-        self.name = f"{form.__name__}{layer.__name__}, zero: {zero}, size: {size}"
+        name = getattr(form, "__name__", str(form))
+        self.name = f"{name}{layer.__name__}, zero: {zero}, size: {size}"
         self.statistics = random.normal(size=CHANNELS), random.uniform(0.5, 2, CHANNELS)
         self.data = np.float32(random.normal(size=(3, 6, 6, 3)))
         if size == 1:
             self.data = self.data[:1, :1, :1]
         kernel, offset = random.normal(size=(3, 3, 3, 4)), random.normal(size=4)
-        self.variables = list(map(variable, (kernel, gamma, offset)))
+        self.resource = resource
+        weights = kernel, gamma, offset
+        self.variables = [variable(w, resource=resource) for w in weights]
 
     def input(self):
         return self.data, v1.placeholder(tf.float32, [None, None, None, 3])
 
     def averages(self):
-        return Averages(*(variable(v, trainable=False) for v in self.statistics))
+        options = {"trainable": False, "resource": self.resource}
+        return Averages(*(variable(v, **options) for v in self.statistics))
 
     def trained(self, x, averages):
         kernel, gamma, beta = self.variables
@@ -202,13 +210,63 @@ def test_norms(delay, statistics):
     assert before == edges(trial.graph)
 
 
+def _moments(x, p, keepdims=True):
+    mean, variance = tf.nn.moments(x, [0, 1, 2], keepdims=keepdims)
+    y = tf.nn.batch_normalization(x, mean, variance, p.beta, p.gamma, EPSILON)
+    mean, variance = (tf.reshape(t, [CHANNELS]) for t in (mean, variance))
+    return y, _updates(p.averages, mean, variance, by_difference=False)
+
+
+def _moved_by_itself(x, p):
+    statistics = {"mean": p.averages.mean, "variance": p.averages.variance}
+    y, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=x,
+        scale=p.gamma,
+        offset=p.beta,
+        epsilon=EPSILON,
+        exponential_avg_factor=0.1,
+        **statistics,
+    )
+    return y, []
+
+
+FOR_INFERENCE = [
+    partial(_moments, keepdims=False),
+    *(_moments, _divided, _mean_of_squares, _first_version, _moved_by_itself),
+]
+
+
+def test_moving_statistics_stand_in_at_inference():
+    """A graph that was traced for training, folded as one for inference on request."""
+    with tf.Graph().as_default() as graph:
+        built, expected, feeds = [], [], {}
+        for place, form in enumerate([*FOR_INFERENCE] * 2):
+            net = Formed(form, resource=place < len(FOR_INFERENCE))
+            data, x = net.input()
+            averages, feeds[x] = net.averages(), data
+            expected += net.deployed(x, averages)
+            with tf.name_scope(f"trained/case_{place}"):
+                (y,), _ = net.trained(x, averages)
+                built.append(tf.identity(y, name="out"))
+        options = {"scope": "trained"}
+        plain = fold_batch_norms(graph, **options)
+        asked = [e for e in plain.refused if "is_training=True" in e.reason]
+        assert (plain.folded, len(asked)) == ((), len(built))
+        report = fold_batch_norms(graph, assume_inference=True, **options)
+        verify(graph)
+        assert len(report.folded) == len(built)
+        again = fold_batch_norms(graph, assume_inference=True, **options)
+        assert again.folded == ()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            close(*session.run((built, expected), feeds))
+    types = [data_types(graph, y.op.name) for y in built]
+    counts = [(t["Mul"], t["Mean"], t["BiasAdd"]) for t in types]
+    assert counts == [(0, 0, 1)] * len(built)
+
+
 def test_a_fused_norm_is_not_run_any_more():
     trial = Trial([partial(Formed, _averaging)], None, "exact")
     ((values, updates),) = trial.values
-    behind, queue = set(), [values[0].op, *(u.op for u in updates)]
-    while queue:
-        op = queue.pop()
-        if op not in behind:
-            behind.add(op)
-            queue += [t.op for t in op.inputs]
-    assert not [op.name for op in behind if op.type.startswith("FusedBatchNorm")]
+    types = {op.type for op in needed(values[0], *updates)}
+    assert not any(name.startswith("FusedBatchNorm") for name in types)

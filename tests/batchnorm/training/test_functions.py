@@ -13,6 +13,7 @@ from keras import layers
 import geutil.model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import FoldError
+from tests.batchnorm.checking import needed
 from tests.batchnorm.networks import with_random_norms
 from tests.batchnorm.training.nets import STATISTICS, close, ops_by_type
 
@@ -124,6 +125,21 @@ def test_names_are_clean(frozen_run):
         parts = op.name.split("/")
         assert "" not in parts
         assert all(a != b for a, b in itertools.pairwise(parts[:-1]))
+
+
+def test_in_one_pass_each_layer_runs_once():
+    counts = {}
+    for statistics in (None, *STATISTICS):
+        step = _step(_model(), fold=bool(statistics), statistics=statistics)
+        graph = step.get_concrete_function(tf.constant(_data())).graph
+        live = needed(*graph.outputs, *graph.control_outputs, controls=True)
+        kinds = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
+        found = [op.type for op in live if op.type.startswith(kinds)]
+        counts[statistics] = sorted(found)
+    assert counts["one_pass"] == counts[None]
+    # Those of the gradients of data and weights among them.
+    assert len(counts["one_pass"]) >= 3 * 3
+    assert len(counts["exact"]) > len(counts["one_pass"])
 
 
 def test_traces_share_a_counter_that_is_passed():

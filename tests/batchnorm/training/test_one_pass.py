@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,88 +13,6 @@ from tests.batchnorm.training.nets import EPSILON, FoldedConv, close, update, va
 
 v1 = tf.compat.v1
 CHANNELS = 4
-
-
-def _live(graph):
-    """Return the types of ops that run in a call of a function's graph."""
-    queue = [t.op for t in graph.outputs] + list(graph.control_outputs)
-    seen = set(queue)
-    for op in queue:
-        for before in (*(t.op for t in op.inputs), *op.control_inputs):
-            if before not in seen:
-                seen.add(before)
-                queue.append(before)
-    return [op.type for op in seen]
-
-
-def _net():
-    """Norms that are one op, in training as tf_keras builds them."""
-    k = pytest.importorskip("tf_keras")
-    k.utils.set_random_seed(0)
-    x = y = k.Input((8, 8, 3))
-    for make in (
-        lambda: k.layers.Conv2D(6, 3),
-        lambda: k.layers.DepthwiseConv2D(3, use_bias=False),
-        lambda: k.layers.Conv2DTranspose(4, 3, strides=2),
-    ):
-        y = k.layers.BatchNormalization(epsilon=0.1)(make()(y))
-        y = k.layers.ReLU()(y)
-    y = k.layers.Dense(5)(k.layers.GlobalAveragePooling2D()(y))
-    y = k.layers.BatchNormalization(epsilon=0.1)(y)
-    model = k.Model(x, k.layers.Activation("tanh")(y))
-    random = np.random.default_rng(0)
-    for layer in model.layers:
-        if isinstance(layer, k.layers.BatchNormalization):
-            layer.set_weights(
-                [random.uniform(0.5, 2.0, w.shape) for w in layer.get_weights()]
-            )
-    return model
-
-
-def _traced(model, **options):
-    @tf.function(autograph=False)
-    def step(x):
-        y = tf.identity(model(x, training=True))
-        graph = v1.get_default_graph()
-        if options:
-            report = fold_batch_norms(graph, is_training=True, strict=True, **options)
-            assert len(report.folded) == 4
-        handles = [graph.capture(v.handle) for v in model.trainable_variables]
-        return y, tf.gradients(tf.reduce_sum(y**2 + y), [x, *handles])
-
-    return step
-
-
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
-
-
-def test_each_layer_runs_once():
-    counts = {}
-    for statistics in (None, "exact", "one_pass"):
-        options = {} if statistics is None else {"statistics": statistics}
-        step = _traced(_net(), **options)
-        graph = step.get_concrete_function(tf.TensorSpec([2, 8, 8, 3])).graph
-        counts[statistics] = Counter(
-            kind for kind in _live(graph) if kind.startswith(CONVOLUTIONS)
-        )
-    assert counts["one_pass"] == counts[None]
-    # Those of the gradients of data and weights among them.
-    assert counts["one_pass"].total() >= 3 * 4
-    assert counts["exact"].total() > counts["one_pass"].total()
-
-
-def test_an_architecture_of_tf_keras():
-    folded, plain = _net(), _net()
-    steps = _traced(folded, statistics="one_pass"), _traced(plain)
-    for seed in range(3):
-        shape = (4, *folded.input_shape[1:])
-        x = np.float32(np.random.default_rng(seed).normal(size=shape))
-        (y, gradients), (other, others) = (step(tf.constant(x)) for step in steps)
-        close([y.numpy()], [other.numpy()])
-        size = max(np.abs(g).max() for g in others)
-        for one, two in zip(gradients, others, strict=True):
-            np.testing.assert_allclose(one, two, rtol=0, atol=1e-5 * size)
-        close(folded.get_weights(), plain.get_weights())
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])

@@ -13,6 +13,7 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import FoldError
 from tests.batchnorm.training.nets import EPSILON, update, variable
 from tests.select import tables
+from tests.settings import edges
 
 v1 = tf.compat.v1
 CHANNELS = 4
@@ -101,13 +102,6 @@ CASES = {
 }
 
 
-def _edges(graph):
-    return [
-        (op.name, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
-        for op in graph.get_operations()
-    ]
-
-
 def _graph(build):
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, None, None, 3])
@@ -119,7 +113,7 @@ def test_norms_are_refused():
     wrong = {}
     for case, (build, reason, delay) in CASES.items():
         graph = _graph(build)
-        before = _edges(graph)
+        before = edges(graph)
         options = {"is_training": True, "freeze_batch_norm_delay": delay}
         report = fold_batch_norms(graph, **options)
         assert report.folded == ()
@@ -131,7 +125,7 @@ def test_norms_are_refused():
         assert report.step is None
         with pytest.raises(FoldError, match="nothing was changed"):
             fold_batch_norms(graph, **options, strict=True)
-        assert _edges(graph) == before, case
+        assert edges(graph) == before, case
     assert wrong == {}
 
 
@@ -143,10 +137,10 @@ def test_without_a_freeze_no_moving_mean_is_needed():
 def test_scopes():
     for scope in ("elsewhere", "nor", "norm/inner"):
         graph = _graph(_no_moving_mean)
-        before = _edges(graph)
+        before = edges(graph)
         report = fold_batch_norms(graph, is_training=True, scope=scope)
         assert f"is outside of scope '{scope}'" in report.refused[0].reason
-        assert _edges(graph) == before
+        assert edges(graph) == before
         # Nobody asked for it.
         fold_batch_norms(graph, is_training=True, scope=scope, strict=True)
     for scope in ("norm", "norm/", ""):
@@ -178,21 +172,25 @@ def test_a_norm_behind_a_norm_in_training(first, second):
     assert "depends on the batch" in report.refused[0].reason
 
 
-def test_without_is_training_the_norm_is_refused_as_always():
+def test_at_inference():
     graph = _graph(_no_moving_mean)
-    before = _edges(graph)
+    before = edges(graph)
     report = fold_batch_norms(graph)
     assert "assume_inference=True" in report.refused[0].reason
-    assert _edges(graph) == before
-
-
-def test_what_a_training_fold_left_is_no_norm_at_inference():
-    graph = _graph(_no_moving_mean)
+    assert edges(graph) == before
+    # A training fold leaves no norm.
     fold_batch_norms(graph, is_training=True)
-    before = _edges(graph)
+    before = edges(graph)
     report = fold_batch_norms(graph)
     assert (report.folded, report.refused) == ((), ())
-    assert _edges(graph) == before
+    assert edges(graph) == before
+    fused = lambda x: _fused_in_training(_conv(x), "norm")  # noqa: E731
+    for build in (_nothing_is_kept, _no_moving_mean, _two_variables, fused):
+        graph = _graph(build)
+        before = edges(graph)
+        (entry,) = fold_batch_norms(graph, assume_inference=True).refused
+        assert "no moving statistics are known" in entry.reason, entry
+        assert edges(graph) == before
 
 
 ARGUMENTS = """
