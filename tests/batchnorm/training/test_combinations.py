@@ -25,27 +25,22 @@ def _makes(turn):
         yield partial(Net, layer, next(fused), *options, place, place < len(LAYERS))
 
 
+CASES = list(itertools.product((None, 3), STATISTICS, range(8)))
 # Turns that differ by one have the other kind of norm for each layer.
-@pytest.mark.parametrize("statistics", chosen(STATISTICS, "exact"))
-@pytest.mark.parametrize("turn", chosen(range(8), 0))
-def test_without_a_freeze(statistics, turn):
-    trial = Trial(_makes(turn), None, statistics)
+QUICK = (None, "exact", 0), (3, "one_pass", 1)
+
+
+@pytest.mark.parametrize("case", chosen(CASES, *QUICK), ids=str)
+def test_norms_in_training_and_frozen(case):
+    delay, statistics, turn = case
+    trial = Trial(_makes(turn), delay, statistics)
     assert len(trial.report.folded) == len(trial.nets)
     assert all("outside of scope" in entry.reason for entry in trial.report.refused)
-    assert trial.report.step is None
-    # Nothing counts, and nothing chooses.
-    assert not ops_by_type(trial.graph, "AssignAddVariableOp")
-    assert not ops_by_type(trial.graph, "GreaterEqual")
-    trial.check()
-
-
-@pytest.mark.parametrize("statistics", chosen(STATISTICS, "one_pass"))
-@pytest.mark.parametrize("turn", chosen(range(8), 1))
-def test_with_a_freeze(statistics, turn):
-    trial = Trial(_makes(turn), 3, statistics)
-    assert len(trial.report.folded) == len(trial.nets)
-    # Nets share one counter.
-    assert len(ops_by_type(trial.graph, "AssignAddVariableOp")) == 1
+    # Nets share one counter; without a freeze nothing counts, and nothing chooses.
+    freezes = delay is not None
+    assert (trial.report.step is not None) == freezes
+    assert len(ops_by_type(trial.graph, "AssignAddVariableOp")) == freezes
+    assert bool(ops_by_type(trial.graph, "GreaterEqual")) == freezes
     trial.check()
 
 

@@ -105,7 +105,7 @@ def _graph_with(build):
             with v1.Session() as session:
                 session.run(v1.global_variables_initializer())
                 results.append(session.run(values, {x: data}))
-    return report, graph, results
+    return report, results
 
 
 def _norm(y, name, part=None):
@@ -117,21 +117,17 @@ def _norm(y, name, part=None):
         return tf.nn.relu(z)
 
 
-def test_several_norms_of_one_layer():
-    report, _, results = _graph_with(
-        lambda y: [_norm(y, "one"), 2.0 * _norm(tf.identity(y), "two")]
-    )
-    assert len(report.folded) == 2
-    close(*results)
+READERS = {
+    2: lambda y: [_norm(y, "one"), 2.0 * _norm(tf.identity(y), "two")],
+    1: lambda y: [_norm(y, "norm"), tf.sigmoid(y)],
+}
 
 
-def test_a_layer_that_something_else_reads():
-    report, _, results = _graph_with(lambda y: [_norm(y, "norm"), tf.sigmoid(y)])
-    assert len(report.folded) == 1
-    close(*results)
-
-
-# -- refusals --------------------------------------------------------------------------
+def test_several_norms_of_one_layer_and_other_readers():
+    for norms, build in READERS.items():
+        report, results = _graph_with(build)
+        assert len(report.folded) == norms
+        close(*results)
 
 
 def _of_squares(y):
@@ -153,7 +149,7 @@ def _of_squares(y):
     ids=["part of the batch", "another mean"],
 )
 def test_statistics_of_something_else_are_refused(build, reason):
-    report, _, results = _graph_with(build)
+    report, results = _graph_with(build)
     assert report.folded == ()
     (refused,) = report.refused
     assert refused.reason == f"{reason}; pass statistics='exact'"
