@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tests.settings import control_flow
+
 FLOATS = tf.TensorSpec([None, 3], tf.float32, name="x")
 INTS = tf.TensorSpec([None, 4], tf.int32, name="x")
 
@@ -223,25 +225,19 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
 
 def version_1_loop() -> tuple[tf.Graph, tf.Variable]:
     """A loop of Enter, Merge and Switch ops that is handed variables as handles."""
-    enabled = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            x = tf.compat.v1.placeholder(tf.float32, [None, 3], "x")
-            v = tf.compat.v1.get_variable(
-                "v", [4, 3], use_resource=True, initializer=tf.ones_initializer()
+    with control_flow(1), tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], "x")
+        v = tf.compat.v1.get_variable(
+            "v", [4, 3], use_resource=True, initializer=tf.ones_initializer()
+        )
+
+        def step(i: Any, t: Any) -> Any:
+            row = tf.raw_ops.ResourceGather(
+                resource=v.handle, indices=i, dtype=tf.float32
             )
+            known = tf.raw_ops.VarIsInitializedOp(resource=v.handle)
+            return i + 1, t * tf.reduce_sum(v) + row * tf.cast(known, tf.float32)
 
-            def step(i: Any, t: Any) -> Any:
-                row = tf.raw_ops.ResourceGather(
-                    resource=v.handle, indices=i, dtype=tf.float32
-                )
-                known = tf.raw_ops.VarIsInitializedOp(resource=v.handle)
-                return i + 1, t * tf.reduce_sum(v) + row * tf.cast(known, tf.float32)
-
-            _, y = tf.compat.v1.while_loop(lambda i, _: i < 4, step, [0, x])
-            tf.identity(y, name="y")
-    finally:
-        if enabled:
-            tf.compat.v1.enable_control_flow_v2()
+        _, y = tf.compat.v1.while_loop(lambda i, _: i < 4, step, [0, x])
+        tf.identity(y, name="y")
     return graph, v

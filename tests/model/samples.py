@@ -14,6 +14,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from tests.processes import run_python
+from tests.settings import control_flow
 
 tf1 = tf.compat.v1
 
@@ -29,13 +30,10 @@ def frozen_graph_def():
         first, second = tf.split(y, 2, axis=1, name="split")
         y = tf.reshape(tf.concat([second, first], 1), tf.shape(x), name="again")
         y = function(y)
-        tf1.disable_control_flow_v2()
-        try:
+        with control_flow(1):
             _, y = tf1.while_loop(
                 lambda i, _: i < 3, lambda i, v: (i + 1, v * 0.5), [0, y], name="old"
             )
-        finally:
-            tf1.enable_control_flow_v2()
         _, y = tf.while_loop(
             lambda i, _: i < 2, lambda i, v: (i + 1, tf.tanh(v)), [0, y], name="new"
         )

@@ -20,6 +20,7 @@ from geutil import model
 from geutil.model import Model
 from geutil.model.batch_size.row_equivalence import RowVerdict, judge, windows
 from tests.model.refusal_tables import not_refused
+from tests.settings import control_flow
 from tests.thorough import crossed, examples, some
 
 W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)
@@ -263,25 +264,19 @@ def test_version_1_loop(old, collecting):
 
 
 def version_1_loop(batch, collecting):
-    v2 = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            x = tf.compat.v1.placeholder(tf.float32, [batch, 6], "x")
-            array = tf.TensorArray(tf.float32, 3, element_shape=[batch, 6])
+    with control_flow(1), tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [batch, 6], "x")
+        array = tf.TensorArray(tf.float32, 3, element_shape=[batch, 6])
 
-            def step(i, h, a):
-                h = tf.tanh(tf.matmul(h, W) + x)
-                return i + 1, h, a.write(i, h)
+        def step(i, h, a):
+            h = tf.tanh(tf.matmul(h, W) + x)
+            return i + 1, h, a.write(i, h)
 
-            _, h, array = tf.while_loop(
-                lambda i, h, a: i < 3, step, (0, tf.zeros([batch, 6]), array)
-            )
-            tf.identity(array.stack()[2] if collecting else h, name="y")
-        return graph
-    finally:
-        if v2:
-            tf.compat.v1.enable_control_flow_v2()
+        _, h, array = tf.while_loop(
+            lambda i, h, a: i < 3, step, (0, tf.zeros([batch, 6]), array)
+        )
+        tf.identity(array.stack()[2] if collecting else h, name="y")
+    return graph
 
 
 def test_shared_target_is_changed_only_where_the_batch_is():

@@ -20,7 +20,6 @@ from geutil.model import inspect
 from geutil.model import open as open_model
 from geutil.model.files import checkpoint_index, schema, wire
 from geutil.model.files.reading import read_graph_def, read_saved_model
-from tests.model import fuzzing
 from tests.model.refusal_tables import not_refused
 from tests.processes import forked
 
@@ -339,18 +338,6 @@ def test_what_is_no_model_is_refused(tmp_path, keras_file):
     }
     cases = [(n, partial(inspect, tmp_path / n), said) for n, said in messages.items()]
     assert not_refused(ModelError, cases) == {}
-
-
-@pytest.mark.parametrize("target", ["pb", "pb fields", "saved_model", "index"])
-def test_damage_is_refused_or_survived(models, tmp_path, target):
-    for seed in range(50):
-        scratch = tmp_path / str(seed)
-        scratch.mkdir()
-        path = fuzzing.damaged(models, target, seed, scratch)
-        try:
-            assert str(inspect(path))
-        except ModelError as error:
-            assert str(path) in str(error)
 
 
 def test_a_large_model_takes_little_memory(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections import Counter
 from types import SimpleNamespace
 
 import h5py
@@ -15,21 +14,16 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
-import testdata.powers
 from geutil import model
 from geutil.errors import ModelError
 from geutil.graph.tflite_reading import read
 from geutil.model import opening, powers
 from geutil.model.scanning import archives, graph_scan, op_table, saved_models
 from testdata.powers import FILES, SAMPLES, save
-from tests import tflite_files
 from tests.cli.test_child import deadly
-from tests.kept import kept
-from tests.model import fuzzing, samples, scan_damage
 from tests.processes import run_python
 from tests.settings import needs_eager
 from tests.tflite_files import flex
-from tests.thorough import is_quick
 
 pytestmark = needs_eager
 tf1 = tf.compat.v1
@@ -388,12 +382,3 @@ def test_training_in_hdf5_files_is_looked_at(tmp_path):
     (entry,) = powers(file).dangers
     assert entry.kind == "run code"
     assert "training" in entry.place
-
-
-def test_damage_neither_ends_hangs_nor_swells_the_process():
-    folder = kept(scan_damage.write_all, testdata.powers, samples, tflite_files)
-    jobs = scan_damage.jobs_for(50 if is_quick() else 400)
-    assert min(Counter(target for target, _ in jobs).values()) >= 2
-    outcomes = list(fuzzing.run(folder, jobs, scan_damage.__name__))
-    assert len(outcomes) == len(jobs)
-    assert [o for o in outcomes if o.result not in scan_damage.OK] == []

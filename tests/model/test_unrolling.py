@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.errors import ModelError
 from geutil.gradients import gradients
+from tests.settings import control_flow
 
 layers = tf.keras.layers
 
@@ -204,15 +205,9 @@ def test_refusals_that_name_the_loops():
 
 
 def test_a_loop_of_version_1_is_refused():
-    with tf.Graph().as_default() as graph:
+    with control_flow(1), tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        tf.compat.v1.disable_control_flow_v2()
-        try:
-            _, y = tf.while_loop(
-                lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), [0, x]
-            )
-        finally:
-            tf.compat.v1.enable_control_flow_v2()
+        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), [0, x])
         tf.identity(y, "y")
     ends = {"inputs": {"x": "x:0"}, "outputs": {"y": "y:0"}}
     said = refused(model.open(graph.as_graph_def(), **ends))

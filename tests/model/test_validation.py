@@ -10,6 +10,7 @@ from geutil.errors import ModelError
 from geutil.model.files.reading import read_graph_def, read_saved_model
 from geutil.model.files.validation import check_graph_def
 from tests.model.samples import frozen_graph_def
+from tests.settings import control_flow
 
 tf1 = tf.compat.v1
 TESTDATA = Path(__file__).parents[2] / "testdata"
@@ -306,8 +307,7 @@ def v1_graph():
             tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), -1
         )
         table.lookup(tf.constant(["a", "c"]))
-        tf1.disable_control_flow_v2()
-        try:
+        with control_flow(1):
             y = tf1.cond(w[0, 0] > 0, lambda: w + 1.0, lambda: w - 1.0)
             _, y = tf1.while_loop(
                 lambda i, _: i < 3,
@@ -317,8 +317,6 @@ def v1_graph():
                 ),
                 [0, y],
             )
-        finally:
-            tf1.enable_control_flow_v2()
         tf1.gradients(y, w)
         tf1.py_func(lambda x: x, [y], tf.float32)
         tf1.train.Saver()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import numpy as np
 import tensorflow as tf
 
@@ -56,15 +54,3 @@ def randomize(keras_model, seed=0):
             v.assign(rng.uniform(0.5, 2.0, v.shape))
         elif v.path.endswith(("moving_mean", "beta", "gamma")):
             v.assign(v + 0.1 * rng.normal(size=v.shape))
-
-
-@contextmanager
-def control_flow(version):
-    """Have conditionals and loops of version 1 or 2."""
-    v1 = tf.compat.v1
-    if version == 1:
-        v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        v1.enable_control_flow_v2()

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.model.training.helpers import by_name, control_flow, kinds, types_of
+from tests.model.training.helpers import by_name, kinds, types_of
+from tests.settings import control_flow
 
 v1 = tf.compat.v1
 SPEC = tf.TensorSpec([None], name="x")

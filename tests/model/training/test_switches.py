@@ -5,12 +5,8 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.model.training.helpers import (
-    by_name,
-    control_flow,
-    is_deterministic,
-    types_of,
-)
+from tests.model.training.helpers import by_name, is_deterministic, types_of
+from tests.settings import control_flow
 
 v1 = tf.compat.v1
 X = np.array([[1.0, -2.0, 3.0]], np.float32)
