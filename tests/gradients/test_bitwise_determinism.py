@@ -4,92 +4,16 @@ That bits of whole networks are the same is tested in a process with determinist
 (`apart/test_determinism.py`).
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from geutil.gradients import gradients, last_report
-from geutil.gradients.bitwise_determinism import keep_apart, readers_of, without_joined
-from geutil.gradients.step import build_step
-from geutil.graph.creation import set_new_input
+from geutil.gradients import bitwise_determinism, gradients, last_report
 from tests.gradients.checking import assert_same, run, unlike
 from tests.thorough import crossed
-
-
-def build(depth):
-    """Return the step of a chain of sines, and the products of its backward pass."""
-    x = h = tf.random.stateless_uniform([8], [1, 2])
-    for _ in range(depth):
-        h = tf.sin(h)
-    step = build_step(h, [x])
-    return step, [op for op in step.backward if op.type == "Mul"]
-
-
-def test_what_reads_a_shape_keeps_nothing_apart():
-    with tf.Graph().as_default() as graph:
-        image = tf.random.stateless_uniform([1, 8, 8, 2], [1, 2])
-        weights = tf.random.stateless_uniform([3, 3, 2, 2], [3, 4])
-        edges = [[0, 0], [1, 1], [1, 1], [0, 0]]
-        padded = tf.pad(image, edges)
-        y = tf.nn.conv2d(padded, weights, 1, "VALID")
-        step = build_step(y, [weights])
-        # The gradient asks for the shapes of what the convolution reads.
-        assert "ShapeN" in [op.type for op in padded.consumers()]
-        tf.exp(padded, name="not_needed")
-        before = readers_of(step)
-        types = [op.type for op, _ in before[padded]]
-        assert sorted(types) == ["Conv2D", "Conv2DBackpropFilter"]
-        copied, again = tf.pad(image, edges), tf.no_op()
-        (filter_gradient,) = (op for op, _ in before[padded] if op is not y.op)
-        set_new_input(filter_gradient, 0, copied)
-        keep_apart(step, before, [(padded.op, copied.op, again)])
-        names = {op.name for op in graph.get_operations() if op in padded.consumers()}
-        assert "recomputed/apart" in names
-
-
-def test_products_that_may_be_joined_are_not_awaited():
-    with tf.Graph().as_default():
-        step, products = build(3)
-        last = products[-1]
-        # A product that is a result has no reader.
-        assert without_joined(step, [last]) == (last,)
-        # The first product reads a seed, which is no product.
-        awaited = without_joined(step, [products[1]])
-        assert awaited
-        assert all(op.type != "Mul" for op in awaited)
-        assert all(op in step.backward for op in awaited)
-        # Ops that are not joined are awaited as they are.
-        cosines = [op for op in step.backward if op.type == "Cos"]
-        assert without_joined(step, cosines) == tuple(cosines)
-
-
-def test_only_what_had_several_readers_is_parted():
-    with tf.Graph().as_default() as graph:
-        x = tf.random.stateless_uniform([8], [1, 2])
-        read_twice = tf.multiply(x, 2.0, name="read_twice")
-        read_once = tf.multiply(tf.reverse(read_twice, [0]), 3.0, name="read_once")
-        y = tf.cumsum(read_once)
-        z = tf.cumsum(x)
-        step = build_step([y, z], [x])
-        before = readers_of(step)
-        before[read_twice].append((y.op, 0))
-        gate = tf.raw_ops.NoOp(name="gate")
-        copies = [
-            (t.op, tf.multiply(x, x, name="copy").op, gate)
-            for t in (read_twice, read_once)
-        ]
-        copied = copies[0][1].outputs[0]
-        z.op._update_input(0, copied)
-        keep_apart(step, before, copies)
-        of_copy, of_original = z.op.inputs[0].op, gate.control_inputs[0]
-        apart = [op for op in graph.get_operations() if "apart" in op.name]
-        assert len(apart) == 2
-        assert of_copy.inputs[0] is copied
-        assert of_original.inputs[0] is read_twice
-        # The originals' own edges are left alone.
-        assert read_once.op.inputs[0].op.inputs[0] is read_twice
-
 
 SIDE = 32
 PARTS = {
@@ -166,3 +90,83 @@ def test_all_sums_run_again_where_bits_do_not_count_else_those_of_two(request):
     assert not recomputed_sums(3)
     (reason,) = (k.reason for k in last_report().kept if k.op_type == "AddN")
     assert "left to chance" in reason
+
+
+def products(x, weights):
+    """Return the end and parts of a network in which Grappler may join products."""
+    parts = []
+    for w in weights:
+        h = tf.matmul(x, w)
+        # The gradient reads the first product, which keeps it apart.
+        x = h * w[0] * tf.sigmoid(tf.sin(h))
+        parts.append(x)
+    return tf.reduce_sum(x**2), parts
+
+
+def pools(activation, readers, x, weights):
+    """Return the end and parts of convolutions whose windows overlap in pools."""
+    parts = []
+    for w in weights:
+        x = activation(tf.nn.conv2d(x, w, 1, "SAME"))
+        pooled = [tf.nn.max_pool2d(x, 3, 1, "SAME") for _ in range(readers)]
+        x = tf.add_n([tf.nn.avg_pool2d(pool, 2, 1, "SAME") for pool in pooled])
+        parts.append(x)
+    return tf.reduce_sum(x**2), parts
+
+
+def bits(network, shape, weight_shape, *, plain=False):
+    """Return the gradients of a network, whose parts but the last are kept."""
+    generator = np.random.default_rng(0)
+    x = tf.constant(generator.normal(size=shape), tf.float32)
+    weights = tf.constant(generator.normal(size=weight_shape) / 8.0, tf.float32)
+
+    # Weights one by one: the order of a sum's terms may be another as well (see below).
+    @tf.function(autograph=False)
+    def traced(x, *weights):
+        y, parts = network(x, weights)
+        if plain:
+            return tf.gradients(y, weights)
+        kept = {"checkpoints": parts[:-1], "min_checkpoint_size": 0}
+        return gradients(y, weights, **kept)
+
+    return [g.numpy() for g in traced(x, *tf.unstack(weights))]
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
+    given = products, (64, 64), (4, 64, 64)
+    expected = bits(*given, plain=True)
+    assert_same(bits(*given), expected)
+    monkeypatch.setattr(bitwise_determinism, "keep_apart", lambda *args: None)
+    assert np.any(np.not_equal(bits(*given), expected))
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("activation", [tf.identity, tf.nn.relu])
+def test_gradients_of_pools_that_run_again(activation, readers):
+    """Of windows that overlap, oneDNN adds in another order than the other kernel."""
+    network = partial(pools, activation, readers)
+    given = network, (4, 24, 24, 8), (3, 3, 3, 8, 8)
+    expected = bits(*given, plain=True)
+    assert_same(bits(*given), expected)
+    assert last_report().recomputed
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_tensorflow_adds_first_what_nothing_else_holds():
+    # So a network in which the first two of three gradients are held elsewhere has
+    # other bits whenever its ops run in another order, with plain gradients too.
+    @tf.function(autograph=False)
+    def add(x, held):
+        terms = [tf.sin(x * number) for number in (1.0, 2.0, 3.0)]
+        total = tf.add_n(terms)
+        with tf.control_dependencies([total]):
+            return total, [tf.cos(term) for term in terms[:held]]
+
+    x = tf.constant(np.linspace(0.0, 7.0, 1000), tf.float32)
+    a, b, c = (tf.sin(x * number) for number in (1.0, 2.0, 3.0))
+    in_order, last_first = (a + b) + c, (c + b) + a
+    assert np.any(in_order != last_first)
+    for held, expected in enumerate((in_order, in_order, last_first)):
+        np.testing.assert_array_equal(add(x, held)[0], expected)

@@ -9,27 +9,9 @@ from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import predict
-from tests.gradients.networks import small_step, trace_forward
-from tests.gradients.planning.graphs import (
-    build_as_predicted,
-    chain_step,
-    plan_of,
-)
-from tests.thorough import chosen
+from tests.gradients.planning.graphs import chain_step
 
 v1 = tf.compat.v1
-
-
-NETWORKS = ["chain", "EfficientNetB0", "U-Net", "encoder"]
-
-
-@pytest.mark.parametrize("name", chosen(NETWORKS, "chain"))
-def test_networks(name):
-    forward = trace_forward(small_step(name))
-    with forward.graph.as_default():
-        step = build_step(forward.loss, forward.xs)
-    choice = choose_for_memory(step, AlwaysKept(step))
-    build_as_predicted(plan_of(step, choice))
 
 
 def test_a_chain_by_hand():

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.networks import NETWORKS
-from geutil.gradients import bitwise_determinism, gradients, last_report
+from geutil.gradients import gradients, last_report
 from tests.gradients.apart import is_child
 from tests.gradients.networks import SMALL
 from tests.thorough import thorough
@@ -95,86 +95,3 @@ def test_networks(name, mode, grappler, plain):
     # Moving averages and seeds moved once.
     for a, e in zip(moved_too, moved, strict=True):
         np.testing.assert_array_equal(a, e)
-
-
-def bits_of_products(take):
-    """Return the gradients of a network in which Grappler may join products."""
-    generator = np.random.default_rng(0)
-    x = tf.constant(generator.normal(size=(64, 64)), tf.float32)
-    # One for each layer: the order of a sum's terms may be another as well (see below).
-    weights = tf.constant(generator.normal(size=(4, 64, 64)) / 8.0, tf.float32)
-
-    @tf.function(autograph=False)
-    def traced(x, weights):
-        kept = []
-        for w in weights:
-            h = tf.matmul(x, w)
-            # The gradient reads the first product, which keeps it apart.
-            x = h * w[0] * tf.sigmoid(tf.sin(h))
-            kept.append(x)
-        return take(tf.reduce_sum(x**2), weights, kept)
-
-    return [g.numpy() for g in traced(x, tf.unstack(weights))]
-
-
-def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
-    expected = bits_of_products(lambda y, xs, kept: tf.gradients(y, xs))
-
-    def recomputed():
-        return bits_of_products(
-            lambda y, xs, kept: gradients(y, xs, checkpoints=kept[:-1])
-        )
-
-    np.testing.assert_array_equal(recomputed(), expected)
-    monkeypatch.setattr(bitwise_determinism, "keep_apart", lambda *args: None)
-    assert np.any(np.not_equal(recomputed(), expected))
-
-
-@pytest.mark.parametrize("readers", [1, 2])
-@pytest.mark.parametrize("activation", [tf.identity, tf.nn.relu])
-def test_gradients_of_pools_that_run_again(activation, readers):
-    """Of windows that overlap, oneDNN adds in another order than the other kernel."""
-    generator = np.random.default_rng(0)
-    x = tf.constant(generator.normal(size=(4, 24, 24, 8)), tf.float32)
-    weights = tf.constant(generator.normal(size=(3, 3, 3, 8, 8)) / 8.0, tf.float32)
-
-    def bits(take):
-        @tf.function(autograph=False)
-        def traced(x, weights):
-            kept, xs = [], tf.unstack(weights)
-            for w in xs:
-                x = activation(tf.nn.conv2d(x, w, 1, "SAME"))
-                pools = [tf.nn.max_pool2d(x, 3, 1, "SAME") for _ in range(readers)]
-                x = tf.add_n([tf.nn.avg_pool2d(pool, 2, 1, "SAME") for pool in pools])
-                kept.append(x)
-            return take(tf.reduce_sum(x**2), xs, kept)
-
-        return [g.numpy() for g in traced(x, weights)]
-
-    expected = bits(lambda y, xs, kept: tf.gradients(y, xs))
-    recomputed = bits(
-        lambda y, xs, kept: gradients(
-            y, xs, checkpoints=kept[:-1], min_checkpoint_size=0
-        )
-    )
-    assert last_report().recomputed
-    for a, e in zip(recomputed, expected, strict=True):
-        np.testing.assert_array_equal(a, e)
-
-
-def test_tensorflow_adds_first_what_nothing_else_holds():
-    # So a network in which the first two of three gradients are held elsewhere has
-    # other bits whenever its ops run in another order, with plain gradients too.
-    @tf.function(autograph=False)
-    def add(x, held):
-        terms = [tf.sin(x * number) for number in (1.0, 2.0, 3.0)]
-        total = tf.add_n(terms)
-        with tf.control_dependencies([total]):
-            return total, [tf.cos(term) for term in terms[:held]]
-
-    x = tf.constant(np.linspace(0.0, 7.0, 1000), tf.float32)
-    a, b, c = (tf.sin(x * number) for number in (1.0, 2.0, 3.0))
-    in_order, last_first = (a + b) + c, (c + b) + a
-    assert np.any(in_order != last_first)
-    for held, expected in enumerate((in_order, in_order, last_first)):
-        np.testing.assert_array_equal(add(x, held)[0], expected)

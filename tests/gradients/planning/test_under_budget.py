@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +11,6 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import (
     Budget,
-    checkpointed,
     explain,
     gradients,
     last_report,
@@ -181,54 +179,6 @@ def test_what_is_refused_or_explained_leaves_a_graph_untouched():
         assert [slope.shape for slope in slopes] == LAYERS * [shape]
 
 
-def test_the_planner_is_told_the_step_as_it_is():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [8, 16, 16, 3])
-        network = keras.Sequential(
-            [
-                keras.layers.Conv2D(8, 3, padding="same"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Activation("swish"),
-                keras.layers.MaxPooling2D(),
-                keras.layers.Flatten(),
-                keras.layers.Dense(10),
-            ]
-        )
-        loss = tf.reduce_mean(tf.square(network(x, training=True)))
-        plain = build_step(loss, [v.value for v in network.trainable_variables])
-        always = AlwaysKept(plain)
-        trials = Trials(plain, always)
-        told = step_problem(plain, always, trials.program)
-    problem, tensors = told.problem, told.tensors
-    # Numbered in the planned order, each node behind its inputs.
-    assert problem.first_order == tuple(range(len(problem)))
-    alone = trials.without().peak
-    # Some bytes of tiny tensors are not counted.
-    assert 0.99 * alone <= problem.peak(problem.first_order) <= 1.2 * alone
-    again = {node for node, _ in tensors}
-    assert not again & set(problem.no_recompute)
-    assert {t.op.type for _, t in tensors} >= {"Conv2D", "MaxPool"}
-    # What follows from a gradient runs once.
-    assert not any(t.op in plain.backward for _, t in tensors)
-
-
-def test_a_swish_may_run_again_although_its_factor_is_tiny():
-    with tf.Graph().as_default():
-        y = x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
-        for _ in range(4):
-            y = tf.nn.silu(y)
-        plain = build_step(tf.reduce_sum(y), x)
-        always = AlwaysKept(plain)
-        problem = step_problem(plain, always, Trials(plain, always).program)
-    swishes = [
-        node
-        for node, ops in enumerate(problem.ops)
-        if any(op.type == "IdentityN" for op in ops)
-    ]
-    # The gradient of each but the last is read again.
-    assert len(set(swishes) - set(problem.problem.no_recompute)) >= 3
-
-
 @pytest.mark.parametrize("updates", ["in place", "apart"])
 def test_the_planner_knows_that_updates_wait(updates):
     """Where weights are most of a step, it holds what the schedule says."""
@@ -287,21 +237,3 @@ def test_updates_of_large_weights_are_within_the_budget():
     assert report.extra_time > 0
     x = tf.constant(rng.normal(size=[ROWS, sizes[0]]).astype("f"))
     assert measured_peak(function, x) <= 1.02 * 0.6 * report.plain_peak
-
-
-def test_keras_fits_within_a_budget():
-    def network():
-        keras.utils.set_random_seed(3)
-        layers = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS // 2)]
-        made = keras.Sequential([keras.Input([WIDTH]), *layers])
-        made.compile("sgd", "mse")
-        return made
-
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=[2, ROWS, WIDTH]).astype("f")
-    plain, ours = network(), network()
-    checkpointed(ours, Budget(0.6))
-    for one in (plain, ours):
-        one.fit(x, y, batch_size=ROWS, epochs=1, verbose=0)
-    assert last_report().mode == "budget of 60 % of plain gradients"
-    assert_near(ours.get_weights(), plain.get_weights(), 1e-6)
