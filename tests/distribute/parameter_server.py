@@ -1,7 +1,7 @@
 """Steps that a coordinator hands to workers, against those of one device.
 
 A cluster of two workers and a parameter server, all in this process, on loopback.
-Called with edits. The results are the numbers of both for each.
+Called with edits on the cluster and on one device. The results are the numbers of both.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def main(*jobs):
         ]
         return [
             (
-                on_a_cluster(coordinator, first, batches, edits),
-                on_one_device(first, batches, edits),
+                on_a_cluster(coordinator, first, batches, cluster.split(",")),
+                on_one_device(first, batches, one.split(",")),
             )
-            for edits in (job.split(",") for job in jobs)
+            for cluster, one in (job.split() for job in jobs)
         ]
 
 

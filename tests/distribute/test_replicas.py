@@ -61,17 +61,21 @@ def test_norms_folded_for_training_are_those_of_each_replica():
 
 def test_folds_of_synchronized_norms_change_no_step():
     """Frozen, they equal those of one device on the whole batch."""
-    edits = ("train", "train,exact", "train,one_pass", "train,freeze")
-    plain, folded, refused, frozen, one = results_of(
-        *("steps", *(f"two synchronized {edit}" for edit in edits)),
-        f"one synchronized {edits[-1]}",
+    jobs = "two train", "two train,one_pass,freeze", "one train,freeze"
+    plain, frozen, one = results_of(
+        "steps", *(job.replace(" ", " synchronized ") for job in jobs)
     )
-    close(plain, folded, FOLDED | {"variable/": 1e-5})
-    for report in refused["reports"]:
+    before = {
+        f"{kind}/{step}": 2e-5 for kind in ("loss", "gradient") for step in range(2)
+    }
+    close(plain, frozen, before)
+    refused = [report for report in frozen["reports"] if report.startswith("0 of 2")]
+    assert len(refused) == 2
+    for report in refused:
         assert report.startswith("0 of 2 batch norm(s) folded, 2 refused")
         assert report.count("pass statistics='exact'") == 2
-    for numbers, count in ((one, 1), (frozen, 2)):
-        assert [h[:8] for h in heads(numbers, "norm")] == ["2 of 2 b"] * count
+    assert [h[:8] for h in heads(one)] == ["2 of 2 b"]
+    assert [h[:8] for h in heads(frozen)] == ["0 of 2 b"] * 2 + ["2 of 2 b"] * 2
     close(one, frozen, SYNCHRONIZED)
     # They freeze at the same step.
     assert frozen["step"] == 4
@@ -89,14 +93,11 @@ def test_workers_equal_one_device_on_the_whole_batch():
 
 
 def test_steps_of_a_coordinator_equal_those_of_one_device():
-    edits = ["plain", "one_pass,memory", "exact,quantize"]
-    results = results_of("parameter_server", *edits)
-    for cluster, one in results:
-        close(one, cluster, {"loss/": 1e-6, "variable/": 1e-6})
-    (plain, _), (folded, _), (quantized, one) = results
+    jobs = "one_pass,memory plain", "exact,quantize exact,quantize"
+    (folded, plain), (quantized, one) = results_of("parameter_server", *jobs)
     close(plain, folded, {"loss/": 1e-5, "variable/": 1e-4})
     # Ranges are on the parameter server.
-    close(one, quantized, {"range/": 1e-6})
+    close(one, quantized, {"loss/": 1e-6, "variable/": 1e-6, "range/": 1e-6})
     assert quantized["step"] == one["step"] == 4
     assert quantized["places"] == {"/job:ps/replica:0/task:0/device:CPU:0"}
 
