@@ -80,13 +80,6 @@ def left(tmp_path):
     return hidden
 
 
-@pytest.mark.usefixtures("left")
-def test_the_next_writer_clears_what_a_killed_process_left(tmp_path):
-    with written_atomically(tmp_path / "out", overwrite=True) as new:
-        new.write_text("new")
-    assert tree(tmp_path) == {"out": "new"}
-
-
 def test_a_folder_that_was_never_locked_is_cleared_later(tmp_path):
     contents = (), ("out.lock.new",), ("out.lock.new", "out")
     cases = list(itertools.product(contents, (-1000.0, 1e6)))

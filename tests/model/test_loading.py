@@ -89,14 +89,6 @@ def test_a_graph_that_cannot_be_imported_is_refused_before_loading(copy):
         load_saved_model(copy)
 
 
-def test_a_graph_def_is_imported_under_its_own_names(models):
-    graph = load_graph_def(models / "frozen.pb")
-    assert graph.get_tensor_by_name("relu:0").shape.rank == 2
-    with tf.compat.v1.Session(graph=graph) as session:
-        (y,) = session.run(["y:0"], {"x:0": np.ones((2, 4), np.float32)})
-    assert y.shape == (2, 4)
-
-
 def test_what_the_importer_refuses_is_refused(tmp_path):
     file = tmp_path / "a.pbtxt"
     file.write_text(

@@ -218,16 +218,26 @@ def test_scalars_and_unknown_ranks(tmp_path):
         assert_same(m.run(x=np.zeros(shape)), {"y": np.ones(shape, "f")})
 
 
-def test_a_sequential_is_opened_once_it_is_built():
-    model = tf.keras.Sequential([layers.Dense(2), layers.ReLU()])
-    with pytest.raises(ModelError, match="does not say what inputs it takes"):
-        geutil_model.open(model)
-    x = np.ones([3, 4], np.float32)
-    expected = model(x)
-    m = geutil_model.open(model)
-    (name,), (output,) = m.inputs, m.outputs
-    assert_same(m.run(**{name: x}), {output: tf.function(model)(x)})
-    np.testing.assert_allclose(m.run(**{name: x})[output], expected, rtol=1e-6)
+class Subclassed(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_keras_model_is_opened_once_it_is_built():
+    sequential = tf.keras.Sequential([layers.Dense(2), layers.ReLU()])
+    for model in (sequential, Subclassed()):
+        with pytest.raises(ModelError, match="does not say what inputs it takes"):
+            geutil_model.open(model)
+        x = np.ones([3, 4], np.float32)
+        expected = model(x)
+        m = geutil_model.open(model)
+        (name,), (output,) = m.inputs, m.outputs
+        assert_same(m.run(**{name: x}), {output: tf.function(model)(x)})
+        np.testing.assert_allclose(m.run(**{name: x})[output], expected, rtol=1e-6)
 
 
 def test_a_function_that_is_never_traced_right_is_refused():

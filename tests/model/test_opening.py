@@ -7,7 +7,6 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from tests.model import small_models
-from tests.settings import evaluate
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
@@ -23,16 +22,6 @@ def frozen_graph_def():
         x = tf.compat.v1.placeholder(tf.float32, [None, 2], "images/x")
         tf.nn.softmax(x * 3.0, name="scores")
     return graph
-
-
-def version_1_graph(use_resource):
-    v1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [None, 3], name="in/x")
-        w = v1.get_variable("w", [3, 4], use_resource=use_resource)
-        n = v1.get_variable("n", [], trainable=False, use_resource=use_resource)
-        y = tf.identity(tf.matmul(x, w) + n, name="y")
-    return graph, y
 
 
 def test_a_function_with_a_signature(function):
@@ -90,69 +79,6 @@ def test_names_in_a_file_of_version_1_are_counted(tmp_path):
     m = model.open(tmp_path / "counted")
     assert list(m.inputs) == list(inputs)
     assert list(m.outputs) == list(outputs)
-
-
-def test_a_graph_def_takes_placeholders_and_ends():
-    graph = frozen_graph_def()
-    for source in (graph, graph.as_graph_def()):
-        m = model.open(source)
-        assert list(m.inputs) == ["images/x"]
-        assert list(m.outputs) == ["scores"]
-        result = m.run(**{"images/x": X})["scores"]
-        (expected,) = evaluate(graph, ["scores:0"], {"images/x:0": X})
-        np.testing.assert_array_equal(result, expected)
-
-
-def test_the_graph_def_is_not_changed():
-    graph_def = version_1_graph(use_resource=False)[0].as_graph_def()
-    before = graph_def.SerializeToString(deterministic=True)
-    model.open(graph_def)
-    assert graph_def.SerializeToString(deterministic=True) == before
-
-
-def test_a_graph_with_a_session_has_its_values():
-    graph, y = version_1_graph(use_resource=True)
-    session = tf.compat.v1.Session(graph=graph)
-    with graph.as_default():
-        session.run(tf.compat.v1.global_variables_initializer())
-    expected = session.run(y, {"in/x:0": [[1.0, 2.0, 3.0]]})
-    m = model.open(graph, outputs=["y"], session=session)
-    session.close()
-    np.testing.assert_array_equal(m.run(**{"in/x": [[1, 2, 3]]})["y"], expected)
-    assert [n for n, v in m.variables.items() if not v.trainable] == ["n"]
-
-
-def test_a_built_subclass_of_keras_model():
-    class Net(tf.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = tf.keras.layers.Dense(2)
-
-        def call(self, x):
-            return self.dense(x)
-
-    net = Net()
-    with pytest.raises(model.ModelError, match=r"does not say what inputs"):
-        model.open(net)
-    x = np.ones((1, 3), np.float32)
-    expected = net(x)
-    (found,) = model.open(net).run(inputs=x).values()
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_a_saved_model_with_two_signatures(tmp_path):
-    module = small_models.save_two_signatures(tmp_path / "m")
-    for signature, message in ((None, "several signatures"), ("x", "no signature 'x'")):
-        with pytest.raises(model.ModelError, match=rf"{message}.*decode.*encode"):
-            model.open(tmp_path / "m", signature=signature)
-    m = model.open(tmp_path / "m", signature="encode")
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    code = m.run(x=x)["code"]
-    np.testing.assert_array_equal(code, module.encode(x)["code"])
-    other = m.signatures["decode"]
-    np.testing.assert_array_equal(other.run(code=code)["x"], module.decode(code)["x"])
-    m.variables["weight"].assign(np.zeros((3, 2)))
-    assert not other.run(code=code)["x"].any()
 
 
 def test_eager_execution_is_needed():

@@ -41,7 +41,9 @@ def test_nodes_may_come_in_any_order():
         tf.identity(third * 2.0, name="y")
     graph_def = graph.as_graph_def()
     turned = v1.GraphDef(versions=graph_def.versions, node=graph_def.node[::-1])
+    before = turned.SerializeToString(deterministic=True)
     m = model.open(turned, outputs=["y"])
+    assert turned.SerializeToString(deterministic=True) == before
     m.variables["w"].assign(0.0)
     assert float(m.run(x=3.0)["y"]) == 9.0
     assert float(m.variables["w"]) == 4.5

@@ -277,8 +277,9 @@ def test_a_file_system_that_is_full_and_a_process_that_is_killed(tmp_path):
     assert child.returncode == -9, child.stderr
     assert contents(path) == before
     np.testing.assert_array_equal(model.open(path).run(x=ROW)["y"], [[6.0] * 3])
-    # The dead leave their work behind; the next save is not in its way.
+    # The dead leave their work behind; the next save clears it away.
     model.open(affine(2.0).f).save(path, overwrite=True)
+    assert list(tmp_path.iterdir()) == [path]
     np.testing.assert_array_equal(model.open(path).run(x=ROW)["y"], [[12.0] * 3])
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from geutil import model as geutil_model
 from tests.model.round_trips import assert_same, loaded_function
+from tests.model.samples import Lookup
 
 WORDS = ["a", "cat", "dog", "the"]
 ASKED = ["dog", "bird", "the"]
@@ -109,39 +110,19 @@ def test_a_keras_model_and_its_export(name, fresh, tmp_path):
     assert_same(saved, named)
 
 
-class Vocabulary(tf.Module):
-    """A table that is filled from a file."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file = tf.saved_model.Asset(str(file))
-        initializer = tf.lookup.TextFileInitializer(
-            self.file,
-            tf.string,
-            tf.lookup.TextFileIndex.WHOLE_LINE,
-            tf.int64,
-            tf.lookup.TextFileIndex.LINE_NUMBER,
-        )
-        self.table = tf.lookup.StaticVocabularyTable(initializer, 2)
-        self.scale = tf.Variable(3, dtype=tf.int64, name="scale")
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "words")])
-    def ids(self, words):
-        return {"ids": self.table.lookup(words) * self.scale}
-
-
 @pytest.fixture
 def vocabulary(tmp_path):
-    """A SavedModel with an asset, its source, and the ids of some words.
+    """A SavedModel with an asset, one of it in memory, and the rows of some words.
 
     The file that it was made from is gone.
     """
     file = tmp_path / "words.txt"
     file.write_text("\n".join(WORDS) + "\n")
-    module = Vocabulary(file)
-    tf.saved_model.save(module, str(tmp_path / "vocabulary"))
-    in_memory = geutil_model.open(module.ids).save(tmp_path / "in_memory")
-    expected = module.ids(tf.constant(ASKED))["ids"].numpy()
+    module = Lookup(file)
+    signatures = {"serving_default": module.look_up}
+    tf.saved_model.save(module, str(tmp_path / "vocabulary"), signatures)
+    in_memory = geutil_model.open(module.look_up).save(tmp_path / "in_memory")
+    expected = module.look_up(tf.constant(ASKED))["rows"].numpy()
     file.unlink()
     return tmp_path / "vocabulary", in_memory, expected
 
@@ -150,11 +131,11 @@ def test_a_table_keeps_its_asset(vocabulary, fresh, tmp_path):
     path, in_memory, expected = vocabulary
     m = geutil_model.open(path)
     assert [file.name for file in m.assets] == ["words.txt"]
-    np.testing.assert_array_equal(m.run(words=ASKED)["ids"], expected)
+    np.testing.assert_array_equal(m.run(words=ASKED)["rows"], expected)
     m.save(tmp_path / "saved")
     assert [p.name for p in (tmp_path / "saved" / "assets").iterdir()] == ["words.txt"]
-    (product,) = (op for op in m.graph.get_operations() if op.type == "Mul")
-    looked_up = product.inputs[0]
+    (limited,) = (op for op in m.graph.get_operations() if op.type == "Maximum")
+    looked_up = limited.inputs[0]
     head = m.cut(outputs={"found": looked_up})
     tail = m.cut(inputs={"found": looked_up})
     assert len(head.assets) == 1 and not head.variables
@@ -163,9 +144,9 @@ def test_a_table_keeps_its_asset(vocabulary, fresh, tmp_path):
     tail.save(tmp_path / "tail")
     assert list((tmp_path / "head" / "assets").iterdir())
     assert not list((tmp_path / "tail" / "assets").iterdir())
-    rows = tf.Variable(numbers(20, 4), name="rows")
-    spec = tf.TensorSpec([None], tf.int64, "ids")
-    embed = tf.function(lambda ids: {"x": tf.gather(rows, ids)}, [spec])
+    weights = tf.Variable(numbers(3, 4), name="weights")
+    spec = tf.TensorSpec([None, 3], name="rows")
+    embed = tf.function(lambda rows: {"x": rows @ weights}, [spec])
     m = geutil_model.open(embed).prepend(geutil_model.open(path))
     m.save(tmp_path / "embedded")
     path.rename(tmp_path / "away")
@@ -173,10 +154,10 @@ def test_a_table_keeps_its_asset(vocabulary, fresh, tmp_path):
     places = tmp_path / "moved", in_memory, tmp_path / "head", tmp_path / "embedded"
     calls = [("run", "serving_default", {"words": ASKED})]
     moved, memory, found, embedded = fresh.do_all(*((p, calls) for p in places))
-    np.testing.assert_array_equal(moved[0]["ids"], expected)
-    np.testing.assert_array_equal(memory[0]["ids"], expected)
-    np.testing.assert_array_equal(embedded[0]["x"], rows.numpy()[expected])
-    tailed = fresh.run(tmp_path / "tail", found[0])["ids"]
+    np.testing.assert_array_equal(moved[0]["rows"], expected)
+    np.testing.assert_array_equal(memory[0]["rows"], expected)
+    np.testing.assert_allclose(embedded[0]["x"], expected @ weights, rtol=1e-6)
+    tailed = fresh.run(tmp_path / "tail", found[0])["rows"]
     np.testing.assert_array_equal(tailed, expected)
 
 
