@@ -57,8 +57,9 @@ boundary('c c') => a b | c |
 """
 
 
-def test_ops(setting):
-    setting.run(lambda: tables.check_found(FOUND, diamond()))
+@in_each_setting
+def test_ops():
+    tables.check_found(FOUND, diamond())
 
 
 @in_each_setting
@@ -130,6 +131,6 @@ ge.compute_boundary_ts([a.op, other.a.op]) => SelectionError: different graphs
 """
 
 
-def test_refusals(setting):
-    other = other_graph()
-    setting.run(lambda: tables.check_refusals(REFUSED, diamond(), other=other))
+@in_each_setting
+def test_refusals():
+    tables.check_refusals(REFUSED, diamond(), other=other_graph())

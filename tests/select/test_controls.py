@@ -76,5 +76,6 @@ ge.check_cios(control_ios=controls, control_outputs=controls)
 """
 
 
-def test_refusals(setting):
-    setting.run(lambda: tables.check_refusals(REFUSED, diamond()))
+@in_each_setting
+def test_refusals():
+    tables.check_refusals(REFUSED, diamond())

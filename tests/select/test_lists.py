@@ -59,6 +59,10 @@ def test_lists():
     assert names(ge.get_consuming_ops(g.c)) == ["d", "twice"]
     source, readers = many_readers(30)
     assert names(ge.get_consuming_ops(source)) == [t.op.name for t in readers]
+    with looking():
+        assert not any(map(is_iterable, (g.a, g.a.op, 1, None, tf.constant)))
+        assert all(map(is_iterable, ([g.a], (), {}, "abc", iter([]), np.ones(2))))
+        assert is_iterable(ge.sgv(g.a.op).inputs)
 
 
 REFUSED = """
@@ -86,34 +90,19 @@ ge.get_consuming_ops(graph) => ArgumentTypeError: tf.Graph
 """
 
 
-def test_refusals(setting):
-    other = other_graph()
-    setting.run(lambda: tables.check_refusals(REFUSED, diamond(), other=other))
+@in_each_setting
+def test_refusals():
+    tables.check_refusals(REFUSED, diamond(), other=other_graph())
 
 
 @in_each_setting
-def test_check_graph_false_takes_ops_of_several_graphs():
+def test_elements_of_several_graphs():
     other = other_graph()
     g = diamond()
     ops = ge.make_list_of_op([g.a.op, other.b.op], check_graph=False)
     assert names(ops) == ["a", "b"]
     ts = ge.make_list_of_t([g.a, other.b], check_graph=False)
     assert names(ts) == ["a:0", "b:0"]
-
-
-@in_each_setting
-def test_is_iterable():
-    g = diamond()
-    with looking():
-        assert not any(map(is_iterable, (g.a, g.a.op, 1, None, tf.constant)))
-        assert all(map(is_iterable, ([g.a], (), {}, "abc", iter([]), np.ones(2))))
-        assert is_iterable(ge.sgv(g.a.op).inputs)
-
-
-@in_each_setting
-def test_check_graphs():
-    other = other_graph()
-    g = diamond()
     view, empty = ge.sgv(g.a.op), ge.SubGraphView()
     check_graphs()
     check_graphs(empty, view, empty, ge.sgv(g.b.op))

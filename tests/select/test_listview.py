@@ -1,9 +1,7 @@
 from operator import add
 
 import pytest
-import tensorflow as tf
 
-import geutil as ge
 from geutil.select.conversions import ListView
 from tests.select.samples import diamond, looking
 from tests.settings import in_each_setting, names
@@ -21,6 +19,16 @@ def test_is_a_sequence():
         assert names(view) == ["x:0", "a:0", "b:0"]
         assert names(reversed(view)) == ["b:0", "a:0", "x:0"]
         assert not ListView([])
+        assert repr(ListView([g.x])) == repr([g.x])
+        # It adds up to a list, and is read-only.
+        assert names(add(view, [g.c])) == ["x:0", "a:0", "b:0", "c:0"]
+        assert names(add([g.c], view)) == ["c:0", "x:0", "a:0", "b:0"]
+        assert names(view + view) == ["x:0", "a:0", "b:0"] * 2
+        assert type(add(view, [])) is list
+        with pytest.raises(TypeError):
+            view[0] = g.x
+        assert not hasattr(view, "append")
+        assert names(view) == ["x:0", "a:0", "b:0"]
 
 
 @in_each_setting
@@ -40,31 +48,3 @@ def test_look_ups_compare_by_identity():
         for arguments in [(g.c,), (g.b, 0, 3), (g.a, 2)]:
             with pytest.raises(ValueError, match=arguments[0].name):
                 view.index(*arguments)
-
-
-@in_each_setting
-def test_adds_up_to_a_list():
-    g = diamond()
-    view = ListView([g.x, g.a])
-    with looking():
-        assert names(add(view, [g.b])) == ["x:0", "a:0", "b:0"]
-        assert names(add([g.b], view)) == ["b:0", "x:0", "a:0"]
-        assert names(view + view) == ["x:0", "a:0", "x:0", "a:0"]
-        assert type(add(view, [])) is list
-        assert names(view) == ["x:0", "a:0"]
-
-
-@in_each_setting
-def test_is_read_only():
-    g = diamond()
-    view = ge.sgv(g.c.op).inputs
-    with pytest.raises(TypeError):
-        view[0] = g.x
-    assert not hasattr(view, "append")
-    assert names(view) == ["a:0", "b:0"]
-
-
-def test_repr_shows_the_elements():
-    with tf.Graph().as_default():
-        x = tf.constant(1.0, name="x")
-        assert repr(ListView([x])) == repr([x])

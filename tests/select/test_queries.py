@@ -75,8 +75,9 @@ both(a, b.op, a.op, positive_filter=lambda e: 'a' in e.name) => a | a
 SELECTS = {"ops": ge.select_ops, "ts": ge.select_ts, "both": ge.select_ops_and_ts}
 
 
-def test_select(setting):
-    setting.run(lambda: tables.check_found(FOUND, scoped(), **SELECTS))
+@in_each_setting
+def test_select():
+    tables.check_found(FOUND, scoped(), **SELECTS)
 
 
 REFUSED = """

@@ -61,11 +61,6 @@ def test_inputs_and_outputs():
 
     tables.check_found(PARTS, g, parts=parts)
     tables.check_found(MADE, g)
-
-
-@in_each_setting
-def test_graph_and_truth():
-    g = diamond()
     with looking():
         for view in (ge.sgv(g.c.op), ge.sgv(g.c)):
             assert view.graph is g.graph
@@ -73,6 +68,16 @@ def test_graph_and_truth():
         empty = ge.SubGraphView()
         assert empty.graph is None
         assert not empty
+        with ge.sgv(g.c.op) as view:
+            assert names(view.ops) == ["c"]
+        with pytest.raises(KeyError), view:
+            raise KeyError
+        # The lists of a view cannot be changed through it.
+        for part in (view.inputs, view.outputs, view.passthroughs):
+            assert not hasattr(part, "append")
+        view.connected_inputs.clear()
+        view.connected_outputs.clear()
+        assert described(view) == [["c"], ["a:0", "b:0"], ["c:0"]]
 
 
 # -- remapping -------------------------------------------------------------------------
@@ -139,6 +144,17 @@ def test_remap():
         assert names(remapped.passthroughs) == ["x:0"]
 
     tables.check_rows(REMAPPED, check)
+    # Each input that reads counts, and what is not read is dropped.
+    parts = tf.unstack(g.x, name="parts")
+    tf.add(parts[0], parts[0], name="twice")
+    tf.negative(parts[0], name="once")
+    view = ge.sgv(parts[0].op).remap_outputs_to_consumers()
+    assert names(view.outputs) == ["parts:0"] * 3
+    # The default is that of the graph as it is.
+    view = ge.sgv(g.c.op)
+    ge.reroute_ts(g.x, g.a, can_modify=g.c.op)
+    assert names(view.remap_default().inputs) == ["x:0", "b:0"]
+    assert names(view.inputs) == ["a:0", "b:0"]
 
 
 @in_each_setting
@@ -162,16 +178,6 @@ def test_remove_unused_ops():
         assert names(view.remove_unused_ops(control_inputs=False).ops) == ["w"]
         kept = view.remove_unused_ops(False)
         assert [names(kept.inputs), names(kept.outputs)] == [[], ["w:0"]]
-
-
-@in_each_setting
-def test_remap_to_consumers_counts_each_input_and_drops_the_unread():
-    x = tf.constant([1.0, 2.0], name="x")
-    parts = tf.unstack(x, name="parts")
-    tf.add(parts[0], parts[0], name="twice")
-    tf.negative(parts[0], name="once")
-    view = ge.sgv(parts[0].op).remap_outputs_to_consumers()
-    assert names(view.outputs) == ["parts:0"] * 3
 
 
 REFUSED = """
@@ -214,28 +220,7 @@ def test_refusals():
     assert described(v) == before
 
 
-@in_each_setting
-def test_remap_default_follows_the_graph():
-    g = diamond()
-    view = ge.sgv(g.c.op)
-    assert names(view.outputs) == ["c:0"]
-    ge.reroute_ts(g.x, g.a)
-    assert names(view.remap_default().inputs) == ["x:0", "b:0"]
-    assert names(view.inputs) == ["a:0", "b:0"]
-
-
 # -- look-ups --------------------------------------------------------------------------
-
-
-@in_each_setting
-def test_op_by_index():
-    g = diamond()
-    view = view_of(g, "d c")
-    with looking():
-        assert view.op(0) is g.d.op
-        assert view.op(1) is g.c.op
-        with pytest.raises(IndexError):
-            view.op(2)
 
 
 @in_each_setting
@@ -256,14 +241,11 @@ def test_index_look_ups():
             assert t.name in str(caught.value)
         with pytest.raises(ge.SelectionError):
             view.input_index("a:0")
-
-
-@in_each_setting
-def test_find_op_by_name():
-    g = diamond()
-    view = view_of(g, "c d")
-    with looking():
-        assert view.find_op_by_name("d") is g.d.op
+        view = view_of(g, "d c")
+        assert view.op(0) is g.d.op
+        assert view.op(1) is view.find_op_by_name("c") is g.c.op
+        with pytest.raises(IndexError):
+            view.op(2)
         for missing in ("a", "nowhere", "d:0", "D", ""):
             with pytest.raises(ge.SelectionError) as caught:
                 view.find_op_by_name(missing)
@@ -271,9 +253,17 @@ def test_find_op_by_name():
             assert f"'{missing}'" in str(caught.value)
         with pytest.raises(ge.SelectionError):
             ge.SubGraphView().find_op_by_name("a")
+    # They follow an update in place.
+    first, second = ge.sgv(g.a.op), ge.sgv(g.d.op)
+    assert second.input_index(g.c) == 0
+    ge.reroute_inputs(first, second)
+    assert second.input_index(g.x) == 0
+    with pytest.raises(ge.SelectionError):
+        second.input_index(g.c)
 
 
-def test_look_ups_scan_each_list_once(setting, monkeypatch):
+@in_each_setting
+def test_look_ups_scan_each_list_once(monkeypatch):
     indexed = []
     original = types.index_by_identity
 
@@ -281,13 +271,11 @@ def test_look_ups_scan_each_list_once(setting, monkeypatch):
         indexed.append(len(elements))
         return original(elements)
 
-    monkeypatch.setattr(types, "index_by_identity", counted)
-
-    def body():
-        indexed.clear()
-        source, readers = many_readers(50)
-        total = tf.add_n(readers, name="total")
-        view = ge.SubGraphView([total.op], [source])
+    source, readers = many_readers(50)
+    total = tf.add_n(readers, name="total")
+    view = ge.SubGraphView([total.op], [source])
+    with monkeypatch.context() as patch:
+        patch.setattr(types, "index_by_identity", counted)
         for _ in range(3):
             for i, t in enumerate(readers):
                 assert view.input_index(t) == i
@@ -295,21 +283,8 @@ def test_look_ups_scan_each_list_once(setting, monkeypatch):
             assert view.output_index(total) == 0
             assert view.find_op_by_name("total") is total.op
             assert view.is_passthrough(source)
-        # One index each of the inputs, outputs, ops and passthrough tensors.
-        assert sorted(indexed) == [1, 1, 2, 51]
-
-    setting.run(body)
-
-
-@in_each_setting
-def test_look_ups_follow_an_update_in_place():
-    g = diamond()
-    first, second = ge.sgv(g.a.op), ge.sgv(g.d.op)
-    assert second.input_index(g.c) == 0
-    ge.reroute_inputs(first, second)
-    assert second.input_index(g.x) == 0
-    with pytest.raises(ge.SelectionError):
-        second.input_index(g.c)
+    # One index each of the inputs, outputs, ops and passthrough tensors.
+    assert sorted(indexed) == [1, 1, 2, 51]
 
 
 @in_each_setting
@@ -344,57 +319,29 @@ def test_copy_is_equal_and_apart(copied):
     assert names(twin.inputs) == ["geph__b_0:0", "geph__x_0:0"]
     assert names(view.inputs) == ["b:0", "x:0"]
 
-
-def test_copy_keeps_the_class():
     class Special(ge.SubGraphView):
         pass
 
-    with tf.Graph().as_default():
-        view = Special(diamond().c.op)
-        assert type(view.copy()) is Special
-        assert type(view.remap_inputs([0])) is Special
+    special = Special(g.c.op)
+    assert type(copied(special)) is type(special.remap_inputs([0])) is Special
 
 
 @in_each_setting
-def test_the_lists_of_a_view_cannot_be_changed_through_it():
-    g = diamond()
-    view = ge.sgv(g.c.op)
-    for part in (view.inputs, view.outputs, view.passthroughs):
-        assert not hasattr(part, "append")
-    view.connected_inputs.clear()
-    view.connected_outputs.clear()
-    assert described(view) == [["c"], ["a:0", "b:0"], ["c:0"]]
-
-
-@in_each_setting
-def test_is_a_context_manager():
+def test_str_lists_ops_inputs_and_outputs():
     g = diamond()
     with looking():
-        with ge.sgv(g.c.op) as view:
-            assert names(view.ops) == ["c"]
-        assert names(view.ops) == ["c"]
-        with pytest.raises(KeyError), ge.sgv(g.c.op):
-            raise KeyError
-
-
-def test_str_lists_ops_inputs_and_outputs(setting):
-    def body():
-        g = diamond()
-        with looking():
-            assert str(view_of(g, "c d", "x")) == (
-                f"SubGraphView (graphid={id(g.graph)}):\n"
-                "** ops[2]:\nc\nd\n"
-                "** inputs[3]:\na:0\nb:0\nx:0 *\n"
-                "** outputs[2]:\nd:0\nx:0 *\n"
-            )
-            assert str(view_of(g, "x").remap_outputs([])) == (
-                f"SubGraphView (graphid={id(g.graph)}):\n"
-                "** ops[1]:\nx\n"
-                "** inputs: empty\n"
-                "** outputs: empty\n"
-            )
-            assert str(ge.SubGraphView()) == "SubGraphView: empty"
-        expected = "<SubGraphView: 2 ops, 3 inputs, 2 outputs>"
-        assert repr(view_of(g, "c d", "x")) == expected
-
-    setting.run(body)
+        view = view_of(g, "c d", "x")
+        assert str(view) == (
+            f"SubGraphView (graphid={id(g.graph)}):\n"
+            "** ops[2]:\nc\nd\n"
+            "** inputs[3]:\na:0\nb:0\nx:0 *\n"
+            "** outputs[2]:\nd:0\nx:0 *\n"
+        )
+        assert repr(view) == "<SubGraphView: 2 ops, 3 inputs, 2 outputs>"
+        assert str(view_of(g, "x").remap_outputs([])) == (
+            f"SubGraphView (graphid={id(g.graph)}):\n"
+            "** ops[1]:\nx\n"
+            "** inputs: empty\n"
+            "** outputs: empty\n"
+        )
+        assert str(ge.SubGraphView()) == "SubGraphView: empty"

@@ -55,9 +55,9 @@ ge.make_view_from_scope('c', [c.op]) => ArgumentTypeError: tf.Graph
 """
 
 
-def test_refusals(setting):
-    other = other_graph()
-    setting.run(lambda: tables.check_refusals(REFUSED, diamond(), other=other))
+@in_each_setting
+def test_refusals():
+    tables.check_refusals(REFUSED, diamond(), other=other_graph())
 
 
 SCOPES = """
