@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.reroute.tensors import ReroutePlan
 from tests.graph.building import snapshot
 from tests.reroute.samples import chains
 from tests.select import tables
@@ -162,6 +163,17 @@ def test_is_refused_once_the_function_is_built():
             edit(g)
 
     check_each(check)
+
+
+@in_each_setting
+def test_steps_that_cancel_out_close_no_cycle():
+    g = chains()
+    before = snapshot(g.graph)[0]
+    plan = ReroutePlan(g.graph)
+    plan.set_input((g.c.op, 0), g.c)
+    plan.set_input((g.c.op, 0), g.a)
+    plan.apply()
+    assert snapshot(g.graph)[0] == before
 
 
 # Some edits touch ops that a Session has seen and ops that it has not: the refusal must
