@@ -113,11 +113,21 @@ def traced(layer, fold=None, builds=tuple(TIMES)):
     return function
 
 
+def in_graph(graph_def):
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    return graph
+
+
+def saved_graph(opened, folder):
+    path = opened.save(folder / "model.pb", "graph_def", overwrite=True)
+    return tf.compat.v1.GraphDef.FromString(path.read_bytes())
+
+
 def imported(function):
     """Return the graph of a function as an import makes it, and its results by name."""
     concrete = function.get_concrete_function()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(concrete.graph.as_graph_def(), name="")
+    graph = in_graph(concrete.graph.as_graph_def())
     outputs = concrete.structured_outputs
     return graph, {n: graph.get_tensor_by_name(t.name) for n, t in outputs.items()}
 
@@ -165,8 +175,7 @@ def test_bodies_of_a_model(variables, tmp_path):
     again = fold_batch_norms(opened)
     assert (again.folded, again.refused) == ((), ())
     if not variables:
-        path = opened.save(tmp_path / "model.pb", "graph_def")
-        assert roots(tf.compat.v1.GraphDef.FromString(path.read_bytes())) == 0
+        assert roots(saved_graph(opened, tmp_path)) == 0
 
 
 def test_bodies_of_a_graph():
@@ -222,25 +231,18 @@ def test_gradients_flow_through_folded_bodies():
             np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("as_graph", [False, True])
-def test_constants_that_are_passed_to_a_body(as_graph, tmp_path):
+def test_constants_that_are_passed_to_a_body(tmp_path):
     # Freezing makes the variables constants of the graph, which is where they are read.
     frozen = model.open(traced(Layer(True)), inline=False).freeze()
     assert not frozen.variables
-    path = frozen.save(tmp_path / "model.pb", "graph_def")
-    if not as_graph:
-        folded = fold_batch_norms(frozen, strict=True).folded
-        assert len(folded) == len(TIMES)
-        assert all(entry.norm.endswith("norm") for entry in folded)
-        check(frozen.run(x=X))
-        path = frozen.save(tmp_path / "folded.pb", "graph_def")
-        assert roots(tf.compat.v1.GraphDef.FromString(path.read_bytes())) == 0
-        again = fold_batch_norms(frozen)
-        assert (again.folded, again.refused) == ((), ())
-        return
-    with tf.Graph().as_default() as graph:
-        graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
-        tf.import_graph_def(graph_def, name="")
+    graph = in_graph(saved_graph(frozen, tmp_path))
+    folded = fold_batch_norms(frozen, strict=True).folded
+    assert len(folded) == len(TIMES)
+    assert all(entry.norm.endswith("norm") for entry in folded)
+    check(frozen.run(x=X))
+    assert roots(saved_graph(frozen, tmp_path)) == 0
+    again = fold_batch_norms(frozen)
+    assert (again.folded, again.refused) == ((), ())
     assert len(fold_batch_norms(graph, strict=True).folded) == len(TIMES)
     assert called_roots(graph) == 0
     names = [build.__name__ for build in TIMES]
@@ -404,9 +406,7 @@ def legacy_graph(build):
         if node.name == op.name:
             node.op = node.attr["f"].func.name
             node.attr.clear()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    return graph
+    return in_graph(graph_def)
 
 
 def call_of_call(layer, x):

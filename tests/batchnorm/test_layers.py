@@ -50,14 +50,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("turn", chosen(range(4), 0))
-def test_layers_take_in_the_norm_behind_them(turn):
-    builds = {name: lambda b, y=y: b.norm(y(b)) for name, y in LAYERS.items()}
-    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
-    check_together(builds, check, turned(PARAMETERS, turn))
-
-
-# -- channels on axis 1, of which the processor runs only what Grappler turned ---------
+# Channels on axis 1, of which the processor runs only what Grappler turned.
 
 
 def first(b, x, *shape):
@@ -101,8 +94,9 @@ def behind_depthwise(b, fused):
 
 
 @pytest.mark.parametrize("turn", chosen(range(4), 0))
-def test_channels_first(turn):
-    builds = {
+def test_layers_take_in_norms(turn):
+    builds = {name: lambda b, y=y: b.norm(y(b)) for name, y in LAYERS.items()}
+    builds |= {
         (build.__name__, fused): lambda b, f=build, fused=fused: f(b, fused)
         for fused in (False, True)
         for build in (before, behind, behind_a_bias, behind_depthwise)

@@ -78,7 +78,6 @@ class Case:
         norms = norms_of(keras_model)
         self.norms = len(norms)
         self.behind_layers = sum(map(is_behind_a_layer, norms))
-        self.trainable = len(keras_model.trainable_variables)
         x = images[16:]
         self.reference = exact(x, training=False).numpy()
         self.exact = model.open(exact)
@@ -158,9 +157,3 @@ def test_a_folded_layer_is_one_product_and_one_sum(named, form):
     if form == "frozen":
         roots = [op for op in ops.values() if op.type == "Rsqrt"]
         assert len(roots) == network.refused
-
-
-def test_variables_stay_variables(named):
-    _, case = named
-    f = case.models["variables"].to_function()
-    assert len(f.trainable_variables) == case.trainable

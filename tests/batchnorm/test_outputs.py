@@ -80,34 +80,26 @@ def test_results_that_are_sums_stay_and_compute_the_folded_layer(setting):
     def body():
         graph = default_graph()
         results = [norm(convolved(given(X))) for norm in SUMS]
-        report = fold_batch_norms(graph, strict=True)
-        assert {e.into for e in report.folded} == {z.op.name for z in results}
-        for z in results:
+        plain = fused(convolved(given(X)))
+        *sums, of_fused = fold_batch_norms(graph, strict=True).folded
+        assert {e.into for e in sums} == {z.op.name for z in results}
+        for z in (*results, plain):
             assert behind(z) == sorted([z.op.type, "Conv2D", PLACEHOLDER])
+        # A fused norm stays as it was, and the report names what to fetch.
+        into = graph.get_operation_by_name(of_fused.into).outputs[0]
+        assert behind(into) == ["BiasAdd", "Conv2D", PLACEHOLDER]
         ge.verify(graph)
         before = edges(graph)
         again = fold_batch_norms(graph)
         assert (again.folded, again.refused) == ((), ())
         assert edges(graph) == before
-        return results
+        return [plain, *results, into]
 
-    for norm, result in zip(SUMS, setting.run(body), strict=True):
+    plain, *results = setting.run(body)
+    np.testing.assert_array_equal(plain, computed(fused))
+    for norm, result in zip((*SUMS, fused), results, strict=True):
         wanted = computed(norm)
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_fused_norm_stays_as_it_was_and_the_report_names_what_to_fetch(setting):
-    def body():
-        z = fused(convolved(given(X)))
-        (entry,) = fold_batch_norms(default_graph()).folded
-        into = default_graph().get_operation_by_name(entry.into).outputs[0]
-        assert behind(into) == ["BiasAdd", "Conv2D", PLACEHOLDER]
-        assert behind(z) == ["Conv2D", z.op.type, PLACEHOLDER]
-        return [z, into]
-
-    old, new = setting.run(body)
-    np.testing.assert_array_equal(old, computed(fused))
-    np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_kept_and_read_stays_and_the_rest_is_replaced(setting):
@@ -169,28 +161,20 @@ def test_variables_are_read_by_the_sum_that_stays(norm, monkeypatch):
     np.testing.assert_allclose(folded, plain_, rtol=1e-5, atol=1e-5)
 
 
-def biased(x, between=tf.identity):
-    return between(tf.nn.bias_add(convolved(x), np.float32([1, -2, 3, 0.5])))
+def biased(x):
+    return tf.nn.bias_add(convolved(x), np.float32([1, -2, 3, 0.5]))
 
 
-def test_a_bias_before_the_norm_goes_into_the_sum(setting):
-    def body():
-        z = with_sum(biased(given(X), lambda y: y))
+def test_a_bias_before_the_norm_goes_into_the_sum_where_it_can_be(setting):
+    def direct():
+        z = with_sum(biased(given(X)))
         fold_batch_norms(default_graph(), strict=True)
         assert behind(z) == ["AddV2", "Conv2D", PLACEHOLDER]
         return [z]
 
-    with tf.Graph().as_default() as graph:
-        expected = with_sum(biased(given(X)))
-    (result,) = setting.run(body)
-    (expected,) = evaluate(graph, [expected])
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_sum_behind_which_the_bias_cannot_be_is_replaced_or_refused(setting):
-    # The bias is added where it was, before what stands between.
+    # Else it is added where it was, before what stands between.
     def body(keep):
-        z = with_sum(biased(given(X)))
+        z = with_sum(tf.identity(biased(given(X))))
         report = fold_batch_norms(default_graph(), keep=[z] if keep else [])
         if keep:
             (entry,) = report.refused
@@ -203,7 +187,9 @@ def test_a_sum_behind_which_the_bias_cannot_be_is_replaced_or_refused(setting):
             return [z, into]
         return [z]
 
-    setting.run(lambda: body(True))
+    (kept,) = setting.run(lambda: body(True))
+    (result,) = setting.run(direct)
+    np.testing.assert_allclose(result, kept, rtol=1e-5, atol=1e-5)
     old, new = setting.run(lambda: body(False))
     np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
 

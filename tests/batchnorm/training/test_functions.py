@@ -75,25 +75,11 @@ def _close(actual, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * size)
 
 
-@pytest.fixture(scope="module", params=STATISTICS)
-def frozen_run(request):
-    """A folded model and another of equal weights, run over the freeze side by side."""
-    folded, other = _model(), _model()
-    reports = []
-    step = _step(
-        folded,
-        fold=True,
-        reports=reports,
-        freeze_batch_norm_delay=3,
-        statistics=request.param,
-        strict=True,
-    )
-    plain = _step(other)
-    return folded, other, step, plain, reports
-
-
-def test_a_model_is_as_it_was_until_the_freeze_and_then_as_deployed(frozen_run):
-    folded, other, step, plain, reports = frozen_run
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_a_model_is_as_it_was_until_the_freeze_and_then_as_deployed(statistics):
+    folded, other, reports = _model(), _model(), []
+    options = {"freeze_batch_norm_delay": 3, "statistics": statistics, "strict": True}
+    step, plain = _step(folded, fold=True, reports=reports, **options), _step(other)
     for seed in range(2):
         _close(_values(step, _data(seed)), _values(plain, _data(seed)))
         close(folded.get_weights(), other.get_weights())
@@ -105,23 +91,17 @@ def test_a_model_is_as_it_was_until_the_freeze_and_then_as_deployed(frozen_run):
             assert (one == before).all()
     assert len(reports) == 1
     assert len(reports[0].folded) == 3
-    assert reports[0].step.numpy() == 4
-
-
-def test_the_counter_is_one_variable_that_is_not_trained(frozen_run):
-    _, _, step, _, reports = frozen_run
-    variable = reports[0].step
-    assert variable.name == "fake_quantization_step:0"
-    assert variable.dtype == tf.int64
-    assert not variable.trainable
+    # The counter is one variable, which is not trained.
+    counter = reports[0].step
+    assert counter.numpy() == 4
+    assert counter.name == "fake_quantization_step:0"
+    assert counter.dtype == tf.int64
+    assert not counter.trainable
     concrete = step.get_concrete_function(tf.constant(_data()))
-    assert any(v is variable for v in concrete.variables)
+    assert any(v is counter for v in concrete.variables)
     assert len(ops_by_type(concrete.graph, "AssignAddVariableOp")) == 1
-
-
-def test_names_are_clean(frozen_run):
-    _, _, step, _, _ = frozen_run
-    for op in step.get_concrete_function(tf.constant(_data())).graph.get_operations():
+    # Names are clean.
+    for op in concrete.graph.get_operations():
         parts = op.name.split("/")
         assert "" not in parts
         assert all(a != b for a, b in itertools.pairwise(parts[:-1]))
@@ -209,7 +189,7 @@ def test_strict_refuses_before_anything_is_made(training):
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_a_result_that_nobody_reads_yet(axis, statistics):
     """The function returns the norm's own result: its op stays, and is folded."""
-    reports = []
+    reports, options = [], {"freeze_batch_norm_delay": 2, "statistics": statistics}
     keras.utils.set_random_seed(0)
     x = keras.Input((9, 9, 3))
     y = layers.Conv2D(4, 3)(x)
@@ -224,14 +204,7 @@ def test_a_result_that_nobody_reads_yet(axis, statistics):
         y = model(x, training=True)
         graph = tf.compat.v1.get_default_graph()
         for _ in range(2):
-            reports.append(
-                fold_batch_norms(
-                    graph,
-                    is_training=True,
-                    freeze_batch_norm_delay=2,
-                    statistics=statistics,
-                )
-            )
+            reports.append(fold_batch_norms(graph, is_training=True, **options))
         return y
 
     for seed, training in enumerate((True, False)):
