@@ -29,11 +29,6 @@ def recalled(words):
     return layers.Dense(3, name="scores")(layers.LSTM(4)(x))
 
 
-def lstm():
-    words = tf.keras.Input([None], dtype="int32", name="words")
-    return tf.keras.Model(words, recalled(words))
-
-
 def several_ends():
     """Return a model of several parts, two of which share a layer."""
     tokens = tf.keras.Input([6], dtype="int32", name="tokens")
@@ -77,14 +72,37 @@ KERAS = {
             "tokens": integers(50, 2, 6),
             "words": integers(20, 2, 7),
         },
+        "recalled",
     ),
-    "lookup": (lookup, {"words": np.array([[b"cat", b"?"], [b"a", b"the"]], object)}),
+    "lookup": (
+        lookup,
+        {"words": np.array([[b"cat", b"?"], [b"a", b"the"]], object)},
+        "scores",
+    ),
 }
+
+
+def gradients_of(call, end, variables):
+    with tf.GradientTape() as tape:
+        outputs = call()
+        value = outputs[end] if isinstance(outputs, dict) else outputs
+        loss = tf.reduce_sum(tf.square(value))
+    found = zip(variables, tape.gradient(loss, variables), strict=True)
+    return {
+        v.name.partition(":")[0]: tf.convert_to_tensor(slope)
+        for v, slope in found
+        if slope is not None
+    }
+
+
+def assert_close(gradients, expected):
+    for name, slope in expected.items():
+        np.testing.assert_allclose(gradients[name], slope, 1e-4, 1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("name", KERAS)
 def test_a_keras_model_and_its_export(name, fresh, tmp_path):
-    build, inputs = KERAS[name]
+    build, inputs, end = KERAS[name]
     tf.keras.utils.set_random_seed(1)
     model, path = build(), tmp_path / "exported"
     model.export(path, verbose=False)
@@ -102,12 +120,21 @@ def test_a_keras_model_and_its_export(name, fresh, tmp_path):
         named = {model.output_names[0]: expected["output_0"]}
     assert_same(opened.run(**inputs), named)
     opened.save(tmp_path / "saved")
-    calls = [("run", "serving_default", inputs)]
-    (again,), (saved,) = fresh.do_all(
-        (tmp_path / "again", calls), (tmp_path / "saved", calls)
+    call = "run", "serving_default", inputs
+    differentiate = "gradients", "serving_default", inputs, end
+    (again,), (saved, slopes) = fresh.do_all(
+        (tmp_path / "again", [call]), (tmp_path / "saved", [call, differentiate])
     )
     assert_same(again, expected)
     assert_same(saved, named)
+    # The same variables as Keras': what Keras trains is seen here.
+    function = opened.to_function()
+    variables = [v.value for v in model.trainable_variables]
+    assert {id(v) for v in function.trainable_variables} == {id(v) for v in variables}
+    wanted = gradients_of(lambda: model(inputs), end, variables)
+    assert wanted
+    assert_close(gradients_of(lambda: function(**inputs), end, variables), wanted)
+    assert_close(slopes, wanted)
 
 
 @pytest.fixture
@@ -231,34 +258,3 @@ def test_signatures_share_their_variables(fresh, tmp_path):
         expected = tf.norm(value, axis=-1)
         np.testing.assert_allclose(outputs["norm"], expected, rtol=1e-6)
     np.testing.assert_array_equal(found["x"], decoded)
-
-
-def gradients_of(function, words, variables):
-    with tf.GradientTape() as tape:
-        output = function(words)
-        output = output["scores"] if isinstance(output, dict) else output
-        loss = tf.reduce_sum(tf.square(output))
-    return tape.gradient(loss, variables)
-
-
-def assert_close(gradients, expected):
-    for g, e in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(tf.convert_to_tensor(g), e, rtol=1e-4, atol=1e-6)
-
-
-def test_gradients_after_opening_and_saving(fresh, tmp_path):
-    tf.keras.utils.set_random_seed(1)
-    model, words = lstm(), integers(20, 2, 7)
-    expected = gradients_of(model, words, model.trainable_variables)
-    expected = [tf.convert_to_tensor(g).numpy() for g in expected]
-    opened = geutil_model.open(model)
-    function = opened.to_function()
-    # The same variables as Keras': what Keras trains is seen here.
-    variables = [v.value for v in model.trainable_variables]
-    assert {id(v) for v in function.trainable_variables} == {id(v) for v in variables}
-    assert_close(gradients_of(function, words, variables), expected)
-    opened.save(tmp_path / "saved")
-    call = "gradients", "serving_default", {"words": words}, "scores"
-    (found,) = fresh.do(tmp_path / "saved", [call])
-    assert len(found) == len(expected)
-    assert_close([found[v.name.partition(":")[0]] for v in variables], expected)
