@@ -95,6 +95,7 @@ class Opened:
         for event, listener in self._heard.items():
             page.on(event, listener)
         self.url = path.as_uri()
+        self._step_forward()
         page.goto(self.url + link)
         page.wait_for_selector("body[data-ready]")
 
@@ -106,6 +107,10 @@ class Opened:
         self.page.goto("about:blank")
         for event, listener in self._heard.items():
             self.page.remove_listener(event, listener)
+
+    def _step_forward(self) -> None:
+        """Be the tab in front: another, once resized, gets one frame a second."""
+        self.page.bring_to_front()
 
     def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -126,6 +131,7 @@ class Opened:
     ) -> None:
         """Change the colours and the size, and wait until the page has followed."""
         self._size, self._scheme = {"width": width, "height": height}, scheme
+        self._step_forward()
         self.page.emulate_media(color_scheme=scheme)
         self.page.set_viewport_size(self._size)
         self.until(_SHOWN_IN, [width, height, scheme])
