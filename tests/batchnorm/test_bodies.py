@@ -9,7 +9,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import FoldError, StaleGraphError
+from geutil.errors import FinalizedGraphError, FoldError, StaleGraphError
 from tests.settings import default_graph, evaluate, needs_eager
 
 pytestmark = needs_eager
@@ -447,7 +447,7 @@ def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
         fold_batch_norms(graph, strict=True)
 
 
-def test_a_graph_that_a_session_has_run_is_left_as_it_is():
+def test_graphs_that_a_session_has_run_or_finalized_are_left_as_they_are():
     graph, results = imported(traced(Layer(False), builds=[call]))
     (y,) = results.values()
     calls = [op for op in graph.get_operations() if "Partitioned" in op.type]
@@ -457,6 +457,11 @@ def test_a_graph_that_a_session_has_run_is_left_as_it_is():
         with pytest.raises(StaleGraphError):
             fold_batch_norms(graph)
     assert [op.node_def for op in calls] == before
+    before = graph.as_graph_def()
+    graph.finalize()
+    with pytest.raises(FinalizedGraphError):
+        fold_batch_norms(graph)
+    assert graph.as_graph_def() == before
 
 
 def test_a_function_that_several_call_is_folded_for_all():

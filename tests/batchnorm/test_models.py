@@ -9,10 +9,9 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import ArgumentTypeError, FinalizedGraphError
+from geutil.errors import ArgumentTypeError
 from geutil.graph.tflite_runtime import new_interpreter
 from tests.batchnorm.calibrated import with_calibrated_norms
-from tests.batchnorm.networks import with_random_norms
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -184,49 +183,3 @@ def test_what_is_no_graph_and_no_model():
         with pytest.raises(ArgumentTypeError, match=r"geutil\.model"):
             fold_batch_norms(given)
     assert opened.graph.as_graph_def() == before
-
-
-def test_a_finalized_graph_is_left_as_it_is():
-    graph_def = model.open(network()).freeze().graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(graph_def, name="")
-    before = graph.as_graph_def()
-    graph.finalize()
-    with pytest.raises(FinalizedGraphError):
-        fold_batch_norms(graph)
-    assert graph.as_graph_def() == before
-
-
-class Cell(layers.Layer):
-    """A recurrent cell with a norm inside, which Keras runs in a loop."""
-
-    def __init__(self):
-        super().__init__()
-        self.state_size = 6
-        self.dense, self.again = layers.Dense(6, use_bias=False), layers.Dense(6)
-        self.norm = layers.BatchNormalization()
-
-    def build(self, shape):
-        self.dense.build(shape)
-        self.again.build((shape[0], 6))
-        self.norm.build((shape[0], 6))
-        self.built = True
-
-    def call(self, x, states):
-        y = self.norm(self.dense(x), training=False) + self.again(states[0])
-        y = tf.keras.ops.tanh(y)
-        return y, [y]
-
-
-def test_a_recurrent_network(tmp_path):
-    x = tf.keras.Input((7, 4), name="x")
-    network = tf.keras.Model(x, {"y": layers.RNN(Cell())(x)})
-    with_random_norms(network)
-    data = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
-    expected = network(data, training=False)["y"].numpy()
-    opened = model.open(network).freeze()
-    (entry,) = fold_batch_norms(opened, strict=True).folded
-    assert entry.norm.partition("/")[0] in opened.functions
-    again = model.open(opened.save(tmp_path / "model"))
-    for m in (opened, again):
-        np.testing.assert_allclose(m.run(x=data)["y"], expected, rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ from keras import layers
 
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.networks import with_random_norms
+from tests.batchnorm.test_norms import KERAS
 from tests.batchnorm.training.nets import STATISTICS, close
 from tests.thorough import chosen
 
@@ -42,26 +43,10 @@ def _other_axis():
     return keras.Model(x, layers.ReLU()(_norm(axis=1)(y)))
 
 
-MODELS = {
-    "conv 1d": _behind((9, 3), lambda: layers.Conv1D(4, 3, padding="same"), _norm),
-    "causal": _behind(
-        (9, 3), lambda: layers.Conv1D(4, 3, padding="causal", dilation_rate=2), _norm
-    ),
-    "separable 1d": _behind((9, 3), lambda: layers.SeparableConv1D(4, 3), _norm),
-    "grouped": _behind((9, 9, 4), lambda: layers.Conv2D(4, 3, groups=2), _norm),
-    "conv 3d": _behind((5, 5, 5, 2), lambda: layers.Conv3D(4, 3), _norm),
-    "transposed": _behind(
-        (9, 9, 3), lambda: layers.Conv2DTranspose(4, 3, strides=2), _norm
-    ),
-    "dense of rank 3": _behind((9, 3), lambda: layers.Dense(4), _norm),
-    "einsum": _behind(
-        (9, 3),
-        lambda: layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d"),
-        _norm,
-    ),
-    "other axis": _other_axis,
-    "shared norm": _shared_norm,
-}
+LAYERS = ("row", "causal row", "separable row", "grouped", "cube", "transposed")
+LAYERS += ("dense", "einsum")
+MODELS = {name: _behind(*KERAS[name][:2], _norm) for name in LAYERS}
+MODELS |= {"other axis": _other_axis, "shared norm": _shared_norm}
 
 
 def _steps(makes, x, modes, *, statistics=None):
