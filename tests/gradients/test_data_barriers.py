@@ -14,7 +14,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import gradients
 from geutil.gradients.barriers import data_barrier, is_expanded, run_in_time
 from geutil.graph.creation import neutral
-from tests.call_counts import without_collector
+from tests.gradients.wrapped.comparing import needs_statistics, peak_bytes
 from tests.thorough import examples
 
 SPECIAL = [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan]
@@ -141,72 +141,6 @@ def test_xla_merges_copies_but_for_barriers(in_scopes):
         assert len(same) == 1, source
 
 
-# Of five segments of five layers XLA was seen to hold more than the bound below.
-SEGMENTS, LAYERS, ROWS, WIDTH = 6, 6, 2048, 128
-ACTIVATION = ROWS * WIDTH * 4
-
-
-def segment(x, weights):
-    for w in weights:
-        x = tf.tanh(x @ w)
-    return x
-
-
-def recomputed_gradients(x, weights, barrier):
-    """Return the gradients of a chain; each segment is computed twice."""
-    kept = [x]
-    for ws in weights:
-        kept.append(segment(kept[-1], ws))
-    flowing, result = tf.ones_like(kept[-1]), []
-    done = [flowing]
-    for start, ws in zip(reversed(kept[:-1]), reversed(weights), strict=True):
-        inputs = barrier([start, *ws], done)
-        end = segment(inputs[0], inputs[1:])
-        flowing, *done = tf.gradients(end, inputs, flowing)
-        result = [*done, *result]
-    return result
-
-
-def allocated(step, *args):
-    """Return what a step needs of the allocator at its peak, in bytes."""
-    memory = tf.config.experimental
-    step(*args)
-    try:
-        memory.reset_memory_stats("CPU:0")
-    except ValueError:
-        pytest.skip("without oneDNN, TensorFlow's allocator on CPU has no statistics")
-    with without_collector():
-        before = memory.get_memory_info("CPU:0")["current"]
-        held = step(*args)
-        peak = memory.get_memory_info("CPU:0")["peak"]
-    del held
-    return peak - before
-
-
-def test_a_recomputation_saves_memory():
-    weights = [
-        [
-            tf.random.stateless_normal([WIDTH, WIDTH], [i, k]) / WIDTH**0.5
-            for i in range(LAYERS)
-        ]
-        for k in range(SEGMENTS)
-    ]
-    x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
-
-    def make(barrier):
-        return tf.function(
-            lambda x, ws: recomputed_gradients(x, ws, barrier), jit_compile=True
-        )
-
-    plain, held = make(lambda tensors, _: tensors), make(data_barrier)
-    returned = SEGMENTS * LAYERS * WIDTH * WIDTH * 4
-    # All activations, or those between segments and within one with some to spare.
-    assert allocated(plain, x, weights) > SEGMENTS * LAYERS * ACTIVATION
-    assert allocated(held, x, weights) < (SEGMENTS + LAYERS + 4) * ACTIVATION + returned
-    for a, b in zip(plain(x, weights), held(x, weights), strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
-
-
 @COMPILED
 def test_gradients_pass_to_the_tensor_alone(jit_compile):
     @tf.function(jit_compile=jit_compile, autograph=False)
@@ -288,6 +222,7 @@ def test_the_gradient_of_a_pool_has_the_same_bits(dimensions):
     assert values[2] == values[3]
 
 
+@needs_statistics
 def test_what_a_pool_expands_to_is_not_held_through_the_step():
     side, channels = 64, 16
     size = 4 * side * side * channels * 4
@@ -309,7 +244,7 @@ def test_what_a_pool_expands_to_is_not_held_through_the_step():
             ends = [x, *weights]
             return gradients(tf.reduce_sum(held * held), ends, checkpoints="memory")
 
-        return allocated(step, x, *weights)
+        return peak_bytes(lambda: step(x, *weights))
 
     # XLA numbers four tensors of that size for the gradient of the maxima.
     assert needed(tf.nn.max_pool2d) < needed(tf.nn.avg_pool2d) + 2 * size

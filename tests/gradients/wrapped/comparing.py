@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.call_counts import without_collector
@@ -26,6 +27,18 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
 def dense(gradients: Any) -> Any:
     """Return sparse gradients as tensors, None as None."""
     return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def has_statistics() -> bool:
+    """Tell whether the allocator counts, as that of oneDNN does."""
+    try:
+        tf.config.experimental.get_memory_info("CPU:0")
+    except ValueError:
+        return False
+    return True
+
+
+needs_statistics = pytest.mark.skipif(not has_statistics(), reason="no statistics")
 
 
 def peak_bytes(run: Any) -> int:
