@@ -54,33 +54,6 @@ def words(tmp_path_factory):
     return place
 
 
-def test_batch(geutil, place, tmp_path):
-    folder, output = tmp_path / "in", tmp_path / "out"
-    folder.mkdir()
-    (folder / "net.keras").write_bytes((place / "net.keras").read_bytes())
-    (folder / "bad.pb").write_bytes(b"nonsense")
-    call = ["batch", folder, "-o", output, "--pipeline", "fold,tflite"]
-    said = geutil(*call, "--json")
-    assert said.code == 1
-    told = {entry["name"]: entry for entry in json.loads(said.out)["entries"]}
-    assert told["net"]["action"] == "done"
-    assert told["bad"]["action"] == "failed"
-    interpreter = new_interpreter((output / "net" / "net.tflite").read_bytes())
-    with np.load(place / "data.npz") as archive:
-        y = outputs_of(interpreter, archive["image"][:1])
-    np.testing.assert_allclose(y, np.load(place / "expected.npy")[:1], atol=1e-5)
-    (folder / "bad.pb").unlink()
-    said = geutil.done(*call)
-    assert "1 of 1 model(s) done (1 before): fold,tflite" in said
-
-
-def outputs_of(interpreter, x):
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
-    interpreter.invoke()
-    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-
-
 SOURCES = ["net.keras", "net.h5"]
 TARGETS = ["net", "net.pb", "net.pbtxt", "net.tflite"]
 

@@ -33,6 +33,8 @@ from hypothesis import strategies as st
 
 from geutil import model
 from geutil.cli import batch_child
+from geutil.cli.app import app
+from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
 from geutil.graph.tflite_runtime import new_interpreter
@@ -590,6 +592,23 @@ def test_quantized_with_data_for_each_model_and_a_page(affine):
     assert "warning: its ranges are those of random inputs" in entry.steps[1].text
     assert entry.action == "failed"
     assert "returned a int; return a model, bytes" in entry.reason
+
+
+@pytest.mark.usefixtures("one_server")
+def test_the_command(affine, tmp_path, capsys):
+    (affine / "bad.pb").write_bytes(b"nonsense")
+    call = ["batch", str(affine), "-o", str(tmp_path / "out")]
+    call += ["--pipeline", "fold,tflite"]
+    assert run(app, [*call, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["entries"]
+    assert {e["name"]: e["action"] for e in told} == {"bad": "failed", "good": "done"}
+    blob = (tmp_path / "out" / "good" / "good.tflite").read_bytes()
+    (y,) = new_interpreter(blob).get_signature_runner()(x=np.float32([[1, 2]])).values()
+    np.testing.assert_array_equal(y, [[3, 5]])
+    (affine / "bad.pb").unlink()
+    assert run(app, call) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1 model(s) done (1 before): fold,tflite" in said
 
 
 def cheap(monkeypatch, marker):
