@@ -6,7 +6,7 @@ from tests import settings
 from tests.processes import ROOT, check_in_a_process
 from tests.thorough import chosen
 
-FOLDERS = ("tests/select", "tests/reroute", "tests/transform")
+FOLDERS = ("tests/select", "tests/reroute", "tests/transform", "tests/quantize")
 
 
 @pytest.mark.parametrize("folder", chosen(FOLDERS, "tests/reroute"))

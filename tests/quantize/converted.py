@@ -9,39 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import geutil as ge
 from geutil import model
+from geutil.errors import QuantizeError
+from geutil.graph import tflite_edits
 from geutil.graph.tflite_files import ops_of
 from geutil.graph.tflite_runtime import new_interpreter, unpacked
-from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
+from geutil.quantize import calibrate, compare_int8, quantize, to_tflite
 from geutil.quantize.int8.running import Runner
 from tests.thorough import is_quick
-
-
-@dataclass
-class Converted:
-    """A function in both forms.
-
-    Attributes:
-        model: the quantized model.
-        report: what quantization says of it.
-        kinds: the types of the ops in the TFLite file.
-        floats: of those of them that compute in float.
-        most: how many steps the results are apart at most.
-        shares: of each output, the share of values that are at most one step apart.
-    """
-
-    model: Any
-    report: Any
-    kinds: list[str]
-    floats: list[str]
-    most: int
-    shares: list[float]
-
-    def fake_quants(self):
-        return [op for op in self.model.graph.get_operations() if is_simulated(op)]
 
 
 def is_simulated(op):
@@ -49,8 +28,58 @@ def is_simulated(op):
 
 
 def decibels(exact, other):
-    """Return the signal-to-noise ratio."""
-    return 10 * np.log10(np.var(exact) / np.mean((exact - other) ** 2))
+    """Return the signal-to-noise ratio, infinite where values are the same."""
+    with np.errstate(divide="ignore"):
+        return 10 * np.log10(np.var(exact) / np.mean((exact - other) ** 2))
+
+
+def refused(call, *words):
+    with pytest.raises(QuantizeError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def both_results(m, blob, data):
+    """Return by output what model and file make of the same stored inputs, as values.
+
+    Args:
+        m: the model.
+        blob: its file.
+        data: a sample, or several.
+    """
+    runner = Runner(blob, list(m.inputs), list(m.outputs))
+    found = {name: [] for name in m.outputs}
+    for sample in [data] if isinstance(data, dict) else data:
+        stored = runner.stored(sample)
+        simulated = m.run(**runner.values(stored))
+        for name, value in runner.results(runner.run(stored)).items():
+            found[name].append((simulated[name], value))
+    return {
+        name: tuple(np.concatenate(side) for side in zip(*pairs, strict=True))
+        for name, pairs in found.items()
+    }
+
+
+def stored_weights(blob):
+    """Return the constants that ops of a file read second, as (type of op, tensor).
+
+    Of an op that reads them through others, such as DEQUANTIZE, too. Constants of all
+    tensors are in the file, which is returned as well.
+    """
+    file, found = unpacked(blob), []
+    for graph in file.subgraphs:
+        maker = {int(op.outputs[0]): op for op in graph.operators}
+        for op in graph.operators:
+            if len(op.inputs) < 2:
+                continue
+            index = int(op.inputs[1])
+            while index in maker:
+                index = int(maker[index].inputs[0])
+            tensor = graph.tensors[index]
+            if tflite_edits.constant(file, tensor) is not None:
+                found.append((tflite_edits.kind_of(file, op), tensor))
+    return file, found
 
 
 def spec(*shape, dtype=tf.float32):
@@ -88,25 +117,6 @@ def opened(function, *specs):
     ]
     traced = tf.function(function, input_signature=named, autograph=False)
     return model.open(traced)
-
-
-def converted(function, *specs, low=-3.0, high=3.0, data=None, **choices):
-    """Quantize, calibrate and convert a function; check the graph on the way."""
-    m = opened(function, *specs)
-    report = quantize(m, is_training=False, **choices)
-    ge.verify(m.graph)
-    data = data or samples(m.inputs, low, high)
-    calibrate(m, data, "min_max")
-    blob = to_int8(m)
-    comparison = compare_int8(m, blob, data)
-    floats = [line.partition(" ")[0] for line in comparison.float_ops]
-    shares = [output.share(1) for output in comparison.outputs]
-    return Converted(m, report, kinds(blob), floats, comparison.most, shares)
-
-
-def kinds(blob):
-    """Return the types of the ops in a TFLite file, in order."""
-    return [op["op_name"] for op in new_interpreter(blob)._get_ops_details()]
 
 
 @dataclass
@@ -227,23 +237,33 @@ class Together:
 
     def results(self):
         """Return by function what model and file make, as values, of the same data."""
-        runner = Runner(self.blob, list(self.model.inputs), list(self.model.outputs))
-        stored = runner.stored(self.data)
-        expected = self.model.run(**runner.values(stored))
-        found = {}
-        for name, value in runner.run(stored).items():
-            step, zero = runner.quantization(name)
-            values = value.astype(np.float64)
-            found[name] = (values - zero) * step if step else values
+        found = both_results(self.model, self.blob, self.data)
         return {
-            case: [(expected[n], found[n]) for n in found if self.is_of(n, case)]
+            case: [pair for n, pair in found.items() if self.is_of(n, case)]
             for case in self.cases
         }
+
+    def rounded(self, name):
+        """Return the types of ops of a function whose results are rounded.
+
+        Parameters are left out.
+        """
+        return [
+            op.inputs[0].op.type
+            for op in self.model.graph.get_operations()
+            if is_simulated(op) and self.is_of(op.name, name)
+            if "weights_quant" not in op.name
+        ]
 
     def parts(self):
         """Return what is made of each function, by name."""
         outputs = compare_int8(self.model, self.blob, self.data).outputs
         return {name: self._part(name, outputs) for name in self.cases}
+
+    def part(self):
+        """Return what is made of the only function."""
+        (part,) = self.parts().values()
+        return part
 
     def _part(self, name, outputs):
         ops = self.ops(name)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from geutil.graph.tflite_runtime import new_interpreter
 
@@ -35,7 +34,7 @@ def kernels_apart(model, blob, sample):
     that no difference is carried on.
     """
     frozen = model.freeze()
-    made = _run(blob, sample, list(frozen.inputs))
+    made = _made(blob, sample)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(frozen.graph.as_graph_def(), name="")
         points = {
@@ -88,55 +87,26 @@ def _compared(kind, name, value, want, scale, zero):
     return Kernel(kind, name, int(apart.max()), float(np.mean(apart > 0)))
 
 
-def _run(blob, sample, names):
-    """Return type, tensor and value of each result of the file, in order."""
+def ran(blob, sample):
+    """Return an interpreter that ran a file of one input, and keeps all tensors."""
     interpreter = new_interpreter(blob, keep_tensors=True)
     (detail,) = interpreter.get_input_details()
-    (value,) = (np.asarray(sample[name]) for name in names)
+    (value,) = map(np.asarray, sample.values())
     interpreter.resize_tensor_input(detail["index"], value.shape)
     interpreter.allocate_tensors()
     scale, zero = detail["quantization"]
     levels = np.clip(np.round(value / np.float32(scale)) + zero, -128, 127)
     interpreter.set_tensor(detail["index"], levels.astype(np.int8))
     interpreter.invoke()
+    return interpreter
+
+
+def _made(blob, sample):
+    """Return type, tensor and value of each result of the file, in order."""
+    interpreter = ran(blob, sample)
     details = {detail["index"]: detail for detail in interpreter.get_tensor_details()}
     return [
         (op["op_name"], details[index], interpreter.get_tensor(index))
         for op in interpreter._get_ops_details()
         for index in op["outputs"]
     ]
-
-
-def kernels_among_each_other(blob, sample):
-    """Return how far TFLite's own sets of int8 kernels are apart, output by output.
-
-    There are three: plain C++, optimized C++, and those of XNNPACK.
-
-    Returns:
-        By the name of the output the shares of values that are at most one step apart,
-        for each pair of them.
-    """
-    sets = (
-        OpResolverType.BUILTIN_REF,
-        OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        OpResolverType.BUILTIN,
-    )
-    found = [_outputs(blob, sample, resolver) for resolver in sets]
-    pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
-    return {
-        name: [float(np.mean(np.abs(a[name] - b[name]) <= 1)) for a, b in pairs]
-        for name in found[0]
-    }
-
-
-def _outputs(blob, sample, resolver):
-    interpreter = Interpreter(
-        model_content=blob, experimental_op_resolver_type=resolver, num_threads=1
-    )
-    run = interpreter.get_signature_runner()
-    given = {}
-    for name, detail in run.get_input_details().items():
-        scale, zero = detail["quantization"]
-        levels = np.round(sample[name] / np.float32(scale)) + zero
-        given[name] = np.clip(levels, -128, 127).astype(np.int8)
-    return {name: value.astype(int) for name, value in run(**given).items()}

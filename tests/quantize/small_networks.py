@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil import model
+from geutil.quantize import calibrate, quantize
 from geutil.quantize.int8.matrix_weights import STORED_SINCE
 from geutil.quantize.planning.int8_kernels import version_of
 
@@ -23,6 +24,14 @@ def spec(shape, name, dtype=tf.float32):
 
 def opened(function, *specs):
     return model.open(tf.function(function, input_signature=specs))
+
+
+def prepared(m, data=None, method="min_max", **options):
+    """Quantize a model, by default for inference, calibrate it by data, return it."""
+    quantize(m, **{"is_training": False, **options})
+    if data is not None:
+        calibrate(m, data, method)
+    return m
 
 
 def convolved(x, weights, bias, name):

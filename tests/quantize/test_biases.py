@@ -7,9 +7,12 @@ has weights of its own, and all numbers differ.
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tests.quantize.converted import Together, alternate, spec
+import geutil as ge
+from geutil.quantize import Spec, calibrate, quantize
+from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.quantize.small_networks import STORES_COLUMNS, normal
 from tests.settings import needs_eager
 
@@ -166,3 +169,99 @@ def test_a_layer_computes_in_int8_whatever_stands_before_its_bias():
         )
     }
     assert far_off(cases, lambda _: 3) == {}
+
+
+# -- behind a Reshape that parts the channels of a layer: heads of an attention --------
+
+POSITIONS = spec(2, 5, 8)
+PARTED, HEADS = 0.5 * normal(8, 12, seed=11), 0.5 * normal(3, 4, seed=12)
+
+
+def parted(a):
+    return tf.reshape(tf.matmul(a, PARTED, name="layer"), [2, 5, 3, 4], name="parted")
+
+
+def to_heads(a):
+    return tf.add(parted(a), HEADS, name="sum")
+
+
+def behind_a_convolution(a):
+    image = tf.reshape(a, [2, 5, 1, 8])
+    y = tf.nn.conv2d(image, PARTED[None, None], 1, "SAME", name="layer")
+    return tf.add(tf.reshape(y, [2, 5, 3, 4], name="parted"), HEADS, name="sum")
+
+
+def lowered(report):
+    return [line for line in report.rewritten if "before a Reshape" in line]
+
+
+ADDED = {
+    "heads": to_heads,
+    "of one more axis": lambda a: parted(a) + HEADS[None, None],
+    "behind a convolution": behind_a_convolution,
+}
+
+
+def test_the_kernel_of_the_layer_adds_it():
+    made = Together(
+        {
+            n: (lambda a, f=f: tf.nn.sigmoid(f(a)), (POSITIONS,))
+            for n, f in ADDED.items()
+        }
+    )
+    for name, part in made.parts().items():
+        assert len(lowered(part)) == 1, name
+        assert "ADD" not in part.kinds, name
+        assert not part.floats, name
+        assert part.most <= 1, name
+        assert "AddV2" not in made.rounded(name), name
+
+
+def test_the_sum_is_what_it_was():
+    """To float32: with ranges that nothing is rounded in, but for 16 bits."""
+    m = opened(to_heads, POSITIONS)
+    data = samples(m.inputs)
+    exact = to_heads(data["a"]).numpy()
+    report = quantize(m, is_training=False, weight_bits=16, activation_bits=16)
+    assert lowered(report)
+    ge.verify(m.graph)
+    calibrate(m, [data], "min_max")
+    found = next(iter(m.run(**data).values()))
+    assert np.abs(found - exact).max() < 1e-3 * np.abs(exact).max()
+    assert not np.array_equal(found, exact)
+
+
+LEFT_ALONE = {
+    "two readers": lambda a: [(y := parted(a)) + HEADS, tf.nn.sigmoid(y)],
+    "also a result": lambda a: [(y := parted(a)) + HEADS, y],
+    "of data": lambda a: parted(a) + tf.reshape(a[0, 0, :4], [1, 4]) * tf.ones([3, 1]),
+    # A table of places and channels is no bias.
+    "of places": lambda a: tf.reshape(a @ PARTED, [2, 5, 12]) + normal(5, 12),
+    "of a part": lambda a: parted(a) + HEADS[0],
+    "turned before": lambda a: tf.transpose(parted(a), [0, 2, 1, 3]) + HEADS[:, None],
+    "no layer": lambda a: (
+        tf.reshape(tf.nn.sigmoid(tf.tile(a, [1, 1, 3])), [2, 5, 3, 8]) + normal(3, 8)
+    ),
+}
+
+
+def test_others_stay():
+    cases = {name: (f, (POSITIONS,)) for name, f in LEFT_ALONE.items()}
+    report = Together(cases).report
+    assert not lowered(report)
+    assert report.coverage == 1.0
+
+
+@pytest.mark.parametrize("key", ["^sum$", "^layer$", "^parted$"])
+def test_what_is_skipped_stays(key):
+    m = opened(to_heads, POSITIONS)
+    assert not lowered(quantize(m, is_training=False, overrides={key: "skip"}))
+
+
+def test_an_override_for_the_sum_is_obeyed():
+    m = opened(to_heads, POSITIONS)
+    total = m.graph.get_operation_by_name("sum")
+    report = quantize(m, is_training=False, overrides={total: Spec(activation_bits=16)})
+    assert lowered(report)
+    (layer,) = [entry for entry in report.quantized if entry.op_type == "BatchMatMulV2"]
+    assert layer.result.bits == 16

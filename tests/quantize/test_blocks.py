@@ -7,14 +7,10 @@ import logging
 from unittest import mock
 
 import numpy as np
-import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 from parameterized import parameterized
 
 from geutil import model
-from geutil.errors import QuantizeError
 from geutil.graph import tflite_edits
 from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
 from geutil.quantize import (
@@ -26,19 +22,17 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.blocks import from_blocks, in_blocks
 from geutil.quantize.int8.converting import converted, deployed
 from geutil.quantize.planning.network import quantized_value
-from geutil.quantize.range_variables import ends_of, range_of
 from geutil.quantize.spec import Format
 from geutil.quantize.tflite.block_weights import (
     block_matrices,
     check_all_found,
     store_in_blocks,
 )
-from tests.quantize.converted import Together, decibels
+from tests.quantize.converted import Together, decibels, refused
 from tests.quantize.converted import spec as plain_spec
-from tests.quantize.small_networks import normal, opened, spec
+from tests.quantize.small_networks import normal, opened, prepared, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -100,14 +94,8 @@ def in_file(blob):
     return stored_in(file, read)
 
 
-def run(blob, x, *, delegates=False):
-    interpreter = new_interpreter(blob, delegates=delegates)
-    (place,) = interpreter.get_input_details()
-    interpreter.resize_tensor_input(place["index"], x.shape)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(place["index"], x)
-    interpreter.invoke()
-    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+def run(blob, x):
+    return new_interpreter(blob).get_signature_runner()(x=x)["y"]
 
 
 def quantized(function, *shape, **options):
@@ -151,6 +139,12 @@ LAYOUTS = [
         lambda x, w: tf.einsum("abc,cde->abde", x, w.reshape(64, 4, 12)),
     ),
     (
+        "into heads, transposed",
+        [2, 3, 64],
+        HEADS.reshape(64, 48),
+        lambda x, w: tf.einsum("abc,dec->abde", x, w.T.reshape(4, 12, 64)),
+    ),
+    (
         "out of heads",
         [2, 3, 4, 16],
         JOINED.reshape(64, 24),
@@ -167,6 +161,10 @@ LAYOUTS = [
 ]
 
 
+FEWER = {"of 2 bits": 2, "of 3 bits": 3}
+LAYOUTS += [(name, [4, 96], MATRIX, tf.matmul) for name in FEWER]
+
+
 def test_layers_compute_with_rounded_blocks():
     """Simulation and file against numpy: weights exactly, results to 8-bit data."""
     layouts = {
@@ -179,6 +177,7 @@ def test_layers_compute_with_rounded_blocks():
             for name, (shape, matrix, layer) in layouts.items()
         },
         scheme=SCHEME,
+        overrides={f"of_{n}_bits/MatMul": Spec(weight_bits=n) for n in FEWER.values()},
     )
     simulated, file = made.model.run(**made.data), unpacked(made.blob)
     found = [
@@ -191,9 +190,10 @@ def test_layers_compute_with_rounded_blocks():
         (entry,) = (
             e for e in made.report.quantized if e.weights and made.is_of(e.op, name)
         )
-        assert str(entry.weights) == "4 bits, symmetric, by blocks of 32", name
+        bits = FEWER.get(name, 4)
+        assert str(entry.weights) == f"{bits} bits, symmetric, by blocks of 32", name
         assert not entry.note, name
-        wanted = rounded(matrix)
+        wanted = rounded(matrix, bits)
         (stored,) = stored_in(file, made.tensors(name))
         np.testing.assert_array_equal(stored, wanted, name)
         (x,) = (v for n, v in made.data.items() if made.is_of(n, name))
@@ -351,20 +351,6 @@ def test_matrices_of_zeros_and_square_ones_of_equal_levels_are_told_apart():
         assert sum(found) == count
 
 
-def test_overrides_ask_for_fewer_bits_in_blocks():
-    def two(x):
-        y = tf.matmul(x, MATRIX, name="of_2_bits")
-        return {"y": y + tf.matmul(x, 1.5 * MATRIX, name="of_3_bits")}
-
-    overrides = {f"of_{bits}_bits": Spec(weight_bits=bits) for bits in (2, 3)}
-    m, report = quantized(two, 4, 96, overrides=overrides)
-    told = [entry.weights.bits for entry in report.quantized if entry.weights]
-    assert told == [2, 3]
-    stored = sorted(in_file(to_tflite(m)), key=np.max)
-    wanted = sorted([rounded(MATRIX, 2), rounded(1.5 * MATRIX, 3)], key=np.max)
-    np.testing.assert_array_equal(stored, wanted)
-
-
 @parameterized.expand(
     [
         (Spec(weight_bits=8), Format(8, True, True, (1,)), "no kernel for blocks of 8"),
@@ -383,8 +369,7 @@ def test_weights_are_rounded_by_data_within_their_blocks(rounding):
     data = [
         {"x": normal(64, 96, seed=30 + i) @ normal(96, 96, seed=29)} for i in range(2)
     ]
-    m = opened(dense, spec([None, 96], "x"))
-    quantize(m, scheme=SCHEME, is_training=False)
+    m = prepared(opened(dense, spec([None, 96], "x")), scheme=SCHEME)
     exact = [batch["x"] @ MATRIX for batch in data]
     nearest = [m.run(**batch)["y"] for batch in data]
     report = calibrate(m, data, rounding=rounding)
@@ -402,18 +387,18 @@ def test_weights_are_rounded_by_data_within_their_blocks(rounding):
 
 def test_training_moves_blocks_along():
     kernel = tf.Variable(MATRIX)
-
-    @tf.function(input_signature=[tf.TensorSpec([4, 96], name="x")])
-    def network(x):
-        return {"y": tf.matmul(x, kernel, name="dense")}
-
-    m = model.open(network)
+    m = opened(lambda x: {"y": tf.matmul(x, kernel, name="dense")}, spec([4, 96], "x"))
     report = quantize(m, scheme=SCHEME, quant_delay=2)
     assert set(report.variables) == {
         "dense/weights_quant/min",
         "dense/weights_quant/max",
     }
     assert report.variables["dense/weights_quant/max"].shape == [3 * 40]
+    # The report tells what the variable is quantized to.
+    reads = [op for op in m.graph.get_operations() if op.type == "ReadVariableOp"]
+    (read,) = [op for op in reads if op.outputs[0].shape == MATRIX.shape]
+    product = m.graph.get_operation_by_name("dense")
+    assert report.tensor(read.outputs[0]) is product.inputs[1]
     function = m.concrete_function()
     results = []
     for _ in range(3):
@@ -437,24 +422,10 @@ def test_blocks_survive_saving_and_reordering(tmp_path):
     m, blob = dense_file()
     m.save(str(tmp_path / "saved"))
     assert to_tflite(model.open(str(tmp_path / "saved"))) == blob
-    m = opened(encoder, spec([2, 6, 64], "x"))
-    quantize(m, scheme=SCHEME, is_training=False)
+    m = prepared(opened(encoder, spec([2, 6, 64], "x")), scheme=SCHEME)
     blob, x = to_tflite(m), normal(2, 6, 64, seed=20)
     reordered = least_memory_order(blob).blob
     np.testing.assert_array_equal(run(reordered, x), run(blob, x))
-
-
-def test_reports_tell_what_weights_are_quantized_to():
-    kernel = tf.Variable(MATRIX)
-    m = opened(lambda x: {"y": tf.matmul(x, kernel, name="dense")}, spec([4, 96], "x"))
-    report = quantize(m, scheme=SCHEME, is_training=False)
-    product = m.graph.get_operation_by_name("dense")
-    (read,) = [
-        op
-        for op in m.graph.get_operations()
-        if op.type == "ReadVariableOp" and op.outputs[0].shape == MATRIX.shape
-    ]
-    assert report.tensor(read.outputs[0]) is product.inputs[1]
 
 
 def test_moved_activations_are_other_tensors():
@@ -464,13 +435,6 @@ def test_moved_activations_are_other_tensors():
 
     m = opened(moved, spec([8, 8], "x"))
     assert quantized_value(m.inputs["x"]) is None
-
-
-def refused(call, *words):
-    with pytest.raises(QuantizeError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_refusals():
@@ -532,34 +496,3 @@ def test_unread_steps_are_kept_with_what_has_them():
     before = packed(file)
     tflite_edits.drop_unread(file)
     np.testing.assert_array_equal(in_file(packed(file))[0], in_file(before)[0])
-
-
-@given(
-    blocks=st.integers(1, 3),
-    block=st.sampled_from([16, 32]),
-    outputs=st.lists(st.integers(1, 3), min_size=1, max_size=2),
-    first=st.booleans(),
-    seed=st.integers(0, 100),
-)
-def test_arranging_and_ranges(blocks, block, outputs, first, seed):
-    """Moved there and back nothing changes; ranges are those of the blocks, counted."""
-    inputs = blocks * block
-    shape = [*outputs, inputs] if first else [inputs, *outputs]
-    count = len(outputs)
-    axes = tuple(range(count)) if first else tuple(range(1, 1 + count))
-    form = Format(4, True, True, axes, block)
-    x = normal(*shape, seed=seed)
-    arranged = in_blocks(x, form, np)
-    np.testing.assert_array_equal(from_blocks(arranged, form, shape, np), x)
-    np.testing.assert_array_equal(in_blocks(tf.constant(x), form), arranged)
-    # Once more it stays.
-    again = Format(4, True, True, (1,), block)
-    np.testing.assert_array_equal(in_blocks(arranged, again, np), arranged)
-    matrix = x.reshape(-1, inputs).T if first else x.reshape(inputs, -1)
-    largest = np.abs(matrix).reshape(blocks, block, -1).max(1).reshape(-1)
-    wanted = np.float32(np.float16(largest / np.float32(7))) * 7
-    low, high = range_of(x, form)
-    np.testing.assert_array_equal(high, wanted)
-    np.testing.assert_array_equal(low, -wanted)
-    for end, made in zip((low, high), ends_of([tf.constant(x)], form), strict=True):
-        np.testing.assert_array_equal(made, end)

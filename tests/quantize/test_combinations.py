@@ -1,26 +1,20 @@
-"""All combinations of the issue, point by point against numpy.
+"""Layers, norms, variables and activations, point by point against float64.
 
 | dimension | values | where |
 |---|---|---|
 | layer | conv, dense, depthwise, separable, atrous | tests |
 | norm | fused, unfused, none | tests |
 | variables | resource, ref, constant | tests |
+| statistics | exact, one_pass | tests |
+| per channel | with, without | tests |
 | activation | relu, relu6, none | nets of a graph |
 | bypass | with, without | nets of a graph |
-| delay | None, 0, 3 | calls with a scope each |
-| per channel | with, without | calls with a scope each |
-| scope | with, without | tests |
-| statistics | exact, one_pass | tests |
-
-Of delay and per channel each test takes two combinations in turn, and without a scope
-one; of activation and bypass all, or, in `make test`, four pairs.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +23,6 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.graph import verify
 from geutil.quantize import quantize
-from tests.quantize.combined_nets import ACTIVATIONS, LAYERS, SIZE, Net
 from tests.quantize.tiny import (
     check_fake_quant,
     close,
@@ -39,53 +32,186 @@ from tests.quantize.tiny import (
     symmetric_ends,
     types,
 )
-from tests.thorough import crossed, is_quick
+from tests.settings import needs_eager
+from tests.thorough import crossed
+
+pytestmark = needs_eager
 
 v1 = tf.compat.v1
-STATISTICS = ["exact", "one_pass"]
-FORMS = list(itertools.product([None, 0, 3], [True, False]))
-PARTS = LAYERS, ["fused", "unfused", "none"], ["resource", "ref", "constant"]
-CASES = list(itertools.product(*PARTS))
+SIZE = 4
+"""Channels of data and results."""
+EPSILON = 0.1
+ACTIVATIONS = {
+    "relu": (tf.nn.relu, lambda x: np.maximum(x, 0)),
+    "relu6": (tf.nn.relu6, lambda x: np.clip(x, 0, 6)),
+    "none": (None, lambda x: x),
+}
 
 
-def _forms(case, count):
-    """Return combinations of delay and per channel; neighbouring cases have others."""
-    start = count * CASES.index(case) + CASES.index(case) // len(FORMS)
-    return [FORMS[(start + i) % len(FORMS)] for i in range(count)]
+def _depthwise(x, w, name="op"):
+    return tf.raw_ops.DepthwiseConv2dNative(
+        input=x, filter=w, strides=[1, 1, 1, 1], padding="SAME", name=name
+    )
 
 
-def _few(pairs):
-    """Return each activation with a bypass or without; both where none follows."""
-    return [pairs[0], pairs[3], *pairs[4:]]
+def _conv(x, w):
+    return tf.nn.conv2d(x, w, 1, "SAME", name="op")
 
 
-def _nets(layer, norm, variables, seed):
-    random = np.random.default_rng(seed)
+def _atrous(x, w):
+    spread = tf.space_to_batch(x, [2, 2], [[2, 2], [2, 2]])
+    y = tf.nn.conv2d(spread, w, 1, "VALID", name="op")
+    return tf.raw_ops.BatchToSpaceND(
+        input=y, block_shape=[2, 2], crops=[[0, 0], [0, 0]]
+    )
+
+
+# The shape of the weights, and what the op that the norm is folded into makes.
+LAYERS = {
+    "conv": ([3, 3, SIZE, SIZE], _conv),
+    "dense": ([SIZE, SIZE], lambda x, w: tf.matmul(x, w, name="op")),
+    "depthwise": ([3, 3, SIZE, 1], _depthwise),
+    "separable": ([1, 1, SIZE, SIZE], _conv),
+    "atrous": ([3, 3, SIZE, SIZE], _atrous),
+}
+
+
+@dataclass
+class Net:
+    """A net in the default graph, below the current name scope.
+
+    Attributes:
+        layer: which layer.
+        norm: "fused", "unfused" or "none", which is a bias.
+        variables: "resource", "ref" or "constant".
+        activation: which activation.
+        bypass: whether the input is added before it.
+        seed: of the random values.
+    """
+
+    layer: str
+    norm: str
+    variables: str
+    activation: str
+    bypass: bool
+    seed: int
+
+    def build(self):
+        self.random = np.random.default_rng(self.seed)
+        shape = [8, SIZE] if self.layer == "dense" else [2, 6, 6, SIZE]
+        self.data = np.float32(self.random.normal(size=shape) * 2)
+        self.x = v1.placeholder(tf.float32, [None, *shape[1:]], "x")
+        shape, self.apply = LAYERS[self.layer]
+        y = self.x
+        with tf.name_scope("layer"):
+            if self.layer == "separable":
+                first = self.random.normal(size=[3, 3, SIZE, 1])
+                y = _depthwise(y, self._parameter(first), "first")
+            self.kernel = self.random.normal(size=shape)
+            y = self.apply(y, self._parameter(self.kernel))
+        y = self._normalized(y)
+        with tf.name_scope("end"):
+            y = tf.add(y, self.x, name="sum") if self.bypass else y
+            activation = ACTIVATIONS[self.activation][0]
+            self.out = y if activation is None else activation(y, name="activation")
+            if self.norm == "fused" and self.out is y and not self.bypass:
+                # Of a norm that nothing reads only the statistics would count.
+                self.out = tf.identity(y)
+        return self
+
+    def _parameter(self, values):
+        values = np.float32(values)
+        if self.variables == "constant":
+            return tf.constant(values)
+        resource = self.variables == "resource"
+        return v1.Variable(values, use_resource=resource)
+
+    def _normalized(self, y):
+        self.beta, self.gamma = self.random.normal(size=SIZE), self._positive()
+        with tf.name_scope("norm"):
+            if self.norm == "none":
+                return tf.nn.bias_add(y, self._parameter(self.beta))
+            self.moving_mean, self.moving = (
+                self.random.normal(size=SIZE),
+                self._positive(),
+            )
+            beta, gamma = self._parameter(self.beta), self._parameter(self.gamma)
+            if self.norm == "fused":
+                flat = tf.reshape(y, [-1, 1, 1, SIZE]) if self.layer == "dense" else y
+                z, mean, variance = v1.nn.fused_batch_norm(
+                    flat, gamma, beta, epsilon=EPSILON
+                )
+                z = tf.reshape(z, [-1, SIZE]) if self.layer == "dense" else z
+            else:
+                mean, variance = tf.nn.moments(y, list(range(len(y.shape) - 1)))
+                z = tf.nn.batch_normalization(y, mean, variance, beta, gamma, EPSILON)
+            for values, batch in ((self.moving_mean, mean), (self.moving, variance)):
+                # Even a net of constants keeps averages, which do not move here.
+                kept = v1.Variable(
+                    np.float32(values),
+                    trainable=False,
+                    use_resource=self.variables != "ref",
+                )
+                v1.assign_sub(kept, (kept - batch) * 0.0)
+        return z
+
+    def _positive(self):
+        return self.random.uniform(0.5, 2.0, SIZE)
+
+    # -- what it shall compute ---------------------------------------------------------
+
+    def _applied(self, x, w):
+        """Return what TensorFlow's kernel makes in float64."""
+        return self.apply(tf.constant(np.float64(x)), np.float64(w)).numpy()
+
+    def weights(self):
+        """Return the weights as they are quantized: folded with moving statistics."""
+        if self.norm == "none":
+            return np.float32(self.kernel)
+        factor = self.gamma / np.sqrt(self.moving + EPSILON)
+        axis = [-1, 1] if self.layer == "depthwise" else [-1]
+        return self.kernel * factor.reshape(axis)
+
+    def result(self, x, w, old_x, statistics):
+        """Return what the layer and its norm make.
+
+        Args:
+            x: what the folded layer reads.
+            w: its weights.
+            old_x: what the layer reads that makes the statistics, if they are exact.
+            statistics: "exact" or "one_pass".
+        """
+        y = self._applied(x, w)
+        if self.norm == "none":
+            return y + self.beta
+        if statistics == "exact":
+            batch = self._applied(old_x, self.kernel)
+        else:
+            batch = y * (np.sqrt(self.moving + EPSILON) / self.gamma)
+        axes = tuple(range(batch.ndim - 1))
+        deviation = np.sqrt(batch.var(axes) + EPSILON)
+        shift = self.beta - batch.mean(axes) * self.gamma / deviation
+        return y * (np.sqrt(self.moving + EPSILON) / deviation) + shift
+
+    def activated(self, y):
+        return ACTIVATIONS[self.activation][1](y)
+
+
+def _nets(*case):
     nets = {}
-    pairs = list(itertools.product(ACTIVATIONS, [True, False]))
-    for activation, bypass in _few(pairs) if is_quick() else pairs:
+    for activation, bypass in itertools.product(ACTIVATIONS, [True, False]):
         name = f"{activation}_{'bypass' if bypass else 'plain'}"
         with tf.name_scope(name):
-            net = Net(layer, norm, variables, activation, bypass, random)
-            nets[name] = net.build()
+            nets[name] = Net(*case, activation, bypass, seed=len(nets)).build()
     return nets
 
 
-@dataclass(eq=False)
-class Point:
-    """A FakeQuant op with its surroundings."""
-
-    op: Any
-    source: Any
-    result: Any
-
-    @property
-    def fetches(self):
-        return self.source, self.result, self.op.inputs[1], self.op.inputs[2]
-
-
 def _points(graph, scope, report):
-    """Return the points below a scope, by the last part of the name of their range."""
+    """Return what to fetch of each FakeQuant op below a scope.
+
+    By the last part of the name of its range: what it reads, the result that others
+    read, and the ends.
+    """
     points = {}
     for op in fake_quants(graph):
         if op.name.startswith(f"{scope}/"):
@@ -93,109 +219,16 @@ def _points(graph, scope, report):
             if source.op.type == "Reshape" and op.type.endswith("PerChannel"):
                 source = source.op.inputs[0]
             slot = op.name.removeprefix(f"{scope}/").rpartition("/")[0]
-            points[slot] = Point(op, source, report.tensor(source))
+            points[slot] = source, report.tensor(source), *op.inputs[1:]
     return points
 
 
-def _before_the_sum(net):
-    # A fused norm of a dense layer is followed by a Reshape, and not by the sum.
-    reshaped = net.layer == "dense" and net.norm == "fused"
-    return "layer/act_quant" if reshaped else "layer/conv_quant"
-
-
-def _expected_slots(net):
-    slots = {"input_quant", "layer/weights_quant"}
-    slots.add("end/act_quant" if net.activation != "none" else "end/add_quant")
-    if net.bypass:
-        slots.add(_before_the_sum(net))
-    else:
-        slots = {"input_quant", "layer/weights_quant", "layer/act_quant"}
-    if net.layer == "separable":
-        # Both halves are in one scope, so that whole names tell them apart.
-        slots -= {"layer/weights_quant", "layer/act_quant"}
-        slots |= {
-            "layer/first/weights_quant",
-            "layer/op/weights_quant",
-            "layer/first/act_quant" if not net.bypass else "layer/act_quant",
-        }
-        if not net.bypass:
-            slots.add("layer/op/act_quant")
-    return slots
-
-
-class Trial:
-    """Nets that were quantized in one way, in a graph."""
-
-    def __init__(self, graph, prefix, nets, delay, per_channel, report, statistics):
-        self.delay, self.per_channel, self.report = delay, per_channel, report
-        self.nets = {prefix + name: net for name, net in nets.items()}
-        self.points = {n: _points(graph, n, report) for n in self.nets}
-        self.graph, self.statistics = graph, statistics
-        for name, net in self.nets.items():
-            assert set(self.points[name]) == _expected_slots(net), name
-
-    def fetches(self):
-        """Return what to fetch in a step: points, and what the old layers read."""
-        values = {}
-        for name, net in self.nets.items():
-            old = self.graph.get_operation_by_name(f"{name}/layer/op")
-            new = old
-            if net.norm != "none":
-                new = self.graph.get_operation_by_name(f"{name}/layer/op_fold")
-            values[name] = (
-                {s: p.fetches for s, p in self.points[name].items()},
-                _data_of(old),
-                _data_of(new),
-                new.inputs[1],
-            )
-        return values
-
-    def check(self, step, values):
-        for name, net in self.nets.items():
-            fetched, old_x, x, w = values[name]
-            rounds = not self.delay or step + 1 >= self.delay
-            for slot, (source, result, low, high) in fetched.items():
-                weights = slot.endswith("weights_quant")
-                if low.size == SIZE and source.shape[-1] == 1:
-                    # The channels of a depthwise convolution are two axes.
-                    low, high = low.reshape(SIZE, 1), high.reshape(SIZE, 1)
-                if rounds:
-                    check_fake_quant(result, source, low, high, 8, weights)
-                else:
-                    np.testing.assert_array_equal(result, source)
-            self._check_weights(name, net, fetched)
-            self._check_values(net, fetched, old_x, x, w)
-
-    def _check_weights(self, name, net, fetched):
-        (slot,) = (
-            s for s in ("layer/op/weights_quant", "layer/weights_quant") if s in fetched
-        )
-        source, _, low, high = fetched[slot]
-        close(source, net.weights(), 2e-6)
-        channels = self.per_channel
-        op = self.points[name][slot].op
-        assert op.type.endswith("PerChannel") == channels
-        assert op.get_attr("narrow_range")
-        axes = None
-        if channels:
-            axes = {"dense": (0,), "depthwise": (0, 1, 3)}.get(net.layer, (0, 1, 2))
-        close([low, high], symmetric_ends(source, axes))
-
-    def _check_values(self, net, fetched, old_x, x, w):
-        """Check what stands before the FakeQuant ops against numpy."""
-        made = net.result(x, w, old_x, self.statistics)
-        last = "end/act_quant" if net.activation != "none" else "end/add_quant"
-        if net.bypass:
-            source, result, _, _ = fetched[_before_the_sum(net)]
-            close(source, made.reshape(source.shape), 1e-5)
-            total = result.reshape(-1, *net.data.shape[1:]) + fetched["input_quant"][1]
-            close(fetched[last][0], net.activated(total))
-        else:
-            slot = (
-                "layer/op/act_quant" if net.layer == "separable" else "layer/act_quant"
-            )
-            source = fetched[slot][0]
-            close(source, net.activated(made).reshape(source.shape), 1e-5)
+def _layer(graph, scope, net):
+    """Return what the layer for the statistics reads, and the other and its weights."""
+    old = new = graph.get_operation_by_name(f"{scope}/layer/op")
+    if net.norm != "none":
+        new = graph.get_operation_by_name(f"{scope}/layer/op_fold")
+    return _data_of(old), _data_of(new), new.inputs[1]
 
 
 def _data_of(op):
@@ -204,81 +237,92 @@ def _data_of(op):
     return x.op.inputs[0] if x.op.type == "SpaceToBatchND" else x
 
 
-def _run(graph, trials, untouched):
-    """Run steps and check each; ranges are those of the formula from the start."""
-    steps = 4 if any(trial.delay for trial in trials) else 1
-    feeds = {net.x: net.data for t in trials for net in t.nets.values()}
-    feeds |= {net.x: net.data for net in untouched}
-    fetches = [trial.fetches() for trial in trials]
-    tracked = [
-        {n: v for n, v in t.report.variables.items() if "weights" not in n}
-        for t in trials
-    ]
-    with session(graph) as opened:
-        before = opened.run(tracked)
-        for step in range(steps):
-            values = opened.run(fetches, feeds)
-            after = opened.run(tracked)
-            for trial, one, old, new in zip(trials, values, before, after, strict=True):
-                trial.check(step, one)
-                _check_ranges(one, old, new)
-            before = after
+def _slots(net):
+    """Return the slots of weights, of the layer's result, and of the last one."""
+    # Both halves of a separable one are in one scope, so that whole names tell them
+    # apart; a fused norm of a dense layer is followed by a Reshape, and not by the sum.
+    separable = net.layer == "separable"
+    weights = "layer/op/weights_quant" if separable else "layer/weights_quant"
+    if not net.bypass:
+        made = "layer/op/act_quant" if separable else "layer/act_quant"
+        return weights, made, made
+    reshaped = net.layer == "dense" and net.norm == "fused"
+    made = "layer/act_quant" if reshaped else "layer/conv_quant"
+    return (
+        weights,
+        made,
+        "end/add_quant" if net.activation == "none" else "end/act_quant",
+    )
 
 
-def _check_ranges(values, before, after):
-    for name, (fetched, *_) in values.items():
-        for slot, (source, _, low, high) in fetched.items():
-            if "weights" in slot:
-                continue
-            names = [f"{name}/{slot}/{end}" for end in ("min", "max")]
-            learnt = [values[f"{name}/{slot}/learnt"] for values in (before, after)]
-            share = (1 - 0.999) / learnt[1]
-            close(learnt[1], 0.999 * learnt[0] + 0.001)
-            for end, new in zip(names, ends(source), strict=True):
-                close(after[end], (1 - share) * before[end] + share * new)
-            np.testing.assert_array_equal([after[n] for n in names], [low, high])
+def _expected_slots(net):
+    slots = {"input_quant", *_slots(net)}
+    if net.layer == "separable":
+        first = "layer/first/act_quant" if not net.bypass else "layer/act_quant"
+        slots |= {"layer/first/weights_quant", first}
+    return slots
 
 
-def _choosing(graph):
-    """Return the ops that choose whether to quantize; folds choose among scales."""
-    return [
-        op
-        for op in graph.get_operations()
-        if op.type == "SelectV2" and "training_fold" not in op.name
-    ]
+def _check_points(net, fetched, per_channel):
+    for slot, (source, result, low, high) in fetched.items():
+        weights = slot.endswith("weights_quant")
+        if weights:
+            axes = {"dense": (0,)}.get(net.layer, (0, 1, 2))
+            if source.shape[-1] == 1:
+                # The channels of a depthwise convolution are two axes.
+                axes = (0, 1, 3)
+            close([low, high], symmetric_ends(source, axes if per_channel else None))
+        else:
+            close([low, high], ends(source))
+        if low.size == SIZE and source.shape[-1] == 1:
+            low, high = low.reshape(SIZE, 1), high.reshape(SIZE, 1)
+        check_fake_quant(result, source, low, high, 8, weights)
+
+
+def _check_values(net, fetched, made):
+    """Check what stands before the FakeQuant ops."""
+    weights, layer, last = _slots(net)
+    close(fetched[weights][0], net.weights(), 2e-6)
+    source, result, _, _ = fetched[layer]
+    if net.bypass:
+        close(source, made.reshape(source.shape), 1e-5)
+        total = result.reshape(-1, *net.data.shape[1:]) + fetched["input_quant"][1]
+        close(fetched[last][0], net.activated(total))
+    else:
+        close(source, net.activated(made).reshape(source.shape), 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("layer", "norm", "variables", "statistics", "scoped"),
-    crossed(*PARTS, STATISTICS, [True, False], together=1),
+    ("layer", "norm", "variables", "statistics", "per_channel"),
+    crossed(
+        LAYERS,
+        ["fused", "unfused", "none"],
+        ["resource", "ref", "constant"],
+        ["exact", "one_pass"],
+        [True, False],
+        together=1,
+    ),
 )
-def test_points_and_values(layer, norm, variables, statistics, scoped):
-    case = layer, norm, variables
-    graph, trials, made, outside = tf.Graph(), [], {}, {}
-    forms = _forms(case, 2 if scoped else 1)
-    with graph.as_default():
-        for index, (delay, per_channel) in enumerate(forms):
-            prefix = f"delay_{delay}_{per_channel}"
-            with tf.name_scope(prefix):
-                made[prefix] = _nets(*case, seed=index)
-        if scoped:
-            with tf.name_scope("outside"):
-                outside = _nets(*case, seed=7)
+def test_points_and_values(layer, norm, variables, statistics, per_channel):
+    with tf.Graph().as_default() as graph:
+        nets = _nets(layer, norm, variables)
     folds = fold_batch_norms(graph, is_training=True, statistics=statistics)
-    count = sum(len(nets) for nets in (*made.values(), outside))
-    assert len(folds.folded) == (0 if norm == "none" else count)
-    for (prefix, nets), (delay, per_channel) in zip(made.items(), forms, strict=True):
-        scope = {"scope": prefix} if scoped else {}
-        report = quantize(graph, quant_delay=delay, per_channel=per_channel, **scope)
-        assert all(e.op.startswith(prefix) for e in report.quantized)
-        assert [e for e in report.skipped if e.op.startswith(prefix)] == []
-        assert scoped or (report.coverage, report.skipped) == (1.0, ())
-        form = delay, per_channel
-        trials.append(Trial(graph, f"{prefix}/", nets, *form, report, statistics))
+    assert len(folds.folded) == (0 if norm == "none" else len(nets))
+    report = quantize(graph, per_channel=per_channel)
     verify(graph)
-    choosing = _choosing(graph)
-    assert bool(choosing) == any(delay for delay, _ in forms)
-    assert all(op.name.startswith("delay_3") for op in choosing)
-    assert types(graph).count("AssignAddVariableOp") == bool(choosing)
-    assert not any(op.name.startswith("outside") for op in fake_quants(graph))
-    _run(graph, trials, outside.values())
+    assert (report.coverage, report.skipped) == (1.0, ())
+    # Without a delay nothing chooses whether to quantize; folds choose among scales.
+    choosing = [op.name for op in graph.get_operations() if op.type == "SelectV2"]
+    assert all("training_fold" in name for name in choosing)
+    assert "AssignAddVariableOp" not in types(graph)
+    fetches = {
+        name: (_points(graph, name, report), _layer(graph, name, net))
+        for name, net in nets.items()
+    }
+    with session(graph) as opened:
+        values = opened.run(fetches, {net.x: net.data for net in nets.values()})
+    for name, net in nets.items():
+        fetched, (old_x, x, w) = values[name]
+        assert set(fetched) == _expected_slots(net), name
+        _check_points(net, fetched, per_channel)
+        _check_values(net, fetched, net.result(x, w, old_x, statistics))

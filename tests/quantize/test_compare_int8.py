@@ -10,14 +10,13 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import (
     Int8Comparison,
     OutputSteps,
-    calibrate,
     compare_int8,
     quantize,
     to_int8,
 )
 from geutil.quantize.int8.comparing import _Tally
 from geutil.quantize.int8.running import file_names
-from tests.quantize.small_networks import convolved, normal, opened, spec
+from tests.quantize.small_networks import convolved, normal, opened, prepared, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -42,10 +41,7 @@ def words(ids, table=TABLE):
 
 
 def built(compute, specs, sample):
-    m = opened(compute, *specs)
-    quantize(m, is_training=False)
-    calibrate(m, sample, "min_max")
-    return m
+    return prepared(opened(compute, *specs), sample)
 
 
 VARIABLE = tf.Variable(TABLE) if tf.executing_eagerly() else None
@@ -148,14 +144,15 @@ def test_names_in_files():
 def test_files_of_other_models_and_bad_data_are_refused(several):
     m, blob, sample = several
     other = built(lambda a: {"y": a * 2.0}, [VECTOR], {"a": D})
-    with pytest.raises(QuantizeError, match="of another model"):
-        compare_int8(other, blob, {"a": D})
+    for layers in (False, True):
+        with pytest.raises(QuantizeError, match="of another model"):
+            compare_int8(other, blob, {"a": D}, layers=layers)
+        with pytest.raises(QuantizeError, match="empty"):
+            compare_int8(m, blob, [], layers=layers)
     with pytest.raises(QuantizeError, match="TFLite cannot run the file"):
         compare_int8(m, b"nothing", sample)
     with pytest.raises(ArgumentTypeError, match="read_bytes"):
         compare_int8(m, "model.tflite", sample)
-    with pytest.raises(QuantizeError, match="empty"):
-        compare_int8(m, blob, [])
     with pytest.raises(QuantizeError, match=r"the model has \['a', 'zz'\]"):
         compare_int8(m, blob, {"a": D})
     with pytest.raises(ArgumentTypeError, match="pass mappings from input names"):

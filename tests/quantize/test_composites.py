@@ -71,7 +71,7 @@ def test_activations_are_one_kernel_each():
             right &= part.kinds == [ONE_OP[name][1]] and len(rounded) == 2
             right &= end in {e.op for e in entries}
         elif name in SILU:
-            right &= "LOGISTIC" in part.kinds
+            right &= part.kinds == ["LOGISTIC", "MUL"]
         elif name in NO_COMPOSITE:
             right &= "HARD_SWISH" not in part.kinds
         else:

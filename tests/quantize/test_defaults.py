@@ -9,7 +9,8 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, quantize, to_int8
-from geutil.quantize.int8.running import Runner
+from tests.quantize.converted import both_results, opened, spec
+from tests.quantize.small_networks import prepared
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -52,11 +53,9 @@ def by_tflite(net, data, folder):
 def noise(m, blob, net, x):
     """Return what the file is off by, as a share of the variance."""
     (name,), (output,) = m.inputs, m.outputs
-    runner = Runner(blob, [name], [output])
-    step, zero = runner.quantization(output)
-    found = runner.run(runner.stored({name: x}))[output]
+    _, found = both_results(m, blob, {name: x})[output]
     exact = net(x, training=False).numpy()
-    return np.mean(((found.astype(float) - zero) * step - exact) ** 2) / exact.var()
+    return np.mean((found - exact) ** 2) / exact.var()
 
 
 def test_the_default_is_as_good_as_what_tflite_does_itself(tmp_path):
@@ -78,15 +77,10 @@ def outlier(size):
     random = np.random.default_rng(0)
     weights = tf.constant(np.float32(random.normal(size=(50, 8))))
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 50], name="x")])
-    def function(x):
-        return {"y": tf.matmul(x, weights)}
-
     data = np.float32(random.normal(size=(4, 400, 50)))
     data[0, 0, 0] = size
-    m = model.open(function)
-    quantize(m, is_training=False)
-    return m, [{"x": x} for x in data]
+    m = prepared(opened(lambda a: {"y": tf.matmul(a, weights)}, spec(None, 50)))
+    return m, [{"a": x} for x in data]
 
 
 @pytest.mark.parametrize(("size", "gain"), [(4.0, -0.3), (40.0, 0.8)])
@@ -103,33 +97,27 @@ def test_values_are_clipped_where_the_data_says_so(size, gain):
         np.testing.assert_array_equal(report.ranges[name], ends)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_batch_norms_that_are_still_there_are_counted(fused):
+def test_batch_norms_that_are_still_there_are_counted():
     random = np.random.default_rng(0)
     kernel = random.normal(size=(3, 3, 3, 4)).astype(np.float32)
     mean, variance, scale, offset = random.uniform(0.5, 1.5, (4, 4)).astype(np.float32)
-    average, moving_variance = tf.Variable(mean), tf.Variable(variance)
+    moving = [tf.Variable(mean), tf.Variable(variance)]
 
     def network(x):
-        x = tf.nn.conv2d(x, kernel, 1, "SAME")
-        if fused:
-            x, *_ = tf.compat.v1.nn.fused_batch_norm(
-                x, scale, offset, average, variance, is_training=False
-            )
-        else:
-            x = tf.nn.batch_normalization(
-                x, average, moving_variance, offset, scale, 1e-3
-            )
+        y, *_ = tf.compat.v1.nn.fused_batch_norm(
+            tf.nn.conv2d(x, kernel, 1, "SAME"),
+            *(scale, offset, moving[0], variance),
+            is_training=False,
+        )
+        z = tf.nn.conv2d(x, -kernel, 1, "SAME")
+        z = tf.nn.batch_normalization(z, *moving, offset, scale, 1e-3)
         # What is no norm: a product with a vector, and a layer norm.
-        x = tf.nn.relu(x) * scale
-        spread = tf.math.reduce_variance(x, -1, keepdims=True)
-        return {"y": x * tf.math.rsqrt(spread + 1e-3)}
+        y = tf.nn.relu(y + z) * scale
+        spread = tf.math.reduce_variance(y, -1, keepdims=True)
+        return {"y": y * tf.math.rsqrt(spread + 1e-3)}
 
-    spec = tf.TensorSpec([1, 8, 8, 3], name="x")
-    function = tf.function(network, input_signature=[spec], autograph=False)
-    m = model.open(function)
+    m, folded = (opened(network, spec(1, 8, 8, 3)) for _ in range(2))
     (warning,) = quantize(m, is_training=False).warnings
-    assert warning.startswith("1 batch norm(s) are still there")
-    folded = model.open(function)
+    assert warning.startswith("2 batch norm(s) are still there")
     fold_batch_norms(folded)
     assert quantize(folded, is_training=False).warnings == ()

@@ -15,6 +15,7 @@ from geutil.quantize.calibration.observers import (
     percentile_range,
     squared_error_range,
 )
+from tests.quantize.tiny import fake_quant
 
 BINS = 2048
 DISTRIBUTIONS = {
@@ -48,13 +49,6 @@ def width(histogram):
     return (histogram.high - histogram.low) / len(histogram.counts)
 
 
-def rounded(values, low, high, bits):
-    """Round as integers do, with zero among them: written anew."""
-    scale = (high - low) / (2**bits - 1)
-    zero = np.clip(np.round(-low / scale), 0, 2**bits - 1)
-    return (np.clip(np.round(values / scale) + zero, 0, 2**bits - 1) - zero) * scale
-
-
 @pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9, 99.99, 100.0])
 def test_percentiles_are_those_of_numpy_within_a_bin(values, percentile):
     histogram = histogram_of(values)
@@ -72,7 +66,7 @@ def test_the_squared_error_is_near_the_least(values, bits):
     low, high = squared_error_range(histogram_of(values), bits)
 
     def error(low, high):
-        return float(((values - rounded(values, low, high, bits)) ** 2).sum())
+        return float(((values - fake_quant(values, low, high, bits)) ** 2).sum())
 
     ends = min(values.min(), 0.0), max(values.max(), 0.0)
     shares = np.linspace(0.04, 1.0, 25)

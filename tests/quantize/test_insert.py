@@ -16,10 +16,11 @@ from tests.quantize.tiny import (
     ends,
     fake_quant,
     fake_quants,
+    refused,
     session,
     types,
 )
-from tests.settings import default_graph, edges, evaluate
+from tests.settings import edges, evaluate
 
 v1 = tf.compat.v1
 X = np.float32(np.random.default_rng(0).normal(size=(6, 4)) * 3)
@@ -53,47 +54,25 @@ def _values(graph):
     return evaluate(graph, [_op(graph, name).outputs[0] for name in NAMES])
 
 
-def test_only_the_consumers_given_read_it():
+@pytest.mark.parametrize(
+    "moving, bits, narrow", [(True, 2, True), (False, 8, False), (True, 16, False)]
+)
+def test_only_the_consumers_given_read_it(moving, bits, narrow):
     graph = _graph()
-    report = _insert(graph, NAMES[:2], moving_avg=False)
+    options = {"init_min": -1.0, "init_max": 2.0, "ema_decay": 0.9, "bits": bits}
+    options |= {"moving_avg": moving, "narrow_range": narrow}
+    report = _insert(graph, NAMES[:2], **options)
     verify(graph)
-    x = fake_quant(X, *ends(X))
+    assert len(report.variables) == 2 + moving
+    x = fake_quant(X, *ends(X), bits, narrow)
     for actual, expected in zip(_values(graph), [x**2, x + x, np.exp(X)], strict=True):
-        close(actual, expected)
+        close(actual, expected, 4e-6)
     assert report.consumers == tuple(NAMES[:2])
     assert report.tensor.op.inputs[0].op.name == "block/x"
     assert report.skipped == ()
     # Both inputs of a consumer that reads it twice.
     assert all(t is report.tensor for t in _op(graph, "block/twice").inputs)
     assert len(fake_quants(graph)) == 1
-
-
-@pytest.mark.parametrize("bits, narrow", [(2, True), (8, False), (16, False)])
-@pytest.mark.parametrize("moving", [False, True], ids=["last", "average"])
-def test_ranges_are_learnt(setting, moving, bits, narrow):
-    def body():
-        x = tf.identity(tf.constant(X))
-        y = tf.identity(x, name="y")
-        report = insert_quant_op(
-            "",
-            "q",
-            x.op,
-            [y.op],
-            is_training=True,
-            moving_avg=moving,
-            init_min=-1.0,
-            init_max=2.0,
-            bits=bits,
-            ema_decay=0.9,
-            narrow_range=narrow,
-        )
-        count = ["q/learnt"] if moving else []
-        assert list(report.variables) == ["q/min", "q/max", *count]
-        verify(default_graph())
-        return [y]
-
-    low, high = ends(X)
-    close(setting.run(body)[0], fake_quant(X, low, high, bits, narrow), 2e-6)
 
 
 def test_otherwise_nothing_is_assigned():
@@ -241,11 +220,9 @@ def test_quantize_takes_the_tensor_for_quantized():
 # -- what is refused -------------------------------------------------------------------
 
 
-def _refused(graph, error, match, *args, **options):
-    before = edges(graph)
-    with pytest.raises(error, match=match):
-        insert_quant_op(*args, **{"is_training": True, **options})
-    assert edges(graph) == before
+def _refused(graph, error, match, *args, is_training=True, **options):
+    options["is_training"] = is_training
+    refused(graph, error, match, insert_quant_op, *args, **options)
 
 
 def test_other_consumers_and_types():

@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from geutil.quantize.int8.running import Runner
 from geutil.quantize.tflite.int16_kernels import INEXACT, INT16_KERNELS
 from tests.quantize.converted import Together, spec
 from tests.quantize.test_kernels import FLOAT_CASES, KERNEL_CASES, one
@@ -86,29 +85,10 @@ def floats(ops):
     return {op.kind for op in ops if op.is_float and op.kind not in casts}
 
 
-def steps_apart(made):
-    """Return how many steps each case of a file is off the model at most."""
-    runner = Runner(made.blob, list(made.model.inputs), list(made.model.outputs))
-    stored = runner.stored(made.data)
-    found = runner.run(stored)
-    apart = {}
-    for name, value in made.model.run(**runner.values(stored)).items():
-        step, _ = runner.quantization(name)
-        if found[name].dtype == np.int16:
-            levels = np.clip(np.round(np.asarray(value) / step), -32767, 32767)
-            apart[name] = float(np.abs(levels - found[name]).max())
-        else:
-            np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-3)
-    return {
-        case: max((s for n, s in apart.items() if made.is_of(n, case)), default=0.0)
-        for case in made.cases
-    }
-
-
 def test_kernels_compute_with_16_bits():
     wrong = {}
-    for case, apart in steps_apart(file()).items():
-        ops = file().ops(case)
+    for case, part in file().parts().items():
+        apart, ops = part.most, file().ops(case)
         most = max((STEPS.get(op.kind, 1) for op in ops), default=1)
         expected = {FLOATS[case]} if case in FLOATS else set()
         if floats(ops) != expected or apart > most:
@@ -122,7 +102,8 @@ def test_what_has_no_kernel_is_between_casts(caplog):
         "tanh": one(lambda a: tf.nn.gelu(a, approximate=True)),
     }
     made, wrong = Together({**FLOAT_CASES, **gelus}, scheme="int16x8"), {}
-    for case, apart in steps_apart(made).items():
+    for case, part in made.parts().items():
+        apart = part.most
         kinds = floats(made.ops(case))
         told = all(f"to_tflite: {kind} " in caplog.text for kind in kinds)
         others = kinds & set(INT16_KERNELS) - {"ADD", "ABS"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 
 import numpy as np
@@ -18,7 +17,7 @@ from geutil.quantize.int8.converting import deployed
 from geutil.quantize.int8.running import Runner, interpreter_of
 from tests.quantize.converted import Together
 from tests.quantize.converted import spec as plain_spec
-from tests.quantize.small_networks import convolved, normal, opened, spec
+from tests.quantize.small_networks import convolved, normal, opened, prepared, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -40,9 +39,7 @@ def network(weights=WEIGHTS, bias=BIAS, second=None, **options):
             y = tf.nn.conv2d(y, second, 1, "SAME", name="second")
         return {"y": y}
 
-    m = opened(compute, IMAGE)
-    quantize(m, **{"is_training": False, **options})
-    return m
+    return prepared(opened(compute, IMAGE), **options)
 
 
 def calibrated(*arguments, data=X, **options):
@@ -131,9 +128,7 @@ def test_what_the_converter_stores_wrong_is_mended():
             for case, (w, bias, _) in MENDED.items()
         }
 
-    m = opened(compute, IMAGE)
-    quantize(m, is_training=False)
-    calibrate(m, {"x": X})
+    m = prepared(opened(compute, IMAGE), {"x": X}, "best")
     before, after = (
         {o.output: o.most for o in compare_int8(m, blob, {"x": X}).outputs}
         for blob in (converted_as_it_is(m), to_int8(m))
@@ -207,41 +202,11 @@ def test_what_the_converter_says_is_told():
     def compute(x):
         return {"y": tf.linalg.inv(tf.matmul(x, normal(4, 4), name="dense"))}
 
-    m = opened(compute, spec([4, 4], "x"))
-    quantize(m, is_training=False)
-    calibrate(m, {"x": normal(4, 4)})
+    m = prepared(opened(compute, spec([4, 4], "x")), {"x": normal(4, 4)}, "best")
     with pytest.raises(QuantizeError, match=r"MatrixInverse.*model\.cut") as caught:
         to_int8(m)
     assert len(str(caught.value)) < 2000
     assert "site-packages" not in str(caught.value)
-
-
-def test_what_a_comparison_reads_is_quantized():
-    # Else the converter of TensorFlow 2.21 leaves the comparison without its input.
-    def compute(x, z):
-        return {"y": tf.where(x > 0, tf.nn.relu(z), tf.nn.relu(x * 3.0))}
-
-    m = opened(compute, spec([None, 4], "x"), spec([None, 4], "z"))
-    quantize(m, is_training=False)
-    data = {"x": normal(3, 4), "z": normal(3, 4, seed=1) + 1}
-    comparison = compare_int8(m, to_int8(m, data), data)
-    assert comparison.most <= 1
-    assert comparison.float_ops == ()
-
-
-def test_float_ops_are_logged(caplog):
-    def compute(x):
-        return {"y": tf.matmul(tf.nn.elu(x), normal(4, 3), name="dense")}
-
-    m = opened(compute, spec([None, 4], "x"))
-    quantize(m, is_training=False)
-    calibrate(m, {"x": normal(5, 4)})
-    with caplog.at_level(logging.WARNING, "geutil"):
-        blob = to_int8(m)
-    assert "ELU" in caplog.text
-    comparison = compare_int8(m, blob, {"x": normal(5, 4)})
-    assert any("ELU" in op for op in comparison.float_ops)
-    assert comparison.most <= 1
 
 
 def test_no_warnings_reach_the_caller(capfd, two_layers):

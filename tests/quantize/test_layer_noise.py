@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
-from hypothesis import given
-from hypothesis import strategies as st
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
@@ -26,9 +26,12 @@ from geutil.quantize.int8.layer_noise import (
     layer_lines,
     noisiest,
 )
-from tests.quantize.small_networks import normal, opened, separable, spec
+from tests.quantize.converted import both_results
+from tests.quantize.kernelwise import ran
+from tests.quantize.small_networks import normal, opened, prepared, separable, spec
+from tests.quantize.tiny import fake_quant
 from tests.settings import needs_eager
-from tests.thorough import crossed, examples
+from tests.thorough import crossed
 
 pytestmark = needs_eager
 
@@ -49,20 +52,6 @@ def cosine(a, b):
     return a @ b / np.sqrt((a @ a) * (b @ b))
 
 
-def ends(low, high, levels):
-    """Return the lowest value, the highest and the step of a range that holds zero."""
-    step = (high - low) / (levels - 1)
-    lowest = -np.clip(np.floor(-low / step + 0.5), 0, levels - 1) * step
-    return lowest, lowest + (levels - 1) * step, step
-
-
-def rounded(values, low, high, levels=256):
-    """Return values as FakeQuant rounds them, in numpy."""
-    lowest, highest, step = ends(np.float64(low), np.float64(high), levels)
-    clipped = np.clip(np.float64(values), lowest, highest)
-    return lowest + np.floor((clipped - lowest) / step + 0.5) * step
-
-
 def two_layers(x):
     hidden = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, W1, name="first"), B1), "hidden")
     return {"y": tf.nn.bias_add(tf.matmul(hidden, W2, name="second"), B2, name="out")}
@@ -75,19 +64,21 @@ def range_of(m, name):
 class TwoLayers:
     """The same network in numpy: in float, simulated, and each layer by itself.
 
-    Activations are as they are where `levels` is None.
+    Activations are as they are where nothing is said of them.
     """
 
-    def __init__(self, m, levels=256, weights=255):
+    def __init__(self, m, activations=(8, False), weights=8):
         first, second = (
-            rounded(w, *range_of(m, f"{name}/weights_quant"), weights)
+            fake_quant(w, *range_of(m, f"{name}/weights_quant"), weights, True)
             for w, name in ((W1, "first"), (W2, "second"))
         )
         names = ("x/input_quant", "first/act_quant", "second/act_quant")
-        self.ranges = [range_of(m, name) for name in names if levels]
+        self.ranges = [range_of(m, name) for name in names if activations]
 
         def stored(values, place):
-            return rounded(values, *self.ranges[place], levels) if levels else values
+            if not activations:
+                return values
+            return fake_quant(values, *self.ranges[place], *activations)
 
         def hidden(x, w):
             return np.maximum(x @ w + B1, 0.0)
@@ -107,21 +98,17 @@ class TwoLayers:
 
 def compared(function, sample=SAMPLE, **choices):
     """Return the model of a function, its file, and how they compare by layers."""
-    m = opened(function, spec([None, 8], "x"))
-    quantize(m, **{"is_training": False, **choices})
-    calibrate(m, sample, "min_max")
+    m = prepared(opened(function, spec([None, 8], "x")), sample, **choices)
     blob = to_tflite(m)
     return m, blob, compare_int8(m, blob, sample, layers=True)
 
 
 @pytest.fixture(scope="module")
 def narrow():
-    """Two layers in int8, whose hidden range leaves values out."""
-    m = opened(two_layers, spec([None, 8], "x"))
-    quantize(m, is_training=False)
-    calibrate(m, SAMPLE, "min_max")
-    high = m.variables["first/act_quant/max"]
-    high.assign(high * 0.6)
+    """Two layers in int8, whose ranges leave values out."""
+    m = prepared(opened(two_layers, spec([None, 8], "x")), SAMPLE)
+    for name in ("first/act_quant/max", "second/act_quant/min", "second/act_quant/max"):
+        m.variables[name].assign(m.variables[name] * 0.6)
     blob = to_int8(m)
     return m, blob, compare_int8(m, blob, SAMPLE, layers=True)
 
@@ -154,40 +141,22 @@ def test_clipped_values_are_counted_by_hand(narrow):
     for layer, exact, (low, high) in zip(
         comparison.layers, reference.float, reference.ranges, strict=True
     ):
-        lowest, highest, step = ends(float(low), float(high), 256)
+        lowest, highest = fake_quant(np.float32([-3e38, 3e38]), low, high)
+        step = (float(highest) - lowest) / 255
         outside = (exact < lowest - step / 2) | (exact > highest + step / 2)
         assert layer.clipped == pytest.approx(outside.mean(), abs=1e-12)
     assert comparison.layers[0].clipped == 0.0
-    assert comparison.layers[1].clipped > 0.001
+    assert min(layer.clipped for layer in comparison.layers[1:]) > 0.001
 
 
 def kept_tensors(blob, sample):
-    """Return the tensors of a file as numbers, by name, and how they are stored."""
-    interpreter = Interpreter(
-        model_content=blob,
-        experimental_preserve_all_tensors=True,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
-    for detail in interpreter.get_input_details():
-        (value,) = sample.values()
-        interpreter.resize_tensor_input(detail["index"], value.shape)
-    interpreter.allocate_tensors()
-    (detail,) = interpreter.get_input_details()
-    scale, zero = detail["quantization"]
-    if scale:
-        info = np.iinfo(detail["dtype"])
-        value = np.clip(np.round(value / scale) + zero, info.min, info.max)
-    interpreter.set_tensor(detail["index"], value.astype(detail["dtype"]))
-    interpreter.invoke()
-    tensors = {}
+    """Return the tensors of a file as numbers, by name, and their steps."""
+    interpreter, tensors = ran(blob, sample), {}
     for detail in interpreter.get_tensor_details():
         scale, zero = detail["quantization"]
-        try:
+        with contextlib.suppress(ValueError):
             stored = interpreter.get_tensor(detail["index"])
-        except ValueError:
-            continue
-        values = (stored.astype(np.float64) - zero) * scale if scale else stored
-        tensors[detail["name"]] = values, scale
+            tensors[detail["name"]] = (stored.astype(np.float64) - zero) * scale, scale
     return tensors
 
 
@@ -226,14 +195,13 @@ def test_layers_are_told_on_request_alone(narrow):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "levels"), [("weight_only_int8", 255), ("weight_only_int4", 15)]
+    ("scheme", "bits"), [("weight_only_int8", 8), ("weight_only_int4", 4)]
 )
-def test_weights_alone(scheme, levels):
-    m = opened(two_layers, spec([None, 8], "x"))
-    quantize(m, scheme=scheme, is_training=False)
+def test_weights_alone(scheme, bits):
+    m = prepared(opened(two_layers, spec([None, 8], "x")), scheme=scheme)
     blob = to_tflite(m, scheme=scheme)
     layers = compare_int8(m, blob, SAMPLE, layers=True).layers
-    check_noise(layers, TwoLayers(m, None, levels), 0.01)
+    check_noise(layers, TwoLayers(m, None, bits), 0.01)
     for layer in layers:
         assert layer.clipped is None
         # The file computes in float, with the same weights.
@@ -242,14 +210,14 @@ def test_weights_alone(scheme, levels):
 
 
 # Activations of 16 bits leave the lowest integer out.
-OTHER_BITS = {"int16x8": (2**16 - 1, 255, 80), "int8x4": (256, 15, 40)}
+OTHER_BITS = {"int16x8": ((16, True), 8, 80), "int8x4": ((8, False), 4, 40)}
 
 
 @pytest.mark.parametrize("scheme", OTHER_BITS)
 def test_other_bits(scheme):
-    *levels, at_least = OTHER_BITS[scheme]
+    *bits, at_least = OTHER_BITS[scheme]
     m, _, comparison = compared(two_layers, scheme=scheme)
-    check_noise(comparison.layers, TwoLayers(m, *levels))
+    check_noise(comparison.layers, TwoLayers(m, *bits))
     for layer in comparison.layers:
         assert not layer.unmatched
         assert layer.file_ratio == pytest.approx(layer.accumulated, abs=1.0)
@@ -337,21 +305,13 @@ def deployed():
 def test_the_last_layer_is_as_far_off_as_the_output(deployed, name):
     net = deployed(name)
     exact = net.network(IMAGES).numpy()
-    scale, zero = input_steps(net.blob)
-    stored = np.clip(np.round(IMAGES / scale) + zero, -128, 127)
-    simulated = net.model.run(image=np.float32((stored - zero) * scale))["logits"]
+    simulated, values = both_results(net.model, net.blob, net.sample)["logits"]
     last = net.of("logits")
     assert last.accumulated == pytest.approx(ratio(exact, simulated), abs=0.05)
     assert last.cosine == pytest.approx(cosine(exact, simulated), abs=1e-5)
     (output,) = net.comparison.outputs
     assert last.file_steps == output.most
-    values, _ = kept_tensors(net.blob, net.sample)[last.file_tensor]
     assert last.file_ratio == pytest.approx(ratio(exact, values), abs=0.05)
-
-
-def input_steps(blob):
-    (detail,) = Interpreter(model_content=blob).get_input_details()
-    return detail["quantization"]
 
 
 MATCHED = {"separable": 12, "branching": 8, "attention": 26}
@@ -407,31 +367,34 @@ def test_tensors_are_found_in_files_of_other_schemes(name, scheme):
         assert entry.file_ratio == pytest.approx(entry.accumulated, abs=off), entry
 
 
-def first_layer(*, bias, relu):
-    """Return a network whose first layer has a bias and a Relu, or has not."""
+def first_layers(kinds):
+    """Return a network of layers, of which each may have a bias and a Relu."""
 
     def compute(x):
-        y = tf.matmul(x, W1, name="first")
-        y = tf.nn.bias_add(y, B1, name="biased") if bias else y
-        y = tf.nn.relu(y, name="hidden") if relu else y
-        return {"y": tf.matmul(y, W2, name="second")}
+        made = {}
+        for n, (bias, relu) in enumerate(kinds):
+            with tf.name_scope(f"layer_{n}"):
+                y = tf.matmul(x, normal(8, 16, seed=10 + n), name="first")
+                y = tf.nn.bias_add(y, B1, name="biased") if bias else y
+                y = tf.nn.relu(y, name="hidden") if relu else y
+                made[f"y{n}"] = tf.matmul(y, normal(16, 5, seed=50 + n), name="second")
+        return made
 
-    m = opened(compute, spec([None, 8], "x"))
-    quantize(m, scheme="weight_only_int8", is_training=False)
-    return m
+    return prepared(opened(compute, spec([None, 8], "x")), scheme="weight_only_int8")
 
 
 def test_float_kernels_that_compute_something_else_are_no_match():
     # In float no steps tell whether a layer of the file goes on to a bias.
-    kinds = [(bias, relu) for bias in (False, True) for relu in (False, True)]
-    models = {kind: first_layer(bias=kind[0], relu=kind[1]) for kind in kinds}
-    for theirs in kinds:
-        blob = to_tflite(models[theirs], scheme="weight_only_int8")
-        for ours in kinds:
-            first, _ = compare_int8(models[ours], blob, SAMPLE, layers=True).layers
-            assert (first.unmatched == "") == (ours == theirs), (ours, theirs)
-            if ours == theirs:
-                assert first.file_steps < 1e-3
+    kinds = itertools.product((False, True), repeat=2)
+    pairs = list(itertools.product(kinds, repeat=2))
+    ours, theirs = (first_layers(side) for side in zip(*pairs, strict=True))
+    blob = to_tflite(theirs, scheme="weight_only_int8")
+    layers = compare_int8(ours, blob, SAMPLE, layers=True).layers
+    found = {layer.op: layer for layer in layers}
+    for n, pair in enumerate(pairs):
+        first = found[f"layer_{n}/first"]
+        assert (first.unmatched == "") == (pair[0] == pair[1]), pair
+        assert pair[0] != pair[1] or first.file_steps < 1e-3
 
 
 def test_results_of_one_op_are_told_apart():
@@ -451,35 +414,6 @@ def test_results_of_one_op_are_told_apart():
     assert sum(line.endswith("parts:1 (Split)") for line in lines) == 1
 
 
-@given(
-    bits=st.integers(2, 8),
-    narrower=st.floats(0.3, 1.5),
-    shift=st.floats(-2.0, 2.0),
-    rows=st.integers(1, 50),
-)
-@examples(12)
-def test_noise_of_drawn_layers_is_what_numpy_computes(bits, narrower, shift, rows):
-    def compute(x):
-        return {"y": tf.nn.bias_add(tf.matmul(x, W1, name="first"), B1, name="out")}
-
-    m = opened(compute, spec([None, 8], "x"))
-    quantize(m, is_training=False, weight_bits=bits)
-    x = (np.random.default_rng(rows).normal(size=(rows, 8)) + shift).astype(np.float32)
-    calibrate(m, {"x": x}, "min_max")
-    for end in ("min", "max"):
-        variable = m.variables[f"first/act_quant/{end}"]
-        variable.assign(variable * narrower)
-    layers = compare_int8(m, to_int8(m), {"x": x}, layers=True).layers
-    weights = rounded(W1, *range_of(m, "first/weights_quant"), 2**bits - 1)
-    low, high = range_of(m, "first/act_quant")
-    exact = x.astype(np.float64) @ W1 + B1
-    alone = rounded(x.astype(np.float64) @ weights + B1, low, high)
-    lowest, highest, step = ends(float(low), float(high), 256)
-    outside = (exact < lowest - step / 2) | (exact > highest + step / 2)
-    assert layers[-1].own == pytest.approx(ratio(exact, alone), abs=0.1)
-    assert layers[-1].clipped == pytest.approx(outside.mean(), abs=1.5 / exact.size)
-
-
 def test_a_layer_of_two_bits_is_named_worst(deployed):
     name, worst = "branching", "behind"
     net = Deployed(
@@ -490,9 +424,12 @@ def test_a_layer_of_two_bits_is_named_worst(deployed):
     assert named.own < deployed(name).of(worst).own - 15
     lines = str(net.comparison).splitlines()
     (told,) = (line for line in lines if "adds most noise" in line)
-    assert f"'{named.op}'" in told
+    loudness = f"adds most noise: {named.own:.1f} dB by itself, marked with >"
+    assert f"{len(net.layers)} layer(s); '{named.op}'" in told
+    assert loudness in told
     marked = [line for line in lines if line.startswith(">")]
     assert len(marked) == 1
+    assert marked[0].split()[:3] == [">", f"{named.own:.1f}", "dB"]
     assert named.op in marked[0]
 
 
@@ -502,6 +439,8 @@ def test_what_only_moves_values_adds_none(deployed):
     assert pooled.own == float("inf")
     assert pooled.accumulated == pytest.approx(net.of("left").accumulated, abs=4)
     assert pooled.clipped == 0.0
+    (row,) = (r for r in str(net.comparison).splitlines() if pooled.op in r)
+    assert row.split()[0] == "exact"
 
 
 def test_each_kernel_is_told_once_in_an_order_in_which_they_run(deployed):
@@ -547,7 +486,8 @@ def test_rounding_for_readers_of_a_float_op_is_told():
     )
     hidden = X.astype(np.float64) @ W1
     exact = np.where(hidden > 0, hidden, np.expm1(hidden))
-    assert elu.own == pytest.approx(ratio(exact, rounded(exact, low, high)), abs=0.02)
+    wanted = ratio(exact, fake_quant(exact, low, high))
+    assert elu.own == pytest.approx(wanted, abs=0.02)
 
 
 def test_models_without_quantization_are_refused():
@@ -558,17 +498,6 @@ def test_models_without_quantization_are_refused():
         compare_int8(m, blob, SAMPLE, layers=True)
     assert compare_int8(m, blob, SAMPLE).layers == ()
     assert m.graph.as_graph_def() == before
-
-
-def test_files_of_other_models_are_refused(narrow):
-    m, blob, _ = narrow
-    other = opened(lambda a: {"y": a * 2.0}, spec([None, 8], "a"))
-    quantize(other, is_training=False)
-    calibrate(other, {"a": X})
-    with pytest.raises(QuantizeError, match="of another model"):
-        compare_int8(other, blob, {"a": X}, layers=True)
-    with pytest.raises(QuantizeError, match="empty"):
-        compare_int8(m, blob, [], layers=True)
 
 
 def test_a_model_for_training_is_told_as_it_will_be_deployed():
@@ -596,30 +525,9 @@ def test_ratios_without_signal_and_beyond_all_bounds():
     assert _ratio(0.0, 1.0) == _ratio(4.0, inf) == _ratio(4.0, float("nan")) == -inf
 
 
-def layer(own, op="op", **rest):
-    return LayerNoise(op, "Conv2D", f"{op}:0", own, own, 1.0, 0.0, **rest)
-
-
-def test_the_table_marks_the_noisiest():
-    layers = [
-        layer(40.0, "a", file_tensor="t", file_steps=1.0, file_ratio=39.5),
-        layer(float("inf"), "b", unmatched="no tensor"),
-        layer(12.5, "c", unmatched="2 tensors"),
-    ]
-    assert noisiest(layers) is layers[2]
-    head, titles, *rows = layer_lines(layers)
-    assert head == (
-        "3 layer(s); 'c' (Conv2D) adds most noise: 12.5 dB by itself, marked with >"
-    )
-    assert titles.split()[:3] == ["own", "accumulated", "cosine"]
-    assert rows[0].split()[0:2] == ["40.0", "dB"]
-    assert rows[1].split()[0] == "exact"
-    assert rows[2].startswith("> 12.5 dB")
-    assert rows[2].endswith("c (Conv2D): 2 tensors")
-
-
 def test_without_noise_none_is_marked():
-    exact = [layer(float("inf"))]
+    inf = float("inf")
+    exact = [LayerNoise("op", "Conv2D", "op:0", inf, inf, 1.0, 0.0)]
     assert noisiest(exact) is None
     head, _, row = layer_lines(exact)
     assert head == "1 layer(s), of which none adds noise"

@@ -15,14 +15,13 @@ from geutil.graph.tflite_order import file_subgraphs, with_op_order
 from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
 from geutil.quantize import (
     arena_bytes,
-    calibrate,
     least_memory_order,
-    quantize,
     to_int8,
 )
 from geutil.quantize.int8.arena_programs import RUNTIMES, runtime_arenas
 from testdata.irregular_cells import irregular_network
 from tests.graph.test_tflite_order import converted
+from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -33,22 +32,6 @@ ROW = tf.TensorSpec([1, 64], name="x")
 def irregular():
     network = irregular_network(4, cells=1, pixels=16)
     return tf.lite.TFLiteConverter.from_keras_model(network).convert()
-
-
-def frozen(network, shape):
-    function = tf.function(lambda image: network(image, training=False))
-    spec = tf.TensorSpec(shape, name="image")
-    return model.open(function.get_concrete_function(spec))
-
-
-@pytest.fixture(scope="module")
-def int8():
-    network = irregular_network(3, cells=1, pixels=16)
-    m = frozen(network, [1, 16, 16, 3])
-    quantize(m, is_training=False)
-    images = np.random.default_rng(0).normal(size=(1, 16, 16, 3)).astype(np.float32)
-    calibrate(m, {"image": images}, method="min_max")
-    return to_int8(m)
 
 
 def results(blob, runs=2, seed=0):
@@ -84,9 +67,10 @@ def shuffled(graph, seed):
     return order
 
 
-@pytest.mark.parametrize("name", ["irregular", "int8"])
-def test_the_interpreter_plans_what_is_computed_in_any_order(name, request):
-    blob = request.getfixturevalue(name)
+def test_the_interpreter_plans_what_is_computed_in_any_order():
+    m = model.open(irregular_network(3, cells=1, pixels=16)).set_batch_size(1)
+    images = dict.fromkeys(m.inputs, normal(1, 16, 16, 3))
+    blob = to_int8(prepared(m, images))
     arenas = runtime_arenas(blob)
     for seed in range(3):
         order = shuffled(file_subgraphs(blob)[0], seed)

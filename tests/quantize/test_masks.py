@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +10,8 @@ from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.calibration.observers import METHODS
 from tests.quantize import small_networks
-from tests.quantize.converted import Together, opened, samples, spec
+from tests.quantize.converted import Together, alternate, opened, samples, spec
+from tests.quantize.small_networks import prepared
 from tests.settings import needs_eager
 from tests.thorough import some
 
@@ -23,60 +22,38 @@ CAUSAL = np.tril(np.ones((6, 6))) > 0
 MATRIX = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 
 
-def chosen(x):
-    return tf.nn.softmax(tf.where(CAUSAL, x @ tf.transpose(x), -np.inf)) @ x
-
-
-def far_away(x):
-    logits = tf.reshape(x @ tf.transpose(x), [1, 6, 6])
-    return tf.nn.softmax(tf.where(CAUSAL[None], logits, -1e9))[0] @ x
-
-
-def added(x):
-    mask = tf.where(CAUSAL, 0.0, -np.inf)
-    return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
-
-
-def dead(x):
-    return tf.where(x > 0, tf.math.log(tf.nn.relu(x)), x) @ MATRIX
-
-
 def _earlier(x):
     """Return 1 for what comes before, which converter and Grappler cannot know."""
     places = tf.range(tf.shape(x)[0])
     return tf.cast(places[:, None] >= places, tf.float32)
 
 
-def far_added(x):
-    mask = tf.where(CAUSAL, 0.0, -1e9)
-    return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
+def _products(x):
+    return x @ tf.transpose(x)
 
 
-def scaled(x):
-    mask = (1.0 - _earlier(x)) * -1e9
-    return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
-
-
-def added_before(x):
-    bias = MATRIX[0, 0] + (1.0 - _earlier(x)) * -1e9
-    return tf.nn.softmax(x @ tf.transpose(x) + bias) @ x
-
-
-def subtracted(x):
-    mask = tf.reshape(1e9 * (1.0 - _earlier(x)), [1, 6, 6])
-    logits = tf.reshape(x @ tf.transpose(x), [1, 6, 6])
-    return tf.nn.softmax(logits - mask)[0] @ x
+def _shares(x, logits):
+    """Return rows mixed by shares; logits may have an axis more."""
+    return tf.reshape(tf.nn.softmax(logits), [6, 6]) @ x
 
 
 MASKED = {
-    "chosen": chosen,
-    "added": added,
-    "far added": far_added,
-    "far away": far_away,
-    "scaled": scaled,
-    "added before": added_before,
-    "subtracted": subtracted,
-    "dead": dead,
+    "chosen": lambda x: _shares(x, tf.where(CAUSAL, _products(x), -np.inf)),
+    "added": lambda x: _shares(x, _products(x) + tf.where(CAUSAL, 0.0, -np.inf)),
+    "far added": lambda x: _shares(x, _products(x) + tf.where(CAUSAL, 0.0, -1e9)),
+    "far away": lambda x: _shares(
+        x, tf.where(CAUSAL[None], tf.reshape(_products(x), [1, 6, 6]), -1e9)
+    ),
+    "scaled": lambda x: _shares(x, _products(x) + (1.0 - _earlier(x)) * -1e9),
+    "added before": lambda x: _shares(
+        x, _products(x) + (MATRIX[0, 0] + (1.0 - _earlier(x)) * -1e9)
+    ),
+    "subtracted": lambda x: _shares(
+        x,
+        tf.reshape(_products(x), [1, 6, 6])
+        - tf.reshape(1e9 * (1.0 - _earlier(x)), [1, 6, 6]),
+    ),
+    "dead": lambda x: tf.where(x > 0, tf.math.log(tf.nn.relu(x)), x) @ MATRIX,
 }
 
 
@@ -88,7 +65,7 @@ def masked(*names):
     )
     quantize(m, is_training=False)
     # Small values, of which the lowest is not far from the others.
-    return m, [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
+    return m, [samples(m.inputs, -0.5, 0.5, seed) for seed in range(2)]
 
 
 def check_masks(m, data, method):
@@ -132,8 +109,7 @@ CULPRITS = {
 @pytest.mark.parametrize("case", CULPRITS)
 def test_the_op_that_makes_them_is_named(case):
     function, kind = CULPRITS[case]
-    m = opened(function, ROWS)
-    quantize(m, is_training=False)
+    m = prepared(opened(function, ROWS))
     x = samples(m.inputs)["a"]
     if case == "the input":
         x[0, 0] = np.inf
@@ -145,8 +121,7 @@ def test_the_op_that_makes_them_is_named(case):
 
 
 def test_results_that_a_mask_leaves_infinite():
-    m = opened(lambda x: tf.where(x > 0, x @ MATRIX[:, :4], -np.inf), ROWS)
-    quantize(m, is_training=False)
+    m = prepared(opened(lambda x: tf.where(x > 0, x @ MATRIX[:, :4], -np.inf), ROWS))
     x = samples(m.inputs)["a"]
     report = calibrate(m, [{"a": x}, {"a": x}])
     y = (x @ MATRIX[:, :4])[x > 0]
@@ -161,8 +136,7 @@ def test_large_numbers_that_are_no_mask_count():
         logits = tf.where(CAUSAL, x @ tf.transpose(x), -1e4)
         return {"logits": logits, "shares": tf.nn.softmax(logits)}
 
-    m = opened(both, ROWS)
-    quantize(m, is_training=False)
+    m = prepared(opened(both, ROWS))
     report = calibrate(m, [samples(m.inputs)], "min_max")
     assert min(low for low, _ in report.ranges.values()) == -1e4
 
@@ -206,16 +180,20 @@ def chosen_by(compare, scale):
 def test_comparisons_are_right_at_any_scale():
     cases = {
         f"{case} {SCALES.index(scale)}": chosen_by(COMPARED[case], scale)
-        for case, scale in itertools.product(COMPARED.keys() - {"equal"}, SCALES)
+        for case, scale in alternate(list(COMPARED)[:-1], SCALES)
     }
+    # Else the converter of TensorFlow 2.21 leaves the comparison without its input.
+    cases["read by nothing else"] = (
+        lambda x, z: tf.where(x > 0, tf.nn.relu(z), tf.nn.relu(x * 3.0)),
+        (spec(None, 4), spec(None, 4)),
+    )
     parts = Together(cases).parts()
     assert {n: p for n, p in parts.items() if p.floats or p.most > 1} == {}
 
 
 @pytest.mark.parametrize("scale", some(SCALES, 2))
 def test_values_are_equal_at_any_scale(scale):
-    m = opened(chosen_by(COMPARED["equal"], scale)[0], spec(4, 4))
-    quantize(m, is_training=False)
+    m = prepared(opened(chosen_by(COMPARED["equal"], scale)[0], spec(4, 4)))
     data = [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
     calibrate(m, data, "min_max")
     comparison = compare_int8(m, to_int8(m), data)

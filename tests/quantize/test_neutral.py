@@ -9,15 +9,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph.tflite_runtime import new_interpreter
-from geutil.quantize import quantize, to_int8
-from tests.quantize.converted import (
-    Together,
-    alternate,
-    converted,
-    opened,
-    samples,
-    spec,
-)
+from geutil.quantize import quantize
+from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -167,24 +160,11 @@ def test_a_product_with_one_is_passed_in_training_too(training):
     assert "same" not in " ".join(report.variables)
 
 
-def test_a_swish_is_two_kernels():
-    layers = tf.keras.layers
-    image = layers.Input([8, 8, 4], batch_size=1)
-    x = layers.Conv2D(4, 3, activation="swish")(image)
-    network = tf.keras.Model(image, layers.Conv2D(4, 3)(x))
-    result = converted(lambda a: network(a, training=False), IMAGE)
-    assert sorted(result.kinds) == ["CONV_2D", "CONV_2D", "LOGISTIC", "MUL"]
-    assert result.floats == []
-    assert result.most <= 1
-
-
 @pytest.mark.parametrize("layer", [tf.nn.conv2d, tf.nn.depthwise_conv2d])
 def test_names_of_what_rounds_weights_take_little_room(layer):
     strides = [1, 1, 1, 1]
-    result = converted(
-        lambda a: layer(a, FIRST, strides, "SAME", name="conv") + 1.0, IMAGE
-    )
-    interpreter = new_interpreter(to_int8(result.model))
+    function = lambda a: layer(a, FIRST, strides, "SAME", name="conv") + 1.0  # noqa: E731
+    interpreter = new_interpreter(Together({"layer": (function, (IMAGE,))}).blob)
     names = [d["name"] for d in interpreter.get_tensor_details()]
     assert not any("weights_quant" in name for name in names)
     assert any("conv" in name for name in names)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
 from geutil.quantize import calibrate, quantize
-from tests.quantize.converted import Together, converted, opened, samples, spec
+from tests.quantize.converted import Together, opened, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -62,12 +61,7 @@ def test_the_graph_computes_the_same(axis):
 
 def test_gradients_pass():
     weights = tf.Variable(MATRIX)
-
-    @tf.function(input_signature=[tf.TensorSpec([6], tf.int32, name="a")])
-    def function(a):
-        return {"y": tf.one_hot(a, 4) @ weights}
-
-    m = model.open(function)
+    m = opened(lambda a: {"y": tf.one_hot(a, 4) @ weights}, IDS)
     # A range that is learnt ends at the largest value, which rounding may put outside.
     quantize(m, is_training=False)
     trained = m.to_function()
@@ -94,10 +88,10 @@ def test_places_of_the_largest_alone_are_found_in_float():
         _, places = tf.math.top_k(scores, 2)
         return {"y": tf.nn.relu(scores), "best": places}
 
-    result = converted(best, ROWS)
-    skipped = {entry.op_type: entry.reason for entry in result.report.skipped}
+    part = Together({"best": (best, (ROWS,))}).part()
+    skipped = {entry.op_type: entry.reason for entry in part.skipped}
     assert "places only" in skipped["TopKV2"]
-    assert "TOPK_V2" in result.kinds
+    assert "TOPK_V2" in part.kinds
 
 
 TYPES = {

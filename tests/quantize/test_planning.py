@@ -11,7 +11,7 @@ import geutil as ge
 from geutil import model
 from geutil.errors import QuantizeError
 from geutil.quantize import Spec, quantize
-from tests.quantize.converted import Together, converted, is_simulated, opened, spec
+from tests.quantize.converted import Together, is_simulated, opened, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -25,7 +25,7 @@ def weights(*shape):
 
 
 KERNEL, POINT, DEPTH = weights(3, 3, 4, 4), weights(1, 1, 4, 4), weights(3, 3, 4, 1)
-MATRIX, BIAS = weights(4, 4), weights(4)
+MATRIX, BIAS, TABLE = weights(4, 4), weights(4), weights(10, 4)
 
 
 def conv(x, kernel=KERNEL, name=None, **more):
@@ -34,15 +34,6 @@ def conv(x, kernel=KERNEL, name=None, **more):
 
 def biased(x, kernel=KERNEL, **more):
     return tf.nn.bias_add(conv(x, kernel, **more), BIAS)
-
-
-def sources(m, is_of=lambda name: True):
-    """Return the types of the ops whose results are quantized, weights left out."""
-    return [
-        op.inputs[0].op.type
-        for op in m.graph.get_operations()
-        if is_simulated(op) and "weights_quant" not in op.name and is_of(op.name)
-    ]
 
 
 def names(m):
@@ -110,7 +101,7 @@ def test_results_are_quantized_where_kernels_end():
     parts = made.parts()
     for name, part in parts.items():
         _, wanted, kinds = PLACED[name]
-        found = sources(made.model, lambda op, name=name: made.is_of(op, name))
+        found = made.rounded(name)
         right = sorted(found) == wanted and kinds in (None, part.kinds)
         most = 2 if name == "a bypass by itself" else 1
         if not right or part.floats or part.most > most:
@@ -155,35 +146,13 @@ def test_a_pool_shares_the_range_of_what_it_reads():
         assert part.most <= 1, name
 
 
-def by_batch(a):
-    blocks = tf.space_to_batch(a, [2, 2], [[2, 2], [2, 2]])
-    y = tf.nn.conv2d(blocks, KERNEL, 1, "VALID")
-    y = tf.batch_to_space(y, [2, 2], [[0, 0], [0, 0]])
-    return tf.nn.relu(tf.nn.bias_add(y, BIAS))
-
-
 LAYERS = {
-    "dilated": (lambda a: tf.nn.relu(biased(a, dilations=2)), IMAGE),
-    "atrous": (by_batch, IMAGE),
     "grouped": (lambda a: biased(a, KERNEL[:, :, :2]), IMAGE),
-    "conv1d": (
-        lambda a: tf.nn.relu(tf.nn.conv1d(a, KERNEL[0], 1, "SAME") + BIAS),
-        spec(1, 8, 4),
-    ),
-    "transposed": (
-        lambda a: tf.nn.relu(
-            tf.nn.conv2d_transpose(a, KERNEL, [1, 16, 16, 4], 2) + BIAS
-        ),
-        IMAGE,
-    ),
-    "dense": (lambda a: tf.nn.relu(a @ MATRIX + BIAS), spec(5, 4)),
     "dense of rank 3": (lambda a: tf.nn.relu(a @ MATRIX + BIAS), spec(2, 5, 4)),
-    "tensordot": (lambda a: tf.tensordot(a, MATRIX, 1) + BIAS, spec(2, 5, 4)),
     "tensordot of any batch": (
         lambda a: tf.tensordot(a, MATRIX, 1) + BIAS,
         spec(None, 5, 4),
     ),
-    "einsum": (lambda a: tf.einsum("abc,cd->abd", a, MATRIX) + BIAS, spec(2, 5, 4)),
     "einsum to heads": (
         lambda a: tf.einsum("abc,cde->abde", a, weights(4, 2, 3)) + weights(2, 3),
         spec(None, 5, 4),
@@ -213,8 +182,15 @@ LAYERS = {
 
 
 def test_layers_are_int8():
-    parts = Together({n: (f, (given,)) for n, (f, given) in LAYERS.items()}).parts()
+    cases = {n: (f, (given,)) for n, (f, given) in LAYERS.items()}
+    tables = {"a lookup": tf.constant(TABLE), "of a variable": tf.Variable(2.0 * TABLE)}
+    for name, table in tables.items():
+        looked_up = lambda a, t=table: tf.nn.embedding_lookup(t, a) @ MATRIX  # noqa: E731
+        cases[name] = looked_up, (spec(7, dtype=tf.int32),)
+    parts = Together(cases).parts()
     assert {n: p for n, p in parts.items() if not p.is_int8 or p.most > 1} == {}
+    for name in tables:
+        assert parts[name].kinds == ["GATHER", "FULLY_CONNECTED"]
 
 
 HANDED_ON = {
@@ -274,7 +250,7 @@ def test_a_fake_quant_is_seen_behind_what_hands_values_on():
     cases["input"] = behind_an_input, (IMAGE,), {"low": 0.0}
     made, wrong = Together(cases), {}
     for name, part in made.parts().items():
-        found = sources(made.model, lambda op, name=name: made.is_of(op, name))
+        found = made.rounded(name)
         right = ("Relu6" in found) == (name == "partly") and not part.floats
         right &= (name == "input") == ("Placeholder" not in found)
         if name in SPLIT | HANDED_ON | {"input": None}:
@@ -296,32 +272,18 @@ def test_a_fake_quant_is_seen_before_weights_that_are_turned():
 
 
 def test_inputs_and_outputs_are_quantized_around_what_has_no_kernel():
-    result = converted(lambda a, b: {"y": tf.sin(a), "z": tf.cos(b) + a}, IMAGE, IMAGE)
-    assert sources(result.model).count("Placeholder") == 2
-    assert all(is_simulated(t.op) for t in result.model.outputs.values())
-    assert {entry.op_type for entry in result.report.skipped} == {"Sin", "Cos"}
-    assert result.most <= 1
+    function = lambda a, b: {"y": tf.sin(a), "z": tf.cos(b) + a}  # noqa: E731
+    made = Together({"two": (function, (IMAGE, IMAGE))})
+    assert made.rounded("two").count("Placeholder") == 2
+    assert all(is_simulated(t.op) for t in made.model.outputs.values())
+    assert {entry.op_type for entry in made.report.skipped} == {"Sin", "Cos"}
+    assert made.part().most <= 1
 
 
 def test_a_number_that_is_an_index_is_no_input():
-    table = tf.constant(weights(10, 4))
-    m = opened(lambda a: tf.gather(table, tf.cast(a, tf.int32)) @ MATRIX, spec(5))
+    m = opened(lambda a: tf.gather(TABLE, tf.cast(a, tf.int32)) @ MATRIX, spec(5))
     report = quantize(m, is_training=False)
     assert "Placeholder" not in {entry.op_type for entry in report.quantized}
-
-
-def test_a_lookup_is_int8():
-    given = (spec(7, dtype=tf.int32),)
-    tables = {"constant": tf.constant(weights(10, 4))}
-    tables["variable"] = tf.Variable(weights(10, 4))
-    cases = {
-        kind: (lambda a, t=table: tf.nn.embedding_lookup(t, a) @ MATRIX, given)
-        for kind, table in tables.items()
-    }
-    for part in Together(cases).parts().values():
-        assert part.kinds == ["GATHER", "FULLY_CONNECTED"]
-        assert not part.skipped
-        assert part.most <= 1
 
 
 def test_overrides():
@@ -421,16 +383,32 @@ def loops(a):
     )[1]
 
 
-@tf.function(autograph=False)
-def called(x):
-    return tf.nn.relu(conv(x))
+def rectified(x):
+    return tf.nn.relu(x)
+
+
+def lists(a):
+    """Return what a loop makes row by row, which it keeps in a list."""
+    return tf.map_fn(lambda x: tf.nn.relu(x[None] @ MATRIX)[0], a[0, 0]) @ MATRIX
 
 
 BODIES = {
     "While": loops,
     "If": lambda a: tf.cond(tf.reduce_sum(a) > 0, lambda: conv(a), lambda: a),
-    "Call": called,
+    "Call": tf.function(lambda a: tf.nn.relu(conv(a)), autograph=False),
+    "rectified": lambda a: conv(
+        Defun(tf.float32, func_name="rectified")(rectified)(conv(a))
+    ),
 }
+
+
+def check_told(m, kind, *reasons):
+    report = quantize(m, is_training=False)
+    ge.verify(m.graph)
+    (entry,) = [e for e in report.skipped if kind in e.op_type]
+    assert all(reason in entry.reason for reason in reasons)
+    assert report.coverage < 1.0
+    return entry
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -441,60 +419,109 @@ def test_bodies_are_reported_with_the_remedy(body):
         autograph=False,
     )
     m = model.open(traced, inline=False)
-    report = quantize(m, is_training=False)
-    ge.verify(m.graph)
-    (entry,) = [e for e in report.skipped if body in e.op_type]
-    assert "not looked into" in entry.reason
-    assert "geutil.model.open" in entry.reason
-    assert report.coverage < 1.0
+    check_told(m, body, "not looked into", "geutil.model.open")
 
 
 def test_a_loop_that_returns_lists_is_reported():
-    def function(a):
-        y = tf.map_fn(lambda row: tf.nn.relu(row[None] @ weights(4, 4))[0], a)
-        return y @ weights(4, 2)
-
-    m = opened(function, spec(3, 4))
-    report = quantize(m, is_training=False)
-    assert [e.op_type for e in report.skipped if "While" in e.op_type]
-    assert report.coverage < 1.0
+    check_told(opened(lists, IMAGE), "While")
     moved = opened(lambda a: tf.map_fn(lambda row: row[::-1], a), spec(3, 4))
     report = quantize(moved, is_training=False)
     assert not [e for e in report.skipped if "While" in e.op_type]
 
 
-def rectified(x):
-    return tf.nn.relu(x)
-
-
-def test_calls_of_old_are_told_as_well():
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [1, 8, 8, 4])
-        called = Defun(tf.float32, func_name="rectified")(rectified)
-        conv(called(conv(x)))
-    report = quantize(graph, is_training=False)
-    (entry,) = report.skipped
-    assert "not looked into" in entry.reason
-    assert report.coverage < 1.0
-
-
 STAYING = {
-    "jit": (lambda f: tf.function(f, jit_compile=True), "XLA compiles it as a whole"),
-    "noinline": (
-        lambda f: tf.function(f, experimental_attributes={"_noinline": True}),
-        "it is marked to stay a call",
-    ),
+    "XLA compiles it as a whole": {"jit_compile": True},
+    "it is marked to stay a call": {"experimental_attributes": {"_noinline": True}},
 }
 
 
-@pytest.mark.parametrize("kind", STAYING)
-def test_calls_that_stay_in_an_opened_model_are_not_said_to_be_inlined(kind):
-    decorated, reason = STAYING[kind]
-    m = opened(decorated(lambda a: tf.nn.relu(biased(a))), IMAGE)
+@pytest.mark.parametrize("reason", STAYING)
+def test_calls_that_stay_in_an_opened_model_are_not_said_to_be_inlined(reason):
+    kept = tf.function(lambda a: tf.nn.relu(biased(a)), **STAYING[reason])
+    m = opened(kept, IMAGE)
     (kept,) = m.kept_calls
-    report = quantize(m, is_training=False)
-    (entry,) = [e for e in report.skipped if "Call" in e.op_type]
-    assert reason in entry.reason
-    assert kept.reason in entry.reason
+    entry = check_told(m, "Call", reason, kept.reason)
     assert "inlines it" not in entry.reason
-    assert report.coverage < 1.0
+
+
+# -- concats: what they read and make has one range ------------------------------------
+
+
+def learnt(x, features=4):
+    return conv(x, 0.6 * weights(3, 3, x.shape[-1], features))
+
+
+def ranges_of(m, kinds, is_of=lambda name: True):
+    """Return the ranges of the results of some types of ops, as tensors' names."""
+    simulated = [op for op in m.graph.get_operations() if is_simulated(op)]
+    read = [op for op in simulated if op.inputs[0].op.type in kinds and is_of(op.name)]
+    return {op.inputs[1].op.inputs[0].name for op in read}
+
+
+def dense_block(a):
+    x = a
+    for _ in range(3):
+        x = tf.concat([x, tf.nn.relu(learnt(x))], 3)
+    return x
+
+
+def pooled(pool):
+    def function(a):
+        y = tf.nn.relu(learnt(a))
+        return tf.concat([pool(y, 3, 1, "SAME"), tf.nn.relu(learnt(y))], 3)
+
+    return function
+
+
+def moved(a):
+    y, z = tf.nn.relu(learnt(a)), tf.nn.relu(learnt(a))
+    return tf.concat([tf.transpose(y, [0, 2, 1, 3]), z], 3)
+
+
+CONCATS = {
+    "two": lambda a: tf.concat([tf.nn.relu(learnt(a)), tf.nn.relu6(learnt(a))], 3),
+    "nested": dense_block,
+    "max pooled": pooled(tf.nn.max_pool2d),
+    "average pooled": pooled(tf.nn.avg_pool2d),
+    "moved": moved,
+    "with an input": lambda a: tf.concat([a, tf.nn.relu(learnt(a))], 3),
+    "the same twice": lambda a: tf.concat([a, a], 3),
+    "stacked": lambda a: tf.stack([tf.nn.relu(learnt(a)), a], 3),
+}
+
+
+def test_one_range_for_all():
+    fixed = {"fixed": lambda a: tf.concat([tf.nn.softmax(a), learnt(a)], 3)}
+    made = Together({n: (f, (IMAGE,)) for n, f in (CONCATS | fixed).items()})
+    wrong = {}
+    for kind, part in made.parts().items():
+        if kind == "fixed":
+            # It is converted where it is joined.
+            right = "QUANTIZE" in part.kinds and part.most <= 1
+        else:
+            joined = {"ConcatV2", "Pack", "Relu", "Relu6", "AvgPool"}
+            if kind in {"with an input", "the same twice", "stacked", "nested"}:
+                joined.add("Placeholder")
+            found = ranges_of(
+                made.model, joined, lambda name, kind=kind: made.is_of(name, kind)
+            )
+            alone = kind in {"max pooled", "average pooled", "moved"}
+            # An activation that nothing joins has a range of its own.
+            right = len(found) == 1 or (alone and len(found) <= 2)
+            right &= "QUANTIZE" not in part.kinds and part.most <= 2
+        if not right or not part.is_int8:
+            wrong[kind] = part
+    assert wrong == {}
+
+
+def test_what_is_skipped_is_joined_all_the_same():
+    def function(a):
+        left = tf.nn.conv2d(a, np.ones((1, 1, 4, 4), np.float32), 1, "SAME", name="l")
+        return tf.concat([left, tf.nn.relu(learnt(a))], 3)
+
+    m = opened(function, IMAGE)
+    report = quantize(m, is_training=False, overrides={"^l$": "skip"})
+    assert [entry.op for entry in report.skipped] == ["l"]
+    (concat,) = [op for op in m.graph.get_operations() if op.type == "ConcatV2"]
+    assert all(is_simulated(t.op) for t in concat.inputs[:2])
+    assert len(ranges_of(m, {"Conv2D", "Relu", "ConcatV2"})) == 1

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-
-import pytest
-
 from geutil import quantize
-from tests.documented import frozen, missing_parts, signature
+from tests.documented import check_surface
 
-NAMES = """
+OTHERS = """
     BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized
     InsertReport Int8Comparison LayerBits LayerNoise
     Missed NotEqualized NotRounded OutputSteps PeakTensor QuantizeReport Quantized
     ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport
-    Rounded Skipped Spec arena_bytes calibrate choose_bits compare_int8
-    create_eval_graph create_training_graph equalize
-    experimental_create_eval_graph experimental_create_training_graph
-    fixed_quantize insert_quant_op last_value_quantize least_memory_order
-    moving_avg_quantize
-    quantize reestimate_batch_norm to_int8 to_tflite
+    Rounded Skipped Spec
 """
 SIGNATURES = """
 arena_bytes(blob: bytes, *, reference: bool = False) -> int
@@ -77,24 +68,7 @@ to_int8(model: Any, representative: Any = None) -> bytes
 to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None, order:
     str = converter) -> bytes
 """
-FROZEN = frozen(SIGNATURES)
 
 
-def test_the_public_names():
-    assert sorted(quantize.__all__) == sorted(NAMES.split())
-
-
-@pytest.mark.parametrize("name", FROZEN)
-def test_signatures(name):
-    assert f"{name}{signature(getattr(quantize, name))}" == FROZEN[name]
-
-
-def test_every_function_is_frozen():
-    functions = [n for n in NAMES.split() if inspect.isfunction(getattr(quantize, n))]
-    assert sorted(functions) == sorted(FROZEN)
-
-
-@pytest.mark.parametrize("name", FROZEN)
-def test_docstrings_are_whole(name):
-    member = getattr(quantize, name)
-    assert missing_parts(member, raises=True, cost=True) == []
+def test_the_public_surface():
+    check_surface(quantize, OTHERS, SIGNATURES)

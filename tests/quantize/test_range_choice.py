@@ -8,7 +8,6 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil import model
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.calibration import trials
 from geutil.quantize.calibration.observers import METHODS
@@ -246,8 +245,7 @@ def test_followers_round_nothing_a_second_time(low, high, factor):
 
 
 def test_a_model_for_training_keeps_ranges_of_its_own():
-    traced = tf.function(relus, input_signature=[tf.TensorSpec(IMAGE.shape, name="a")])
-    m = model.open(traced)
+    m = opened(relus, IMAGE)
     quantize(m)
     names = [op.name for op in m.graph.get_operations() if is_simulated(op)]
     assert any(name.startswith("Relu6/act_quant") for name in names)

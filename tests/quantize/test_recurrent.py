@@ -13,12 +13,13 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
+from geutil.quantize.int8.running import Runner
 from tests.settings import needs_eager
 from tests.thorough import chosen, crossed
 
 pytestmark = needs_eager
 layers = tf.keras.layers
-STEPS = 3
+STEPS = 2
 REMEDIES = ["unroll", "set_batch_size"]
 SCHEMES = ["float16", "weight_only_int8", "dynamic_range"]
 
@@ -50,20 +51,12 @@ def quantized(opened, data):
     return report
 
 
-def run_file(blob, x):
-    """Return what the interpreter makes of a batch, as floats."""
-    run = new_interpreter(blob).get_signature_runner()
-    (scale, zero), *_ = (d["quantization"] for d in run.get_input_details().values())
-    stored = np.clip(np.round(x / scale + zero), -128, 127).astype(np.int8)
-    (result,) = run(x=stored).values()
-    (scale, zero), *_ = (d["quantization"] for d in run.get_output_details().values())
-    return (result.astype(np.float32) - zero) * scale
-
-
 def assert_near(network, blob, data):
     """Assert that a file computes what Keras does, up to what 8 bits round."""
     exact = np.concatenate([network(batch["x"])["y"] for batch in data])
-    found = np.concatenate([run_file(blob, batch["x"]) for batch in data])
+    runner = Runner(blob, ["x"], ["y"])
+    stored = [runner.run(runner.stored(batch)) for batch in data]
+    found = np.concatenate([runner.results(batch)["y"] for batch in stored])
     # Each of the steps rounds; one in a thousand of the variance is 30 dB.
     assert np.square(found - exact).mean() < 0.003 * exact.var()
 
@@ -106,8 +99,7 @@ def test_with_its_loop_the_layers_around_compute_in_int8(cell):
     data = batches(1, 32)
     opened = model.open(network)
     report = quantized(opened, data)
-    types = [op_type for entry in report.quantized for op_type in [entry.op_type]]
-    assert {"Conv2D", "MatMul"} <= set(types)
+    assert {"Conv2D", "MatMul"} <= {entry.op_type for entry in report.quantized}
     (entry,) = [e for e in report.skipped if e.op_type.endswith("While")]
     assert "Model.unroll()" in entry.reason
     blob = to_int8(opened)

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import QuantizeError
 from geutil.graph import tflite_edits
 from geutil.graph.tflite_runtime import unpacked
 from geutil.quantize import (
@@ -24,9 +23,15 @@ from geutil.quantize import (
     to_tflite,
 )
 from geutil.quantize.int8 import converting
-from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
-from tests.quantize.converted import Together, decibels
+from tests.batchnorm.calibrated import with_calibrated_norms
+from tests.quantize.converted import (
+    Together,
+    both_results,
+    decibels,
+    refused,
+    stored_weights,
+)
 from tests.quantize.converted import spec as plain_spec
 from tests.quantize.kernelwise import kernels_apart
 from tests.quantize.small_networks import (
@@ -38,7 +43,6 @@ from tests.quantize.small_networks import (
 )
 from tests.quantize.small_networks import two_branches as branches
 from tests.settings import needs_eager
-from tests.thorough import chosen
 
 pytestmark = needs_eager
 
@@ -69,83 +73,21 @@ def branching():
     return m, [{"x": normal(1, 8, 8, 3, seed=20 + i)} for i in range(6)]
 
 
-def mobile_net_v2():
-    network = tf.keras.applications.MobileNetV2(
-        weights=None,
-        input_shape=(PIXELS, PIXELS, 3),
-        alpha=0.35,
-        classes=10,
-        classifier_activation=None,
-    )
-    return network, 60
-
-
-MOBILE = {
-    "small": lambda: (separable(normal(1, PIXELS, PIXELS, 3), 32), 8),
-    "MobileNetV2": mobile_net_v2,
-}
-
-
-@pytest.fixture(scope="module", params=chosen(MOBILE, "small"))
-def mobile(request):
-    """A network like a MobileNet, and how many kernels it has at least."""
+@pytest.fixture(scope="module")
+def mobile():
+    """A network like a MobileNet."""
     tf.keras.utils.set_random_seed(0)
-    network, kernels = MOBILE[request.param]()
-    random = np.random.default_rng(0)
-    norms = [
-        layer
-        for layer in network.layers
-        if isinstance(layer, tf.keras.layers.BatchNormalization)
-    ]
-    # Statistics of data, so that what differs between images lives on.
-    for norm in norms:
-        norm.momentum = 0.0
-    network(normal(16, PIXELS, PIXELS, 3, seed=5), training=True)
-    for norm in norms:
-        spread = random.uniform(0.5, 2.0, norm.moving_variance.shape)
-        norm.moving_variance.assign(norm.moving_variance * spread + 1e-3)
-    opened_network = model.open(network)
-    fold_batch_norms(opened_network)
-    return opened_network, kernels
-
-
-def mobile_data(m, count=6):
-    (name,) = m.inputs
-    return [{name: normal(1, PIXELS, PIXELS, 3, seed=i)} for i in range(count)]
-
-
-def results(m, blob, data):
-    """Return what a model and a file give for the same stored inputs, as values."""
-    runner = Runner(blob, list(m.inputs), list(m.outputs))
-    (name,) = m.outputs
-    step, zero = runner.quantization(name)
-    pairs = []
-    for sample in data:
-        stored = runner.stored(sample)
-        given = m.run(**runner.values(stored))
-        simulated = np.asarray(given[name] if isinstance(given, dict) else given)
-        found = runner.run(stored)[name].astype(np.float64)
-        pairs.append((simulated, (found - zero) * step if step else found))
-    return tuple(np.concatenate(side) for side in zip(*pairs, strict=True))
+    images = normal(16, PIXELS, PIXELS, 3, seed=5)
+    m = model.open(with_calibrated_norms(separable(images, 32), images))
+    fold_batch_norms(m)
+    return m
 
 
 def types_of_weights(blob):
     """Return by type of op the types of its second input, where that is constant."""
-    file = unpacked(blob)
     found = {}
-    for graph in file.subgraphs:
-        maker = {int(op.outputs[0]): op for op in graph.operators}
-        for op in graph.operators:
-            if len(op.inputs) < 2:
-                continue
-            index = int(op.inputs[1])
-            made = maker.get(index)
-            if made is not None and tflite_edits.kind_of(file, made) == "DEQUANTIZE":
-                index = int(made.inputs[0])
-            tensor = graph.tensors[index]
-            if tflite_edits.constant(file, tensor) is not None:
-                kinds = found.setdefault(tflite_edits.kind_of(file, op), set())
-                kinds.add(tflite_edits.type_of(tensor))
+    for kind, tensor in stored_weights(blob)[1]:
+        found.setdefault(kind, set()).add(tflite_edits.type_of(tensor))
     return found
 
 
@@ -223,14 +165,14 @@ def test_files_compute_what_is_simulated(scheme, caplog):
 
 @pytest.mark.parametrize("scheme", ["int8", "int8x4"])
 def test_kernels_of_a_mobile_net_are_within_a_step(mobile, scheme):
-    network, count = mobile
-    m = network.cut()
+    m = mobile.cut()
     quantize(m, scheme=scheme, is_training=False)
-    data = mobile_data(m)
+    (name,) = m.inputs
+    data = [{name: normal(1, PIXELS, PIXELS, 3, seed=i)} for i in range(6)]
     calibrate(m, data, "min_max")
     blob = to_tflite(m)
     kernels = kernels_apart(m, blob, data[0])
-    assert len(kernels) > count
+    assert len(kernels) > 8
     assert max(kernel.most for kernel in kernels) <= 1
     kinds = types_of_weights(blob)
     fewer = "INT4" if scheme == "int8x4" else "INT8"
@@ -254,7 +196,7 @@ def test_16_bits_are_nearer_to_float_than_8():
         exact = m.run(**data[0])["y"]
         quantize(m, scheme=scheme, is_training=False)
         calibrate(m, data, "min_max")
-        _, found = results(m, to_tflite(m), data)
+        _, found = both_results(m, to_tflite(m), data)["y"]
         noise[scheme] = decibels(exact, found)
     # Eight bits are 48 dB.
     assert noise["int16x8"] > noise["int8"] + 40
@@ -263,11 +205,11 @@ def test_16_bits_are_nearer_to_float_than_8():
 @pytest.mark.parametrize("scheme", WEIGHTS_ONLY)
 def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     """A file of a float model is that of one whose weights were quantized."""
-    m = mobile[0].cut()
+    m = mobile.cut()
     before = len(m.graph.get_operations())
     blob = to_tflite(m, scheme=scheme)
     assert len(m.graph.get_operations()) == before
-    quantized = mobile[0].cut()
+    quantized = mobile.cut()
     report = quantize(quantized, scheme=scheme, is_training=False)
     assert report.coverage == 1.0
     assert all(entry.result is None for entry in report.quantized)
@@ -287,7 +229,7 @@ def test_stored_weights_are_the_rounded_ones():
     steps = np.abs(matrix).max(0) / 127
     rounded = np.round(matrix / steps) * steps
     data = [{"x": np.eye(24, dtype=np.float32)[i : i + 1]} for i in range(24)]
-    _, found = results(m, blob, data)
+    _, found = both_results(m, blob, data)["y"]
     np.testing.assert_allclose(found, rounded, rtol=1e-5, atol=1e-6)
 
 
@@ -299,7 +241,7 @@ def test_half_floats_are_half_the_size():
     assert len(blob) < 0.6 * len(plain.convert())
     # Weights have 11 bits: 66 dB.
     data = [{"x": normal(4, 128, seed=8)}]
-    assert decibels(*results(m, blob, data)) > 60
+    assert decibels(*both_results(m, blob, data)["y"]) > 60
 
 
 def test_fewer_bits_are_stored_on_their_levels_in_one_file_too():
@@ -351,13 +293,6 @@ def test_ranges_wider_than_the_weights_are_stored_as_they_are():
     np.testing.assert_allclose(steps, wider, rtol=1e-5)
 
 
-def refused(call, *words):
-    with pytest.raises(QuantizeError) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_refusals():
     m, data = branching()
     refused(lambda: quantize(m, scheme="int5"), "no scheme 'int5'", "int16x8")
@@ -383,8 +318,7 @@ def test_training_learns_ranges_of_weights_alone():
         "dense/weights_quant",
     }
     m.run(**data[0])
-    simulated, found = results(m, to_tflite(m), data)
-    assert decibels(simulated, found) > 80
+    assert decibels(*both_results(m, to_tflite(m), data)["y"]) > 80
 
 
 def test_grouped_convolutions_keep_bytes():
@@ -422,12 +356,9 @@ def test_dynamic_ranges_leave_what_is_faster_in_float(caplog):
     m = opened(network, spec([1, 8, 8, 16], "x"))
     file = unpacked(to_tflite(m, scheme="dynamic_range"))
     (graph,) = file.subgraphs
-    read_as = {}
-    for op in graph.operators:
-        if tflite_edits.kind_of(file, op) != "DEQUANTIZE":
-            weights = graph.tensors[op.inputs[1]]
-            read_as[tuple(weights.shape)] = tflite_edits.type_of(weights)
-    assert read_as == {
+    layers = [op for op in graph.operators if len(op.inputs) > 1]
+    read = [graph.tensors[op.inputs[1]] for op in layers]
+    assert {tuple(t.shape): tflite_edits.type_of(t) for t in read} == {
         (16, 3, 3, 16): "INT8",
         (1, 3, 3, 16): "FLOAT32",
         (16, 1, 1, 16): "FLOAT32",

@@ -40,12 +40,9 @@ def file_of(function, low=-3.0, high=9.0, *, changed=False):
 
 
 def results(blob, delegates):
-    interpreter = new_interpreter(blob, delegates=delegates)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], INTEGERS)
-    interpreter.invoke()
-    (end,) = interpreter.get_output_details()
-    return interpreter.get_tensor(end["index"]).astype(int)
+    run = new_interpreter(blob, delegates=delegates).get_signature_runner()
+    (found,) = run(a=INTEGERS).values()
+    return found.astype(int)
 
 
 def kinds(blob):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import importlib
 
 import numpy as np
@@ -13,8 +12,8 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.graph import tflite_edits
 from geutil.graph.tflite_files import ops_of
-from geutil.graph.tflite_runtime import unpacked
 from geutil.quantize import compare_int8, quantize, to_int8
+from tests.quantize.converted import stored_weights
 from tests.settings import needs_eager
 from tests.thorough import crossed
 
@@ -114,22 +113,14 @@ def test_trained_weights_of_few_bits_are_stored_in_them(statistics, bits):
         m.run(image=X)
     deployed = m.strip_training()
     blob = to_int8(deployed)
-    file = unpacked(blob)
-    (graph,) = file.subgraphs
-    largest = collections.defaultdict(set)
-    for op in graph.operators:
-        kind = tflite_edits.kind_of(file, op)
-        if kind in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"):
-            weights = graph.tensors[op.inputs[1]]
-            stored = tflite_edits.constant(file, weights)
-            most = int(np.abs(stored).max())
-            largest[kind].add((tflite_edits.type_of(weights), most))
+    file, weights = stored_weights(blob)
     most = 2 ** (bits - 1) - 1
-    assert largest == {
-        "CONV_2D": {("INT4", most)},
-        "DEPTHWISE_CONV_2D": {("INT8", most)},
-        "FULLY_CONNECTED": {("INT4", most)},
-    }
+    for kind, tensor in weights:
+        if kind != "MEAN":
+            few = "INT8" if kind == "DEPTHWISE_CONV_2D" else "INT4"
+            assert tflite_edits.type_of(tensor) == few
+            assert np.abs(tflite_edits.constant(file, tensor)).max() == most
+    assert sorted(kind for kind, _ in weights) == sorted(KINDS)
     # Behind five kernels, each of which may be a step off.
     comparison = compare_int8(deployed, blob, {"image": X})
     assert comparison.most <= 3

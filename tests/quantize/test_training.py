@@ -7,19 +7,18 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph import verify
-from geutil.quantize import quantize, range_variables
+from geutil.quantize import insert_quant_op, quantize
 from tests.quantize.tiny import (
+    Layer,
+    Reference,
     averaged,
     check_fake_quant,
     close,
     ends,
-    fake_quant,
     fake_quants,
     of_ranges,
-    passes,
     session,
     symmetric_ends,
-    types,
 )
 from tests.thorough import crossed
 
@@ -31,8 +30,6 @@ W2 = np.float32(RANDOM.normal(size=(6, 3)))
 STEPS = [np.float32(RANDOM.normal(size=(8, 5)) * 2) for _ in range(5)]
 RATE = 0.01
 ENDS = ("min", "max", "learnt")
-# Decisions that only a delay makes.
-CHOOSING = {"SelectV2", "Select", "If", "StatelessIf", "Switch", "Merge", "Where"}
 
 
 def _variable(name, value, resource=True):
@@ -90,47 +87,9 @@ def test_the_ranges_of_a_net():
             assert tuple(values) == expected
 
 
-class Reference:
-    """The same net in numpy, with its gradients and its descent."""
-
-    def __init__(self, decay=0.999, per_channel=True):
-        self.w1, self.b1, self.w2 = W1.copy(), B1.copy(), W2.copy()
-        self.decay, self.axes = decay, 0 if per_channel else None
-        self.ranges = {}
-        self.seen = {name: [] for name in RANGES}
-
-    def step(self, x, rounds=True):
-        """Do a training step; return the logits."""
-        pairs = zip(WEIGHTS, (self.w1, self.w2), strict=True)
-        self.ranges |= {name: symmetric_ends(w, self.axes) for name, w in pairs}
-        xq, _ = self._activation("x/input_quant", x, rounds)
-        w1q, w1_passes = self._weights("one/weights_quant", self.w1, rounds)
-        w2q, w2_passes = self._weights("two/weights_quant", self.w2, rounds)
-        before = xq @ w1q + self.b1
-        relu = np.maximum(before, 0)
-        hidden, hidden_passes = self._activation("one/act_quant", relu, rounds)
-        logits = hidden @ w2q
-        out, out_passes = self._activation("two/act_quant", logits, rounds)
-        d_logits = 2 * out / 8 * out_passes
-        d_before = (d_logits @ w2q.T) * hidden_passes * (before > 0)
-        self.w2 = self.w2 - RATE * (hidden.T @ d_logits) * w2_passes
-        self.w1 = self.w1 - RATE * (xq.T @ d_before) * w1_passes
-        self.b1 = self.b1 - RATE * d_before.sum(0)
-        return out
-
-    def _activation(self, name, values, rounds):
-        self.seen[name].append(ends(values))
-        self.ranges[name] = averaged(self.seen[name], self.decay)
-        return self._rounded(values, *self.ranges[name], False, rounds)
-
-    def _weights(self, name, values, rounds):
-        return self._rounded(values, *self.ranges[name], True, rounds)
-
-    def _rounded(self, values, low, high, narrow, rounds):
-        if not rounds:
-            return values, 1
-        quantized = fake_quant(values, low, high, 8, narrow)
-        return quantized, passes(values, low, high, 8, narrow)
+def _reference(decay=0.999, per_channel=True):
+    layers = [Layer("one", W1, B1), Layer("two", W2, relu=False)]
+    return Reference(layers, RATE, decay, per_channel, count=8)
 
 
 def _compare(opened, net, reference):
@@ -138,7 +97,8 @@ def _compare(opened, net, reference):
         values = opened.run([net.report.variables[n] for n in _names(name)])
         close(values, expected, 2e-6)
     variables = [net.w1, net.b1, net.w2]
-    expected = [reference.w1, reference.b1, reference.w2]
+    one, two = reference.layers
+    expected = [one.w, one.b, two.w]
     for value, wanted in zip(opened.run(variables), expected, strict=True):
         close(value, wanted, 2e-6)
 
@@ -149,20 +109,12 @@ def _compare(opened, net, reference):
 )
 def test_steps_are_those_of_numpy(per_channel, resource, decay):
     net = Net(resource).quantize(per_channel=per_channel, ema_decay=decay).train()
-    reference = Reference(decay, per_channel)
+    reference = _reference(decay, per_channel)
     with session(net.graph) as opened:
         for x in STEPS:
             value, _ = opened.run([net.out, net.step], {net.x: x})
             close(value, reference.step(x), 2e-6)
             _compare(opened, net, reference)
-
-
-@pytest.mark.parametrize("delay", [None, 0])
-def test_without_a_delay_nothing_chooses_or_counts(delay):
-    net = Net().quantize(quant_delay=delay)
-    assert not CHOOSING & set(types(net.graph))
-    assert "AssignAddVariableOp" not in types(net.graph)
-    assert net.report.step is None
 
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
@@ -172,7 +124,7 @@ def test_a_delay_of_three(resource):
     plain = Net(resource)
     plain.out = plain.logits
     plain.train()
-    reference = Reference(0.9)
+    reference = _reference(0.9)
     with session(net.graph) as opened, session(plain.graph) as other:
         for index, x in enumerate(STEPS):
             value, _ = opened.run([net.out, net.step], {net.x: x})
@@ -202,33 +154,17 @@ def test_one_counter_and_one_update_for_each_end():
 
 def test_below_zero_is_looked_only_where_something_may_be():
     with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [None, 5], "x")
-        y = tf.nn.relu(tf.matmul(x, tf.ones([5, 3])))
-        tf.matmul(y, tf.ones([3, 2]), name="logits")
-        quantize(graph)
-    searched = {
-        op.inputs[0].op.type for op in graph.get_operations() if op.type == "Min"
-    }
-    assert searched == {"Placeholder", "MatMul"}
-
-
-def test_what_is_never_negative():
-    with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [1, 4, 4, 2])
         y = tf.nn.relu6(x)
-        pooled = tf.nn.max_pool2d(y, 2, 2, "SAME")
-        rounded = tf.quantization.fake_quant_with_min_max_args(pooled)
-        for tensor in (y, tf.reshape(rounded, [-1]), tf.nn.softmax(x), tf.abs(x)):
-            assert range_variables.is_never_negative(tensor)
-        for tensor in (
-            x,
-            -y,
-            y - 1.0,
-            y + x,
-            tf.nn.elu(x),
-            tf.nn.max_pool2d(x, 2, 2, "SAME"),
-        ):
-            assert not range_variables.is_never_negative(tensor)
+        rounded = tf.quantization.fake_quant_with_min_max_args(y)
+        never = [y, tf.reshape(rounded, [-1]), tf.nn.softmax(x), tf.abs(x)]
+        maybe = [x, -y, y - 1.0, y + x, tf.nn.elu(x), tf.nn.max_pool2d(x, 2, 2, "SAME")]
+        never.append(tf.nn.max_pool2d(y, 2, 2, "SAME"))
+        for n, t in enumerate([*never, *maybe]):
+            read = [tf.identity(t).op]
+            insert_quant_op("", f"range_{n}", t.op, read, is_training=True)
+    searched = [op.inputs[0] for op in graph.get_operations() if op.type == "Min"]
+    assert {t.name for t in searched} == {t.name for t in maybe}
 
 
 # -- ranges that are shared ------------------------------------------------------------
@@ -301,26 +237,6 @@ def test_partitioned_variables_have_one_range(resource):
         value = np.concatenate(opened.run(list(w)))
         pair = opened.run([report.variables[n] for n in _names("layer/weights_quant")])
         close(pair, symmetric_ends(value, 0))
-
-
-def test_ranges_for_each_channel_are_last_values():
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [None, 6, 6, 4])
-        kernel = v1.get_variable("kernel", [3, 3, 4, 2], use_resource=True)
-        y = tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME", name="depthwise")
-    report = quantize(graph)
-    (entry,) = [e for e in report.quantized if e.weights]
-    pair = [report.variables[n] for n in _names(entry.weights_range)]
-    assert [tuple(v.shape) for v in pair] == [(8,), (8,)]
-    (taken,) = [op for op in fake_quants(graph) if op.type.endswith("PerChannel")]
-    with session(graph) as opened:
-        values = opened.run(
-            [report.tensor(y), kernel, taken.outputs[0]], {x: np.ones((1, 6, 6, 4))}
-        )
-        flat = values[1].reshape(3, 3, 8)
-        size = np.abs(flat).max((0, 1))
-        close(opened.run(pair), [-size, size])
-        check_fake_quant(values[2], flat, -size, size, narrow_range=True)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

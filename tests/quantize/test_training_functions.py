@@ -13,14 +13,11 @@ import geutil.model
 from geutil.quantize import quantize
 from tests.processes import run_python
 from tests.quantize.tiny import (
+    Layer,
+    Reference,
     averaged,
-    check_fake_quant,
     close,
-    ends,
-    fake_quant,
     of_ranges,
-    passes,
-    symmetric_ends,
 )
 from tests.settings import V1
 
@@ -32,32 +29,13 @@ STEPS = [np.float32(RANDOM.normal(size=(8, 5)) * 2) for _ in range(5)]
 RATE = 0.1
 
 
-class Reference:
-    """One dense layer with a Relu, its gradients and its descent in numpy."""
+def _reference(decay=0.999, per_channel=True):
+    return Reference([Layer("dense", W)], RATE, decay, per_channel)
 
-    def __init__(self, decay=0.999, w=W, per_channel=True):
-        self.w, self.decay = w.copy(), decay
-        self.axes = 0 if per_channel else None
-        self.inputs, self.results = [], []
 
-    def step(self, x, rate=RATE):
-        self.weights = symmetric_ends(self.w, self.axes)
-        self.inputs.append(ends(x))
-        self.input = averaged(self.inputs, self.decay)
-        xq = fake_quant(x, *self.input)
-        wq = fake_quant(self.w, *self.weights, narrow_range=True)
-        relu = np.maximum(xq @ wq, 0)
-        self.results.append(ends(relu))
-        self.result = averaged(self.results, self.decay)
-        out = fake_quant(relu, *self.result)
-        d_out = 2 * out * passes(relu, *self.result) * (relu > 0)
-        gradient = xq.T @ d_out * passes(self.w, *self.weights, narrow_range=True)
-        self.w = self.w - rate * gradient
-        return out
-
-    @property
-    def ranges(self):
-        return [*self.weights, *self.input, *self.result]
+def _ranges(reference):
+    names = ["dense/weights_quant", "x/input_quant", "dense/act_quant"]
+    return np.hstack([end for name in names for end in reference.ranges[name]])
 
 
 def _ends(report):
@@ -103,11 +81,11 @@ def _traced(w, reports, jit=False, **options):
 def test_inside_a_traced_function(jit, per_channel):
     w, reports = tf.Variable(W, name="w"), []
     step = _traced(w, reports, jit, ema_decay=0.9, per_channel=per_channel)
-    reference = Reference(0.9, per_channel=per_channel)
+    reference = _reference(0.9, per_channel=per_channel)
     for x in STEPS:
         close(step(tf.constant(x)), reference.step(x), 2e-6)
-        close(np.hstack(_ends(reports[0])), np.hstack(reference.ranges), 2e-6)
-        close(w, reference.w, 2e-6)
+        close(np.hstack(_ends(reports[0])), _ranges(reference), 2e-6)
+        close(w, reference.layers[0].w, 2e-6)
     assert len(reports) == 1
 
 
@@ -123,11 +101,11 @@ def test_updates_run_in_loops_once_a_turn():
             step(data[index])
 
     epoch()
-    reference = Reference(0.9)
+    reference = _reference(0.9)
     for x in STEPS:
         reference.step(x)
-    close(np.hstack(_ends(reports[0])), np.hstack(reference.ranges), 5e-6)
-    close(w, reference.w, 5e-6)
+    close(np.hstack(_ends(reports[0])), _ranges(reference), 5e-6)
+    close(w, reference.layers[0].w, 5e-6)
 
 
 def test_a_delay_inside_a_traced_function():
@@ -162,12 +140,15 @@ def test_traces_share_variables_that_are_given():
         known.update(report.variables)
         return report.tensor(y)
 
-    reference = Reference(0.5)
+    reference = _reference(0.5)
     for rows in (8, 4, 8):
         x = STEPS[1][:rows]
         close(step(tf.constant(x)), reference.step(x, rate=0), 2e-6)
         assert len(known) == 8
-    close([v.numpy() for v in list(known.values())[:2]], reference.weights)
+    close(
+        [v.numpy() for v in list(known.values())[:2]],
+        reference.ranges["dense/weights_quant"],
+    )
 
 
 # -- models ----------------------------------------------------------------------------
@@ -200,55 +181,25 @@ def test_a_model_in_a_training_loop(outer, decay):
         return out
 
     train = tf.function(step) if outer else step
-    reference = Reference(decay)
+    reference = _reference(decay)
     for x in STEPS:
         close(train(tf.constant(x)), reference.step(x), 2e-6)
-        close(np.hstack(_ends(report)), np.hstack(reference.ranges), 2e-6)
-        close(w, reference.w, 2e-6)
+        close(np.hstack(_ends(report)), _ranges(reference), 2e-6)
+        close(w, reference.layers[0].w, 2e-6)
     assert id(w) in watched
     assert not any(v.trainable or id(v) in watched for v in report.variables.values())
 
 
 def test_a_call_without_gradients_is_a_step_too():
     model, report = _opened(ema_decay=0.5)
-    function, reference = model.to_function(), Reference(0.5)
+    function, reference = model.to_function(), _reference(0.5)
     for x in STEPS:
         function(tf.constant(x))
         reference.step(x, rate=0)
-    close(np.hstack(_ends(report)), np.hstack(reference.ranges), 2e-6)
+    close(np.hstack(_ends(report)), _ranges(reference), 2e-6)
 
 
-# -- checkpoints and replicas ----------------------------------------------------------
-
-
-def test_a_checkpoint_of_the_variables(tmp_path):
-    w, reports = tf.Variable(W), []
-    step = _traced(w, reports, ema_decay=0.5)
-    for x in STEPS:
-        step(tf.constant(x))
-    kept = _ends(reports[0])
-    path = tf.train.Checkpoint(w=w, ranges=dict(reports[0].variables)).save(
-        str(tmp_path / "c")
-    )
-    other, others = tf.Variable(W), []
-
-    @tf.function
-    def evaluate(x):
-        y = _net(x, other)
-        report = quantize(tf.compat.v1.get_default_graph(), is_training=False)
-        others.append(report)
-        return report.tensor(y)
-
-    evaluate(tf.constant(STEPS[0]))
-    status = tf.train.Checkpoint(w=other, ranges=dict(others[0].variables)).restore(
-        path
-    )
-    status.assert_existing_objects_matched()
-    np.testing.assert_array_equal(np.hstack(_ends(others[0])), np.hstack(kept))
-    x = STEPS[1]
-    xq = fake_quant(x, *kept[2:4])
-    wq = fake_quant(other.numpy(), *kept[:2], narrow_range=True)
-    check_fake_quant(evaluate(tf.constant(x)), np.maximum(xq @ wq, 0), *kept[4:])
+# -- replicas --------------------------------------------------------------------------
 
 
 MIRRORED = """

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
+
+from tests.settings import edges
 
 v1 = tf.compat.v1
 
@@ -87,6 +92,18 @@ def session(graph):
         yield opened
 
 
+def state(graph):
+    return edges(graph), [v.name for v in graph.get_collection("variables")]
+
+
+def refused(graph, error, match, call, *args, **options):
+    """Check that a call raises an error, and that a graph is as it was."""
+    before = state(graph)
+    with pytest.raises(error, match=match):
+        call(*args, **options)
+    assert state(graph) == before
+
+
 def types(graph):
     """Return the types of the ops of a graph."""
     return [op.type for op in graph.get_operations()]
@@ -102,3 +119,62 @@ def close(actual, expected, tolerance=1e-6):
     expected = np.asarray(expected)
     size = max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * size)
+
+
+@dataclass
+class Layer:
+    name: str
+    w: Any
+    b: Any = None
+    relu: bool = True
+
+
+class Reference:
+    """Layers with their gradients and their descent on the sum of squares, by `count`.
+
+    Attributes:
+        layers: as the steps left them.
+        ranges: the ends of the last step by name.
+    """
+
+    def __init__(self, layers, rate, decay=0.999, per_channel=True, count=1):
+        self.layers, self.rate, self.decay = layers, rate, decay
+        self.count = count
+        self.axes = 0 if per_channel else None
+        self.seen, self.ranges = {}, {}
+
+    def step(self, x, rounds=True, rate=None):
+        """Do a training step; return the results."""
+        rate = self.rate if rate is None else rate
+        x, _ = self._activation("x/input_quant", x, rounds)
+        back = []
+        for layer in self.layers:
+            name = f"{layer.name}/weights_quant"
+            self.ranges[name] = symmetric_ends(layer.w, self.axes)
+            w, passed = self._rounded(name, layer.w, True, rounds)
+            y = x @ w if layer.b is None else x @ w + layer.b
+            made = np.maximum(y, 0) if layer.relu else y
+            out, through = self._activation(f"{layer.name}/act_quant", made, rounds)
+            through = through * (y > 0) if layer.relu else through
+            back.append((layer, x, w, passed, through))
+            x = out
+        gradient = 2 * x / self.count
+        for layer, given, w, passed, through in reversed(back):
+            gradient = gradient * through
+            layer.w = layer.w - rate * (given.T @ gradient) * passed
+            if layer.b is not None:
+                layer.b = layer.b - rate * gradient.sum(0)
+            gradient = gradient @ w.T
+        return x
+
+    def _activation(self, name, values, rounds):
+        seen = self.seen.setdefault(name, [])
+        seen.append(ends(values))
+        self.ranges[name] = averaged(seen, self.decay)
+        return self._rounded(name, values, False, rounds)
+
+    def _rounded(self, name, values, narrow, rounds):
+        if not rounds:
+            return values, np.float32(1)
+        given = values, *self.ranges[name], 8, narrow
+        return fake_quant(*given), passes(*given)
