@@ -31,13 +31,19 @@ def test_a_function_counts_even_if_nothing_reads_it():
 @needs_eager
 @pytest.mark.parametrize("jit", [False, True])
 def test_traces_share_a_variable(jit):
-    variable = tf.Variable(0, dtype=tf.int64, trainable=False)
+    variable, other = (
+        tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2)
+    )
 
     @tf.function(jit_compile=jit)
     def step(x):
-        return step_counter(v1.get_default_graph(), variable).value + tf.size(
-            x, tf.int64
-        )
+        graph = v1.get_default_graph()
+        value = step_counter(graph, variable).value
+        count = len(graph.get_operations())
+        with pytest.raises(TransformError, match="counts its steps in"):
+            step_counter(graph, other)
+        assert len(graph.get_operations()) == count
+        return value + tf.size(x, tf.int64)
 
     assert int(step(tf.zeros([1]))) == 2
     assert int(step(tf.zeros([5]))) == 7
@@ -54,20 +60,3 @@ def test_wrong_variables(wrong, message):
     with pytest.raises(ArgumentTypeError, match=message):
         step_counter(graph, variable)
     assert not graph.get_operations()
-
-
-@needs_eager
-def test_another_variable_than_before():
-    one, other = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
-
-    @tf.function
-    def step():
-        graph = v1.get_default_graph()
-        value = step_counter(graph, one).value
-        size = len(graph.get_operations())
-        with pytest.raises(TransformError, match="counts its steps in"):
-            step_counter(graph, other)
-        assert len(graph.get_operations()) == size
-        return value
-
-    assert int(step()) == 1

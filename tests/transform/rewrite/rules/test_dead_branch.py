@@ -10,18 +10,7 @@ from tests.graph.building import snapshot
 from tests.settings import evaluate, needs_eager
 
 X = np.array([0.25, -1.5], np.float32)
-PREDICATES = [
-    True,
-    False,
-    0,
-    2,
-    0.0,
-    -0.5,
-    b"",
-    b"no",
-    [],
-    [0.0],
-]
+PREDICATES = [True, False, 0, 2, 0.0, -0.5, b"", b"no", [], [0.0]]
 
 
 def placeholder():
@@ -68,16 +57,11 @@ def test_an_if_becomes_a_call_of_the_branch_that_runs():
             wrong[repr(case)] = value
         np.testing.assert_allclose(-value, expected, rtol=1e-6, err_msg=repr(case))
     assert wrong == {}
-    assert not rewrite(graph, dead_branch_folding()).rewritten
-
-
-def test_an_if_that_no_constant_decides_is_no_candidate():
-    with tf.Graph().as_default() as graph:
-        x = placeholder()
-        tf.negative(tf.cond(x[0] > 0, lambda: tf.exp(x), lambda: tf.sin(x)))
+    # One that no constant decides is no candidate.
+    with graph.as_default():
+        tf.negative(functional_if(x[0] > 0, x))
     before = snapshot(graph)
-    report = rewrite(graph, dead_branch_folding())
-    assert not report.rewritten
+    assert not rewrite(graph, dead_branch_folding()).rewritten
     assert snapshot(graph) == before
 
 
@@ -140,6 +124,7 @@ def test_v1_conditionals_keep_the_branch_that_runs(pred):
             lambda: (tf.constant([3.0, 4.0]) + x, x),
         )
         z = tf.negative(y + w)
+        before = graph.as_graph_def()
         gradient = tf.gradients(tf.reduce_sum(z), x)[0]
     expected = evaluate(graph, [z, gradient], {x: X})
     report = rewrite(graph, dead_branch_folding(), debug=True)
@@ -152,36 +137,19 @@ def test_v1_conditionals_keep_the_branch_that_runs(pred):
         again = tf.gradients(tf.reduce_sum(z), x)[0]
     np.testing.assert_array_equal(evaluate(graph, [again], {x: X})[0], expected[1])
     assert not rewrite(graph, dead_branch_folding()).rewritten
-
-
-@pytest.mark.usefixtures("control_flow_v1")
-def test_an_imported_conditional_has_no_context_and_is_folded_all_the_same():
-    with tf.Graph().as_default() as source:
+    # An imported conditional has no context, and is folded all the same.
+    with tf.Graph().as_default() as imported:
         x = placeholder()
-        y = tf.compat.v1.cond(
-            tf.constant(True), lambda: tf.constant([1.0, 2.0]), lambda: x
-        )
-        tf.negative(y, name="z")
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(source.as_graph_def(), name="")
-    z = graph.get_tensor_by_name("z:0")
-    report = rewrite(graph, dead_branch_folding(), debug=True)
-    assert report.counts["dead_branch_folding (Merge)"] == (1, 0)
-    assert "Merge" not in used_types(z)
-    assert evaluate(graph, [z], {"x:0": X})[0].tolist() == [-1.0, -2.0]
-
-
-@pytest.mark.usefixtures("control_flow_v1")
-def test_the_number_of_the_branch_is_a_constant():
-    with tf.Graph().as_default() as graph:
-        x = placeholder()
-        off, on = tf.raw_ops.Switch(data=x, pred=tf.constant(True))
-        merged, index = tf.raw_ops.Merge(inputs=[tf.sin(off), tf.exp(on)])
-        results = [tf.identity(merged), tf.identity(index)]
-    rewrite(graph, dead_branch_folding(), debug=True)
-    value, number = evaluate(graph, results, {x: X})
-    np.testing.assert_allclose(value, np.exp(X), rtol=1e-6)
-    assert number == 1
+        index = tf.raw_ops.Merge(inputs=[*tf.raw_ops.Switch(data=x, pred=pred)])[1]
+        tf.identity(index, name="number")
+        tf.import_graph_def(before, {"x:0": x}, name="")
+    report = rewrite(imported, dead_branch_folding(), debug=True)
+    assert report.counts["dead_branch_folding (Merge)"][0] >= 2
+    fetched = [imported.get_tensor_by_name(name) for name in (z.name, "number:0")]
+    assert used_types(fetched[0]).isdisjoint({"Merge"})
+    value, number = evaluate(imported, fetched, {x: X})
+    np.testing.assert_array_equal(value, expected[0])
+    assert number == pred
 
 
 @pytest.mark.usefixtures("control_flow_v1")
