@@ -8,17 +8,30 @@ from typing import Any
 
 
 def not_refused(
-    error: type[Exception], cases: Iterable[tuple[Any, Callable[[], Any], str]]
+    error: type[Exception],
+    cases: Iterable[tuple[Any, Callable[[], Any], str]],
+    unchanged: Any = None,
 ) -> dict[str, str]:
     """Return what came of the calls that did not raise an error with their message.
 
-    A case is a name, a call without arguments, and a regular expression.
+    A case is a name, a call without arguments, and a regular expression. If there is a
+    model that no call may change, those that do are returned, too.
     """
     wrong = {}
+    before = _ends_and_graph(unchanged)
     for name, call, message in cases:
         try:
             wrong[str(name)] = f"it returned {call()!r}"
         except error as caught:
             if not re.search(message, str(caught)):
                 wrong[str(name)] = str(caught)
+        if _ends_and_graph(unchanged) != before:
+            wrong[str(name)] = "the model changed"
     return wrong
+
+
+def _ends_and_graph(model: Any) -> Any:
+    if model is None:
+        return None
+    graph_def = model.graph.as_graph_def(add_shapes=True)
+    return list(model.inputs), list(model.outputs), graph_def

@@ -23,16 +23,6 @@ def conditional(x):
 
 
 @tf.function
-def counted_loop(x):
-    y = x
-    for i in tf.range(4):
-        if tf.equal(i, 2):
-            continue
-        y = y + tf.cast(i, tf.float32)
-    return {"y": y}
-
-
-@tf.function
 def loop_to_a_limit(x):
     while tf.reduce_max(tf.abs(x)) < 100.0:
         x = x * 3
@@ -70,16 +60,6 @@ def called_many_times(x):
 
 
 @tf.function
-def dictionary_in_a_loop(x):
-    _, state = tf.while_loop(
-        lambda i, _: i < 3,
-        lambda i, s: (i + 1, {"a": s["b"], "b": s["a"] + 1}),
-        (0, {"a": x, "b": x * 2}),
-    )
-    return {"a": state["a"], "b": state["b"]}
-
-
-@tf.function
 def sets_and_strings(x):
     text = tf.strings.as_string(x, precision=1)
     joined = tf.strings.reduce_join(text, separator=",")
@@ -90,13 +70,11 @@ FUNCTIONS = {
     f.python_function.__name__: f
     for f in (
         conditional,
-        counted_loop,
         loop_to_a_limit,
         array,
         switched,
         with_a_compiled_part,
         called_many_times,
-        dictionary_in_a_loop,
         sets_and_strings,
     )
 }

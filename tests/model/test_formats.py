@@ -33,12 +33,6 @@ def exactly():
         yield
 
 
-@pytest.fixture
-def format() -> str:
-    """The two formats differ in their last step only."""
-    return "graph_def"
-
-
 def read(path) -> tf.compat.v1.GraphDef:
     graph_def = tf.compat.v1.GraphDef()
     if path.suffix == ".pb":
@@ -59,7 +53,7 @@ def run_file(path, feeds, outputs) -> list[np.ndarray]:
             return session.run([f"{name}:0" for name in outputs], fed)
 
 
-def save(opened, tmp_path, format):
+def save(opened, tmp_path, format="graph_def"):
     return opened.save(tmp_path / f"m.{SUFFIXES[format]}", format)
 
 
@@ -102,21 +96,21 @@ def test_tensorflow_runs_the_file_which_opens_with_the_same_ends(
     assert {f.signature.name for f in library} == called - {""}
 
 
-def test_an_output_that_is_named_already_gets_no_op(tmp_path, format):
+def test_an_output_that_is_named_already_gets_no_op(tmp_path):
     opened = opened_function(lambda x: {"y": tf.multiply(x, 2.0, name="y")})
-    nodes = read(save(opened, tmp_path, format)).node
+    nodes = read(save(opened, tmp_path)).node
     found = [(n.name, n.op) for n in nodes if n.name.startswith("y")]
     assert found == [("y/y", "Const"), ("y", "Mul")]
 
 
-def test_an_output_that_feeds_other_ops_is_an_end_all_the_same(tmp_path, format):
+def test_an_output_that_feeds_other_ops_is_an_end_all_the_same(tmp_path):
     def body(x, unused):
         y = tf.multiply(x, 2.0, name="y")
         return {"y": y, "z": tf.add(y, 1.0, name="z"), "same": y}
 
     spec = tf.TensorSpec([None], name="unused")
     opened = opened_function(body, FLOATS, spec)
-    path = save(opened, tmp_path, format)
+    path = save(opened, tmp_path)
     reopened = model.open(path)
     # An input that nothing reads is there.
     assert list(reopened.inputs) == ["x", "unused"]
@@ -127,7 +121,7 @@ def test_an_output_that_feeds_other_ops_is_an_end_all_the_same(tmp_path, format)
     assert_same([found[n] for n in sorted(found)], [expected[0], *expected])
 
 
-def test_ends_take_names_from_other_nodes(tmp_path, format):
+def test_ends_take_names_from_other_nodes(tmp_path):
     def body(data, x):
         y = tf.multiply(data, 2.0, name="out")
         z = tf.add(x, 1.0, name="y")
@@ -136,7 +130,7 @@ def test_ends_take_names_from_other_nodes(tmp_path, format):
     spec = tf.TensorSpec([None, 3], name="data")
     opened = opened_function(body, spec, FLOATS)
     opened = opened.rename(inputs={"data": "x", "x": "data"})
-    path = save(opened, tmp_path, format)
+    path = save(opened, tmp_path)
     a, b = floats(), floats() + 5
     y, out, z = run_file(path, {"x": a, "data": b}, ["y", "out", "z"])
     assert_same([y, out, z], [a * 2, b + np.float32(1), b[:, 1:2]])
@@ -145,7 +139,7 @@ def test_ends_take_names_from_other_nodes(tmp_path, format):
     assert list(reopened.outputs) == list(opened.outputs)
 
 
-def test_outputs_that_are_inputs_constants_and_variables(tmp_path, format, caplog):
+def test_outputs_that_are_inputs_constants_and_variables(tmp_path, caplog):
     v = variable(3)
 
     def body(x):
@@ -153,7 +147,7 @@ def test_outputs_that_are_inputs_constants_and_variables(tmp_path, format, caplo
 
     opened = opened_function(body)
     with caplog.at_level(logging.WARNING, "geutil"):
-        path = save(opened, tmp_path, format)
+        path = save(opened, tmp_path)
     assert "['c', 'w']" in caplog.text
     assert list(model.open(path).outputs) == ["copy"]
     reopened = model.open(path, outputs=list(opened.outputs))
@@ -162,12 +156,12 @@ def test_outputs_that_are_inputs_constants_and_variables(tmp_path, format, caplo
     assert_same(run_file(path, {"x": floats()}, ["c", "copy", "w"]), expected)
 
 
-def test_what_runs_besides_runs_before_the_outputs(tmp_path, format):
+def test_what_runs_besides_runs_before_the_outputs(tmp_path):
     def body(x):
         tf.debugging.assert_positive(x, message="not positive")
         return {"y": tf.add(x, 1.0, name="y")}
 
-    path = save(opened_function(body), tmp_path, format)
+    path = save(opened_function(body), tmp_path)
     (y,) = run_file(path, {"x": np.ones((1, 3), np.float32)}, ["y"])
     assert_same([y], [np.full((1, 3), 2, np.float32)])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not positive"):
@@ -183,24 +177,22 @@ def refused(opened, tmp_path, format, *words: str, **options) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_names_that_no_node_can_have_are_refused(tmp_path, format):
+def test_names_that_no_node_can_have_are_refused(tmp_path):
     good = opened_function(lambda x: {"y": x + 1.0})
     bad_output = good.rename(outputs={"y": "a result"})
-    refused(bad_output, tmp_path, format, "output 'a result'", "rename(outputs=")
+    refused(bad_output, tmp_path, "graph_def", "output 'a result'", "rename(outputs=")
     bad_input = good.rename(inputs={"x": "_x"})
-    refused(bad_input, tmp_path, format, "input '_x'", "rename(inputs=")
+    refused(bad_input, tmp_path, "graph_def", "input '_x'", "rename(inputs=")
     both = opened_function(lambda x: {"x": x + 1.0})
-    refused(both, tmp_path, format, "'x'", "rename(outputs=")
+    refused(both, tmp_path, "graph_def", "'x'", "rename(outputs=")
     for wrong in ("graph_def", "saved_model"):
         refused(good, tmp_path, wrong, "select_tf_ops", select_tf_ops=True)
 
 
-def test_an_input_that_is_an_output_of_its_name_must_be_asked_for(
-    tmp_path, format, caplog
-):
+def test_an_input_that_is_an_output_of_its_name_must_be_asked_for(tmp_path, caplog):
     opened = opened_function(lambda x: {"x": x, "y": x + 1.0})
     with caplog.at_level(logging.WARNING, "geutil"):
-        path = save(opened, tmp_path, format)
+        path = save(opened, tmp_path)
     assert "outputs=" in caplog.text
     reopened = model.open(path, outputs=["x", "y"])
     assert_same([reopened.run(x=floats())["x"]], [floats()])
@@ -268,8 +260,8 @@ def test_ops_that_tensorflow_lite_lacks(tmp_path):
     assert b"FlexCholesky" in path.read_bytes()
 
 
-def test_more_bytes_than_a_protobuf_holds_are_refused(tmp_path, format, monkeypatch):
+def test_more_bytes_than_a_protobuf_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("geutil.graph.creation.BULK_LIMIT", 1000)
     v = variable(100, 3)
     opened = opened_function(lambda x: {"y": tf.matmul(x, v, transpose_b=True)})
-    refused(opened, tmp_path, format, "SavedModel")
+    refused(opened, tmp_path, "graph_def", "SavedModel")

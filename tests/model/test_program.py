@@ -50,13 +50,6 @@ def test_a_cycle_is_found_as_networkx_finds_one(drawn):
             assert reference.has_edge(int(a[1:]), int(b[1:]))
 
 
-def test_back_edges_of_loops_are_no_cycle():
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.node.add(name="merge", op="Merge", input=["next"])
-    graph_def.node.add(name="next", op="NextIteration", input=["merge"])
-    assert cycle_of(graph_def) is None
-
-
 @given(drawn_edges(acyclic=True), st.data())
 def test_nodes_behind_are_the_ancestors(drawn, data):
     count, edges = drawn

@@ -102,7 +102,3 @@ def test_docstrings():
 def test_a_model_error_is_a_value_error():
     assert issubclass(model.ModelError, GeutilError)
     assert issubclass(model.ModelError, ValueError)
-
-
-def test_a_body_is_a_model():
-    assert issubclass(model.Body, model.Model)
