@@ -166,7 +166,9 @@ def test_inputs_and_hidden_inputs_have_a_handler_each(setting, transformer):
     assert setting.run(body) == [5.0]
 
 
-def test_control_inputs_have_a_handler(setting, transformer):
+def test_control_inputs_collections_and_original_ops_have_a_handler(
+    setting, transformer
+):
     def body():
         guard = tf.constant(0.0, name="guard")
         with tf.control_dependencies([guard]):
@@ -182,31 +184,20 @@ def test_control_inputs_have_a_handler(setting, transformer):
         transformer.transform_control_input_handler = lambda info, op: None
         _, info = transformer([x.op, y.op], default_graph(), "dropped")
         assert info.transformed(y.op).control_inputs == []
-
-    setting.run(body)
-
-
-def test_collections_have_a_handler(setting, transformer):
-    def body():
-        x = tf.constant(1.0, name="x")
+        # So have collections, and the original op.
         pairs = []
-        transformer.assign_collections_handler = lambda info, elem, elem_: pairs.append(
-            (elem.name, elem_.name)
+        transformer.assign_collections_handler = lambda info, *elements: pairs.append(
+            tuple(names(elements))
         )
-        transformer(x.op, default_graph(), "c")
-        assert pairs == [("x", "c/x"), ("x:0", "c/x:0")]
+        with default_graph()._original_op(x.op):
+            z = tf.negative(guard, name="z")
+        transformer.transform_original_op_handler = lambda info, op: None
+        _, info = transformer([x.op, z.op], default_graph(), "c")
+        of_each = [(name, f"c/{name}") for name in ("x", "x:0", "z", "z:0")]
+        assert sorted(pairs) == of_each
+        assert info.transformed(z.op)._original_op is None
 
     setting.run(body)
-
-
-def test_the_original_op_has_a_handler(transformer):
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(1.0, name="x")
-        with graph._original_op(x.op):
-            y = tf.negative(x, name="y")
-    transformer.transform_original_op_handler = lambda info, op: None
-    _, info = transformer(graph, graph, "c")
-    assert info.transformed(y.op)._original_op is None
 
 
 def test_ready_made_handlers_can_be_combined(setting, transformer):
@@ -262,18 +253,12 @@ def test_info_maps_names_structures_and_back():
     text = str(info)
     assert "  x => c/x" in text
     assert "Scope destination: c/" in text
-
-
-def test_info_keeps_the_private_names_that_clients_read():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(1.0, name="x")
-    _, info = ge.copy(graph, dst_scope="c")
-    assert names(info._transformed_ops.values()) == ["c/x"]
-    assert info._transformed_ts[x].name == "c/x:0"
-    with pytest.raises(TypeError):
-        info._transformed_ops[x.op] = None
-    with pytest.raises(TypeError):
-        info._transformed_ts[x] = None
+    # Private names that clients read.
+    assert names(info._transformed_ops.values()) == ["c/x", "c/y"]
+    assert info._transformed_ts[x] is x_
+    for private, element in ((info._transformed_ops, x.op), (info._transformed_ts, x)):
+        with pytest.raises(TypeError):
+            private[element] = None
 
 
 def test_what_does_not_fit_into_one_protobuf_is_copied_op_by_op(monkeypatch):

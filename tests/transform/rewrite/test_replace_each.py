@@ -36,12 +36,26 @@ def nested():
     return [a.op, b.op], sine, []
 
 
-def kept():
-    x = tf.constant(X, name="x")
-    a = tf.exp(x, name="a")
-    b = tf.exp(a, name="b")
-    tf.negative(b, name="y")
-    return [b.op, a.op], sine, [a]
+def chained(build, keep=False):
+    """Return what makes two ops in a row, which are replaced by what `build` makes."""
+
+    def make():
+        a = tf.exp(tf.constant(X), name="a")
+        b = tf.exp(a, name="b")
+        tf.negative(b, name="y")
+        return [b.op, a.op], build, [a] * keep
+
+    return make
+
+
+CHAINED = {
+    "kept": chained(sine, keep=True),
+    "wrapped": chained(lambda op: tf.sin(op.outputs[0])),
+    # An op that nobody reads any more once its reader is replaced.
+    "passed over": chained(lambda op: tf.constant(X)),
+    # A replacement by what is replaced in turn.
+    "handed on": chained(lambda op: op.inputs[0] if op.name == "b" else sine(op)),
+}
 
 
 def declining():
@@ -70,32 +84,6 @@ def circular():
     return [a.op], lambda op: tf.sin(op.graph.get_collection("b")[0]), []
 
 
-def wrapped():
-    a = tf.exp(tf.constant(X), name="a")
-    tf.negative(a, name="y")
-    return [a.op], lambda op: tf.sin(op.outputs[0]), []
-
-
-def passed_over():
-    """An op that nobody reads any more once its reader is replaced."""
-    a = tf.exp(tf.constant(X), name="a")
-    b = tf.exp(a, name="b")
-    tf.negative(b, name="y")
-    return [a.op, b.op], lambda op: tf.constant(X), []
-
-
-def handed_on():
-    """A replacement by what is replaced in turn."""
-    a = tf.exp(tf.constant(X), name="a")
-    b = tf.identity(a, name="b")
-    tf.negative(b, name="y")
-
-    def build(op):
-        return op.inputs[0] if op.name == "b" else sine(op)
-
-    return [a.op, b.op], build, []
-
-
 def parted():
     """Outputs of which one is replaced, and an op without outputs."""
     x = tf.constant(X, name="x")
@@ -112,17 +100,7 @@ def parted():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        nested,
-        kept,
-        declining,
-        circular,
-        wrapped,
-        passed_over,
-        handed_on,
-        parted,
-    ],
+    "make", [nested, declining, circular, parted, *CHAINED.values()]
 )
 def test_it_does_what_a_rule_does_that_matches_the_ops(make):
     with tf.Graph().as_default() as graph:
