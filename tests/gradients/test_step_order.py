@@ -1,5 +1,7 @@
 """A step runs in its planned order, whatever the number of threads."""
 
+from itertools import product
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from geutil.gradients.step_order import SCOPE
 from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, dependencies, gates, run, waiting
-from tests.memory.tracing import peak_of
+from tests.memory.tracing import peak_of, trace
 from tests.thorough import chosen
 
 v1 = tf.compat.v1
@@ -122,14 +124,6 @@ def test_the_loss_alone_does_not_run_the_backward_pass():
         assert all(op.name.startswith(f"{SCOPE}/") for op in added)
 
 
-def traced_peak(session, fetch, feed):
-    metadata = v1.RunMetadata()
-    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    session.run(fetch, feed, options=options, run_metadata=metadata)
-    devices = metadata.step_stats.dev_stats
-    return peak_of(node for device in devices for node in device.node_stats)
-
-
 def test_every_session_holds_what_was_predicted():
     """In the first step everything runs in another order, unless it is held to one."""
     with tf.Graph().as_default() as graph:
@@ -140,13 +134,9 @@ def test_every_session_holds_what_was_predicted():
         peak = last_report().peak
         assert predict(fetch).peak == pytest.approx(peak, rel=0.03)
         feed = {x: np.ones([2048, WIDTH], np.float32)}
-        for threads in (1, 2, 8, 8):
-            config = v1.ConfigProto(
-                inter_op_parallelism_threads=threads, use_per_session_threads=True
-            )
-            with v1.Session(graph=graph, config=config) as session:
-                for _ in range(2):
-                    assert traced_peak(session, fetch, feed) <= 1.05 * peak, threads
+        for threads, before in product((1, 2, 8, 8), (0, 1)):
+            how = {"threads": threads, "before": before}
+            assert peak_of(trace(graph, fetch, feed, **how)) <= 1.05 * peak, how
 
 
 @pytest.mark.parametrize("made", [branches, lambda x: tf.sin(x) * tf.cos(x) * 3.0])
@@ -306,7 +296,7 @@ def test_pools_stay_behind_the_activation_that_runs_again(activation):
     feed = {x: np.sin(np.arange(float(np.prod(shape)))).reshape(shape)}
     with v1.Session(graph=graph) as session:
         assert_close(session.run(slopes, feed), session.run(plain, feed))
-        assert traced_peak(session, slopes, feed) <= 1.03 * peak
+    assert peak_of(trace(graph, slopes, feed)) <= 1.03 * peak
     names = [t.name for t in slopes]
     run = {n.name: n for n in runtime.optimized(graph.as_graph_def(), names).node}
     pool_gradients = [n for n in run.values() if n.op == "MaxPoolGrad"]

@@ -5,10 +5,16 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def trace(graph, fetches, feeds, *, grappler=True, threads=1):
-    """Return the statistics of one traced step, node by node.
+def run_traced(graph, fetches, feeds, *, grappler=True, threads=1, before=0):
+    """Return what a step yields, and TensorFlow's metadata of it.
 
-    What was there before the step (variables, constants, feeds) is not in the records.
+    Args:
+        graph: with the step.
+        fetches: what the step is to yield.
+        feeds: by tensor.
+        grappler: whether it rewrites the graph.
+        threads: how many ops may run at once.
+        before: how many steps the Session runs first.
     """
     # Otherwise the first session of the process says how many threads there are.
     config = tf.compat.v1.ConfigProto(
@@ -17,12 +23,25 @@ def trace(graph, fetches, feeds, *, grappler=True, threads=1):
     if not grappler:
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     data = tf.compat.v1.RunMetadata()
-    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    options = tf.compat.v1.RunOptions(
+        trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
+    )
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         with graph.as_default():
             variables = tf.compat.v1.global_variables()
             session.run(tf.compat.v1.variables_initializer(variables))
-        session.run(fetches, feeds, options=options, run_metadata=data)
+        for _ in range(before):
+            session.run(fetches, feeds)
+        values = session.run(fetches, feeds, options=options, run_metadata=data)
+    return values, data
+
+
+def trace(graph, fetches, feeds, **options):
+    """Return the statistics of one traced step, node by node.
+
+    What was there before the step (variables, constants, feeds) is not in the records.
+    """
+    _, data = run_traced(graph, fetches, feeds, **options)
     return [node for device in data.step_stats.dev_stats for node in device.node_stats]
 
 

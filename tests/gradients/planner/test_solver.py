@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from parameterized import parameterized
 
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients.planner import Problem, pareto, solve
+from geutil.gradients.planner import Problem, Schedule, pareto, solve
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from testdata.layered import HERE, KEPT, layered, training_blocks, training_chain
 from testdata.training_steps import STEPS
 from tests.thorough import thorough
+
+state_search = pytest.importorskip("geutil.gradients.planner.state_search")
 
 
 def least_time(problem: Problem, budget: float) -> float:
@@ -69,12 +71,14 @@ def problems(draw: st.DrawFn) -> Problem:
     """Draw a small problem, some with nodes of no time, no size or a workspace."""
     count = draw(st.integers(1, 6))
     numbers = st.lists(st.integers(0, 6), min_size=count, max_size=count)
+    # Times that are no whole numbers are added up with rounding.
+    unit = draw(st.sampled_from([1.0, 0.37]))
     pairs = [(a, b) for b in range(count) for a in range(b)]
     edges = [pair for pair in pairs if draw(st.booleans())]
     some = st.lists(st.integers(0, count - 1), max_size=2)
     order = list(range(count)) if draw(st.booleans()) else None
     return Problem(
-        draw(numbers),
+        [unit * time for time in draw(numbers)],
         draw(numbers),
         edges,
         fixed_order=order,
@@ -85,16 +89,51 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(problems(), st.floats(0.3, 1.0))
-def test_no_schedule_is_better_than_what_is_proven(problem, share):
+def never() -> float:
+    """Tell that no time is over."""
+    return 0.0
+
+
+def check_proof(
+    problem: Problem, budget: int, wanted: float, upper: float, most: int
+) -> None:
+    """Compare what is proven with the extra time that all schedules need."""
+    close = 1e-9 * max(problem.total_time, 1.0)
+    upper = wanted + upper
+    bound, runs = state_search.prove(
+        problem, problem.fixed_order, budget, upper, never, most
+    )
+    assert bound <= wanted
+    extra = upper
+    if runs is not None:
+        schedule = Schedule(problem, tuple(runs), budget=budget)
+        schedule.verify()
+        extra = schedule.overhead
+        assert schedule.peak <= budget
+        assert wanted - close <= extra < upper
+    if most > 10_000:
+        assert extra <= wanted + close or wanted == math.inf
+        assert bound >= wanted - close
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    problems(),
+    st.floats(0.3, 1.0),
+    st.sampled_from([0.0, 1.0, 5.0, math.inf]),
+    st.sampled_from([1, 5, 30]),
+)
+def test_no_schedule_is_better_than_what_is_proven(problem, share, upper, most):
     note(problem.to_json())
     budget = int(problem.peak(problem.first_order) * share)
     wanted = least_time(problem, budget)
+    extra = wanted - problem.total_time
+    bound = extra_time_bound(problem, budget, problem.fixed_order)
+    assert bound <= extra + 1e-6
+    for states in (most, 100_000):
+        check_proof(problem, budget, extra, upper, states)
     found = solve(problem, budget, iterations=60_000, workers=1)
     found.verify()
-    bound = extra_time_bound(problem, budget, problem.fixed_order)
-    assert bound <= wanted - problem.total_time + 1e-6
     if wanted == math.inf:
         assert found.status == "infeasible"
         return
@@ -252,3 +291,60 @@ def test_less_memory_costs_more_time(tmp_path):
         pareto(problem, [])
     with pytest.raises(ArgumentTypeError, match="'time' or 'peak'"):
         solve(problem, 5, objective="money")
+
+
+# -- what is proven of small problems --
+
+
+def check_least(problem, budget, upper, most):
+    wanted = least_time(problem, budget) - problem.total_time
+    assert extra_time_bound(problem, budget, problem.fixed_order) <= wanted
+    check_proof(problem, budget, wanted, upper, most)
+
+
+@parameterized.expand(
+    [(most, upper) for most in (50, 500, 100_000) for upper in (0.0, math.inf)]
+)
+def test_a_chain_whose_nodes_run_three_times(most, upper):
+    problem = training_chain(5)
+    assert least_time(problem, 3) == 10 + 6
+    check_least(problem, 3, upper, most)
+    for fixed in (problem.topological_order, None):
+        again = Problem(
+            problem.times,
+            problem.sizes,
+            problem.edges,
+            fixed_order=fixed,
+            outputs=problem.outputs,
+            workspaces=[0, 1] * 5,
+        )
+        for budget in (3, 4, 5):
+            check_least(again, budget, upper, most)
+
+
+def test_an_order_without_a_second_run_is_found():
+    problem = layered(250, seed=0)
+    budget = 0.8 * problem.peak(problem.first_order)
+    bound, runs = state_search.prove(problem, None, budget, math.inf, never, 8000)
+    schedule = Schedule(problem, tuple(runs))
+    schedule.verify()
+    assert schedule.peak <= budget
+    assert (bound, schedule.overhead) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("is_fixed", "most", "least"), [(False, 150_000, 0.009), (True, 50_000, 0.08)]
+)
+def test_random_layers_are_bounded(is_fixed, most, least):
+    problem = layered(75, seed=0)
+    budget = 0.6 * problem.peak(problem.first_order)
+    order = problem.first_order if is_fixed else None
+    bound, runs = state_search.prove(problem, order, budget, math.inf, never, most)
+    assert runs is None
+    assert bound >= least * problem.total_time
+
+
+def test_it_stops_when_time_is_up():
+    problem = layered(75, seed=0)
+    bound, runs = state_search.prove(problem, None, 1000, math.inf, lambda: 1.0)
+    assert (bound, runs) == (0.0, None)

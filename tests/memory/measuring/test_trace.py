@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from geutil.memory import predict
 from geutil.memory.measuring.child import aligned
 from geutil.memory.measuring.trace import timeline_of
+from tests.memory.tracing import run_traced
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -158,22 +159,9 @@ def test_known_allocations():
 
 def run_and_trace(graph, fetch, x):
     """Return the timeline of a step with one thread in a Session."""
-    # Otherwise the first session of the process says how many threads there are.
-    config = tf.compat.v1.ConfigProto(
-        inter_op_parallelism_threads=1, use_per_session_threads=True
-    )
-    # Two reverses would be none.
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    options = tf.compat.v1.RunOptions(
-        trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
-    )
-    metadata = tf.compat.v1.RunMetadata()
     feed = {x: aligned(np.ones([SIDE, SIDE], np.float32))}
-    with tf.compat.v1.Session(graph=graph, config=config) as session:
-        with graph.as_default():
-            session.run(tf.compat.v1.global_variables_initializer())
-        session.run(fetch, feed)
-        session.run(fetch, feed, options, metadata)
+    # With Grappler, two reverses would be none.
+    _, metadata = run_traced(graph, fetch, feed, grappler=False, before=1)
     return timeline_of(metadata, {}, "CPU:0", variable_bytes=0)
 
 
