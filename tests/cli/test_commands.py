@@ -51,14 +51,6 @@ def test_inspect(geutil, folder):
     assert all(row.startswith(f"{first}/") for row in rows)
 
 
-def test_inspect_tells_of_what_cannot_be_opened(geutil, tmp_path):
-    tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
-    said = geutil.done("inspect", tmp_path / "empty", "--scopes")
-    assert "ops by scope: not known" in said
-    found = geutil.json("inspect", tmp_path / "empty", "--scopes")
-    assert found["scopes"] is None
-
-
 def test_a_format_may_be_named(geutil, folder, tmp_path):
     named = tmp_path / "odd.name"
     said = geutil.done("convert", folder / "net", "-o", named, "--format", "pbtxt")

@@ -275,7 +275,9 @@ def test_every_command_has_an_error_in_the_table():
 
 def test_what_is_not_known_is_told_in_words(geutil, wrong):
     said = geutil("inspect", wrong / "both", "--scopes")
+    assert "ops by scope: not known" in said.out
     assert "pass --signature with one of ['one', 'text']" in said.out
+    assert geutil.json("inspect", wrong / "both", "--scopes")["scopes"] is None
     again = geutil("inspect", wrong / "both", "--scopes", "--signature", "one")
     assert "not known" not in again.out
     assert "ops by scope" in again.out

@@ -19,7 +19,6 @@ from concurrent.futures import (
     Executor,
     Future,
     ProcessPoolExecutor,
-    ThreadPoolExecutor,
 )
 from functools import partial
 from pathlib import Path
@@ -615,13 +614,6 @@ def cheap(monkeypatch, marker):
     """Let jobs do nothing, but the first one may kill its worker."""
     run = partial(batch_steps.no_job, marker=str(marker))
     monkeypatch.setattr(executors, "run_job", run)
-
-
-def test_an_executor_in_this_process(three, monkeypatch):
-    cheap(monkeypatch, three / "a.pb")
-    with ThreadPoolExecutor(1) as executor:
-        report = plan(three, executor)
-        assert [entry.action for entry in report.entries] == ["done"] * 3
 
 
 def test_where_no_process_forks_there_is_no_server(three, monkeypatch):

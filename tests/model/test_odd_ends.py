@@ -10,6 +10,7 @@ import geutil as ge
 from geutil import model as geutil_model
 from geutil.model import ModelError
 from tests.model.round_trips import assert_round_trip, assert_same
+from tests.model.test_layers_of_keras import Subclassed
 
 FLOATS = tf.TensorSpec([None], name="x")
 layers = tf.keras.layers
@@ -216,15 +217,6 @@ def test_scalars_and_unknown_ranks(tmp_path):
     assert_round_trip(m, tmp_path, {"x": 1.0}, {"y": np.float32(2)})
     for shape in ([2, 1, 3], [0]):
         assert_same(m.run(x=np.zeros(shape)), {"y": np.ones(shape, "f")})
-
-
-class Subclassed(tf.keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(2)
-
-    def call(self, x):
-        return self.dense(x)
 
 
 def test_a_keras_model_is_opened_once_it_is_built():

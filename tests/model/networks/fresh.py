@@ -19,40 +19,39 @@ from tests.processes import run_python
 Calls = list[tuple[Any, ...]]
 
 
-class FreshProcesses:
-    """Gives each request a process that has imported TensorFlow and done no more."""
+def do(path: Path, calls: Calls) -> list[Any]:
+    """Load a SavedModel and do some things with it, one after the other.
 
-    def do(self, path: Path, calls: Calls) -> list[Any]:
-        """Load a SavedModel and do some things with it, one after the other.
+    Each of `calls` is one of
 
-        Each of `calls` is one of
+    - `("run", signature, inputs)`: the outputs as arrays, by name;
+    - `("assign", name, value)`: assign to a variable of `loaded.variables`;
+    - `("variables",)`: name -> (shape, trainable);
+    - `("gradients", signature, inputs, output)`: the gradients of the sum of the
+      output's squares, by the name of each trainable variable.
+    """
+    (results,) = do_all((path, calls))
+    return results
 
-        - `("run", signature, inputs)`: the outputs as arrays, by name;
-        - `("assign", name, value)`: assign to a variable of `loaded.variables`;
-        - `("variables",)`: name -> (shape, trainable);
-        - `("gradients", signature, inputs, output)`: the gradients of the sum of the
-          output's squares, by the name of each trainable variable.
-        """
-        (results,) = self.do_all((path, calls))
+
+def do_all(*jobs: tuple[Path, Calls]) -> list[list[Any]]:
+    """Do the calls on each of some SavedModels in one process."""
+    with tempfile.TemporaryDirectory() as name:
+        request, reply = Path(name, "request"), Path(name, "reply")
+        listed = [(str(path.resolve()), calls) for path, calls in jobs]
+        request.write_bytes(pickle.dumps(listed))
+        done = run_python("-m", __name__, request, reply)
+        assert done.returncode == 0, f"in the process: {done.stderr.decode()}"
+        results: list[list[Any]] = pickle.loads(reply.read_bytes())
         return results
 
-    def do_all(self, *jobs: tuple[Path, Calls]) -> list[list[Any]]:
-        """Do the calls on each of some SavedModels in one process."""
-        with tempfile.TemporaryDirectory() as name:
-            request, reply = Path(name, "request"), Path(name, "reply")
-            listed = [(str(path.resolve()), calls) for path, calls in jobs]
-            request.write_bytes(pickle.dumps(listed))
-            done = run_python("-m", "tests.model.networks.fresh", request, reply)
-            assert done.returncode == 0, f"in the process: {done.stderr.decode()}"
-            results: list[list[Any]] = pickle.loads(reply.read_bytes())
-            return results
 
-    def run(
-        self, path: Path, inputs: dict[str, Any], signature: str = "serving_default"
-    ) -> dict[str, np.ndarray]:
-        """Return the outputs of one signature."""
-        (outputs,) = self.do(path, [("run", signature, inputs)])
-        return outputs
+def run(
+    path: Path, inputs: dict[str, Any], signature: str = "serving_default"
+) -> dict[str, np.ndarray]:
+    """Return the outputs of one signature."""
+    (outputs,) = do(path, [("run", signature, inputs)])
+    return outputs
 
 
 def main() -> None:

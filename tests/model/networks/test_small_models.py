@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model as geutil_model
+from tests.model.networks import fresh
 from tests.model.round_trips import assert_same, loaded_function
 from tests.model.samples import Lookup
 
@@ -101,7 +102,7 @@ def assert_close(gradients, expected):
 
 
 @pytest.mark.parametrize("name", KERAS)
-def test_a_keras_model_and_its_export(name, fresh, tmp_path):
+def test_a_keras_model_and_its_export(name, tmp_path):
     build, inputs, end = KERAS[name]
     tf.keras.utils.set_random_seed(1)
     model, path = build(), tmp_path / "exported"
@@ -154,7 +155,7 @@ def vocabulary(tmp_path):
     return tmp_path / "vocabulary", in_memory, expected
 
 
-def test_a_table_keeps_its_asset(vocabulary, fresh, tmp_path):
+def test_a_table_keeps_its_asset(vocabulary, tmp_path):
     path, in_memory, expected = vocabulary
     m = geutil_model.open(path)
     assert [file.name for file in m.assets] == ["words.txt"]
@@ -211,7 +212,7 @@ class Autoencoder(tf.Module):
         return path
 
 
-def test_signatures_share_their_variables(fresh, tmp_path):
+def test_signatures_share_their_variables(tmp_path):
     """One was opened, or both; or one was changed, and the other is as it was."""
     module = Autoencoder()
     source = module.save(tmp_path / "source")

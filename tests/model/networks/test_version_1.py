@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model as geutil_model
-from tests.model.networks import version_1
+from tests.model.networks import fresh, version_1
 from tests.model.networks.version_1 import IMAGES, WORDS
 from tests.processes import run_python
 
@@ -57,7 +57,7 @@ def run(signature, **inputs):
 
 @kinds
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_a_saved_model_is_opened_and_saved(folder, kind, fresh, tmp_path):
+def test_a_saved_model_is_opened_and_saved(folder, kind, tmp_path):
     m = geutil_model.open(folder / kind)
     assert list(m.signatures) == ["ids", "serving_default"]
     assert loops(m)
@@ -86,7 +86,7 @@ def test_a_saved_model_is_opened_and_saved(folder, kind, fresh, tmp_path):
     }
 
 
-def test_parts_are_cut_and_spliced_around_a_loop(m, folder, fresh, tmp_path):
+def test_parts_are_cut_and_spliced_around_a_loop(m, folder, tmp_path):
     head = m.cut(outputs={"flat": "net/flat"})
     tail = m.cut(inputs={"flat": "net/flat"})
     assert sorted(head.variables) == sorted({*TRAINED[:3], *MOVING})
@@ -160,7 +160,7 @@ def test_a_frozen_graph_and_a_graph_with_its_checkpoint(folder, kind):
     np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-6)
 
 
-def test_a_graph_brings_the_file_of_its_table_along(folder, fresh, tmp_path):
+def test_a_graph_brings_the_file_of_its_table_along(folder, tmp_path):
     raw = tf.compat.v1.GraphDef.FromString((folder / "ref_raw.pb").read_bytes())
     file = tmp_path / "words.txt"
     file.write_text("a\nb\nc\n")
