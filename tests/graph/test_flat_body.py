@@ -236,9 +236,6 @@ def test_damaged_definitions_are_refused():
         else:
             wrong[name] = "not refused"
     assert wrong == {}
-
-
-def test_an_attribute_without_a_value_is_refused():
     with pytest.raises(TransformError, match=r"'T' of function 'Poly' has no value"):
         flat_body(polymorphic(), {})
 

@@ -10,7 +10,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 from geutil.errors import GeutilError, TransformError
 from geutil.graph.flat_body import flat_body
 from geutil.graph.inlining import inline_calls
-from tests.graph.calling import calls_left, in_topological_order, node_names, run
+from tests.graph.calling import calls_left, in_topological_order, run
 from tests.model.mutations import mutate
 
 FLOAT = tf.float32.as_datatype_enum
@@ -74,9 +74,6 @@ def test_exponential_growth_is_refused_at_once():
     graph_def.library.function[0].ClearField("node_def")
     graph_def.library.function[0].ret["y"] = "x"
     refused(graph_def, "more than 10,000,000 nodes")
-
-
-def test_the_limit_counts_nodes():
     graph_def = graph_calling("g")
     add_function(graph_def, "f", ["Neg", "Neg"])
     add_function(graph_def, "g", ["f", "Neg", "f"])
@@ -110,7 +107,7 @@ def test_very_deep_nesting():
     assert values == [2.0 if depth % 2 == 0 else -2.0]
 
 
-def test_recursive_functions_stay():
+def test_recursive_functions_and_those_of_lists_stay():
     graph_def = graph_calling("outer")
     add_function(graph_def, "outer", ["self", "Neg", "one", "leaf"])
     add_function(graph_def, "self", ["self", "leaf"])
@@ -125,6 +122,12 @@ def test_recursive_functions_stay():
     assert len(calls_left(inlined.graph_def)) == 2
     left = {f.signature.name for f in inlined.graph_def.library.function}
     assert left == {"self", "one", "two", "leaf"}
+    # So do functions of lists.
+    graph_def = graph_calling("f")
+    function = add_function(graph_def, "f", ["Neg"])
+    function.signature.input_arg[0].number_attr = "N"
+    (kept,) = inline_calls(graph_def).kept
+    assert "list of tensors" in kept.reason
 
 
 def test_damaged_calls_are_refused():
@@ -173,14 +176,6 @@ def test_endless_choices_of_attributes_are_refused():
     refused(graph_def, "more than 1000 choices")
 
 
-def test_functions_of_lists_stay_calls():
-    graph_def = graph_calling("f")
-    function = add_function(graph_def, "f", ["Neg"])
-    function.signature.input_arg[0].number_attr = "N"
-    (kept,) = inline_calls(graph_def).kept
-    assert "list of tensors" in kept.reason
-
-
 def test_polymorphic_functions():
     graph_def = graph_calling("f")
     function = add_function(graph_def, "f", ["Neg"])
@@ -202,15 +197,6 @@ def test_polymorphic_functions():
     feed = {"x:0": 1.5, "i:0": 7, "j:0": 8}
     (values,) = run(inlined.graph_def, [names], feed)
     assert values == [1.5, -7, -8]
-
-
-def test_a_name_that_is_taken_is_left_alone():
-    graph_def = graph_calling("f")
-    add_function(graph_def, "f", ["Neg", "Neg"])
-    node = graph_def.node.add(name="main/neg0", op="Neg", input=["x"])
-    node.attr["T"].type = FLOAT
-    names = node_names(inline_calls(graph_def))
-    assert names == ["x", "main/f/neg0", "main/f/neg1", "out", "main/neg0"]
 
 
 def test_damaged_bytes_do_not_crash():

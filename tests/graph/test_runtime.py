@@ -58,32 +58,18 @@ def test_what_is_traced_in_a_compiled_function_is_compiled(jit_compile):
     tf.function(everywhere, jit_compile=jit_compile)()
     found = {name: {*told} for name, told in answers.items()}
     assert found == {name: {bool(jit_compile)} for name in answers}
-
-
-@needs_eager
-def test_a_compiled_function_in_an_uncompiled_one_is_compiled():
-    answers = []
+    # So is a compiled function in one that is not; known during the trace only.
+    answers, graphs = [], []
     compiled = tf.function(lambda: note(answers), jit_compile=True)
 
-    @tf.function
+    @tf.function(jit_compile=jit_compile)
     def outer():
         compiled()
         note(answers)
+        graphs.append(tf.compat.v1.get_default_graph())
 
     outer()
-    assert answers == [True, False]
-
-
-@needs_eager
-def test_known_during_the_trace_only():
-    graphs = []
-
-    @tf.function(jit_compile=True)
-    def step(x):
-        graphs.append(tf.compat.v1.get_default_graph())
-        return x + 1.0
-
-    step(1.0)
+    assert answers == [True, bool(jit_compile)]
     assert not is_compiled_by_xla(graphs[0])
 
 

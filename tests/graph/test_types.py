@@ -54,20 +54,15 @@ def test_scopes():
     assert parted == PARTED
 
 
-def test_unique_name_is_reserved():
-    graph = tf.Graph()
-    names = [absolute_unique_name(graph, "a/x") for _ in range(3)]
-    assert names == ["a/x", "a/x_1", "a/x_2"]
-    with graph.as_default():
-        assert tf.constant(1.0, name="a/x").op.name == "a/x_3"
-    # It steps aside for ops that exist.
-    assert absolute_unique_name(graph, "a/x_3") == "a/x_3_1"
-
-
-def test_many_unique_names():
+def test_unique_names_are_reserved():
     with tf.Graph().as_default() as graph, tf.name_scope("outer"):
         names = absolute_unique_names(graph, ["x", "a/y", "x", "x"])
         assert names == ["x", "a/y", "x_1", "x_2"]
+        more = [absolute_unique_name(graph, "a/y") for _ in range(2)]
+        assert more == ["a/y_1", "a/y_2"]
+        tf.constant(1.0, name="z")
+        # It steps aside for ops that exist.
+        assert absolute_unique_name(graph, "outer/z") == "outer/z_1"
         # The scope is put back, after a refusal too.
         with pytest.raises(AttributeError):
             absolute_unique_name(graph, None)
