@@ -6,11 +6,13 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import geutil as ge
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.adjacency import topological_sort
+from tests.thorough import chosen
 
 EPSILON = 1e-3
 PARAMETERS = ("constants", "resource variables", "ref variables", "partitioned")
@@ -104,12 +106,12 @@ def folded(build, parameters="constants", *, seed=0, bound=1e-5, **options):
     return outcome
 
 
-def check_together(builds, check, parameters=PARAMETERS, *, bound=1e-5, **options):
+def check_together(builds, check=None, parameters=PARAMETERS, *, bound=1e-5, **options):
     """Fold several at once, and check the outcome of each; name all that are wrong.
 
     Args:
         builds: functions of a builder by name.
-        check: a function of a name and an outcome that asserts.
+        check: a function of a name and an outcome that asserts; `check_bare` if None.
         parameters: kinds of parameters, which the builds take in turn.
     """
     scopes = {f"case_{i}/": build for i, build in enumerate(builds.values())}
@@ -117,7 +119,7 @@ def check_together(builds, check, parameters=PARAMETERS, *, bound=1e-5, **option
     outcomes = _folded(scopes, [*parameters], 0, **options)
     for name, outcome in zip(builds, outcomes, strict=True):
         try:
-            check(name, outcome)
+            check_bare(outcome) if check is None else check(name, outcome)
             assert outcome.error <= bound * outcome.spread, outcome.error
         except AssertionError as error:
             wrong[name] = f"{error}\n{outcome.report}"
@@ -193,6 +195,9 @@ def check_bare(outcome, norms=1, additions_left=1):
     assert additions(types) == additions_left, types
 
 
-def turned(parameters, turn):
-    """Return kinds of parameters, from another one on."""
-    return [*parameters[turn:], *parameters[:turn]]
+# Kinds of parameters, from another one on in each.
+TURNED = pytest.mark.parametrize(
+    "parameters",
+    chosen([(*PARAMETERS[i:], *PARAMETERS[:i]) for i in range(4)], PARAMETERS),
+    ids=lambda parameters: parameters[0],
+)

@@ -5,13 +5,12 @@ import tensorflow as tf
 
 from tests.batchnorm.checking import (
     PARAMETERS,
+    TURNED,
     check_bare,
     check_together,
     folded,
     needed,
-    turned,
 )
-from tests.thorough import chosen
 
 
 def conv(b, channels=4):
@@ -64,12 +63,12 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("turn", chosen(range(4), 0))
-def test_between(turn):
+@TURNED
+def test_between(parameters):
     def check(name, outcome):
         check_bare(outcome, norms=2 if name == "a norm" else 1)
 
-    check_together(BETWEEN, check, turned(PARAMETERS, turn))
+    check_together(BETWEEN, check, parameters)
 
 
 def test_shared_weights_are_folded_for_each_layer():

@@ -1,16 +1,13 @@
 """Norms that no layer comes before are folded into the layer behind them."""
 
-import pytest
 import tensorflow as tf
 
 from tests.batchnorm.checking import (
     EPSILON,
-    PARAMETERS,
+    TURNED,
     check_bare,
     check_together,
-    turned,
 )
-from tests.thorough import chosen
 
 
 def image(b, size=5, **options):
@@ -108,8 +105,8 @@ def before_each_other(b):
     return conv(b, y, 3) + b.weights(4)
 
 
-@pytest.mark.parametrize("turn", chosen(range(4), 0))
-def test_layers_take_in_the_norm_before_them(turn):
+@TURNED
+def test_layers_take_in_the_norm_before_them(parameters):
     builds = {name: biased(layer) for name, layer in LAYERS.items()}
     builds |= {"without bias": without_bias, "bias add": with_bias_add}
     builds |= {"both": before_and_behind, "three": before_each_other}
@@ -120,7 +117,7 @@ def test_layers_take_in_the_norm_before_them(turn):
         forward = [entry.forward for entry in outcome.report.folded]
         assert sorted(forward) == ([False, True] if norms == 2 else [True] * norms)
 
-    check_together(builds, check, turned(PARAMETERS, turn))
+    check_together(builds, check, parameters)
 
 
 def shiftless(b, *shape):

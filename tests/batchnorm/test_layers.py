@@ -1,10 +1,8 @@
 """Kinds of layers take in the batch norm behind them."""
 
-import pytest
 import tensorflow as tf
 
-from tests.batchnorm.checking import PARAMETERS, check_bare, check_together, turned
-from tests.thorough import chosen
+from tests.batchnorm.checking import TURNED, check_together
 
 ATROUS = [2, 2], [[2, 2], [2, 2]]
 
@@ -93,13 +91,12 @@ def behind_depthwise(b, fused):
     return norm_first(b, y, fused)
 
 
-@pytest.mark.parametrize("turn", chosen(range(4), 0))
-def test_layers_take_in_norms(turn):
+@TURNED
+def test_layers_take_in_norms(parameters):
     builds = {name: lambda b, y=y: b.norm(y(b)) for name, y in LAYERS.items()}
     builds |= {
         (build.__name__, fused): lambda b, f=build, fused=fused: f(b, fused)
         for fused in (False, True)
         for build in (before, behind, behind_a_bias, behind_depthwise)
     }
-    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
-    check_together(builds, check, turned(PARAMETERS, turn))
+    check_together(builds, parameters=parameters)

@@ -11,14 +11,12 @@ import geutil as ge
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.checking import (
     EPSILON,
-    PARAMETERS,
+    TURNED,
     check_bare,
     check_together,
     folded,
-    turned,
 )
 from tests.batchnorm.networks import with_random_norms
-from tests.thorough import chosen
 
 
 def conv(b, dtype=tf.float32):
@@ -110,17 +108,15 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("turn", chosen(range(4), 0))
-def test_forms_are_folded(turn):
-    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
-    check_together(FORMS, check, turned(PARAMETERS, turn))
+@TURNED
+def test_forms_are_folded(parameters):
+    check_together(FORMS, parameters=parameters)
 
 
 def test_casts_between_layer_and_norm():
     # The weights are rounded to half precision, in the folded graph elsewhere.
-    check = lambda name, outcome: check_bare(outcome)  # noqa: E731
     kinds = ["constants", "resource variables"]
-    check_together(dict.fromkeys(kinds, with_casts), check, kinds, bound=5e-3)
+    check_together(dict.fromkeys(kinds, with_casts), None, kinds, bound=5e-3)
 
 
 def layer_norm(b):

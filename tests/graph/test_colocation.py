@@ -1,8 +1,6 @@
 import pytest
 
-from geutil.graph.colocation import (
-    rename_entries,
-)
+from geutil.graph.colocation import rename_entries
 
 
 @pytest.mark.parametrize(

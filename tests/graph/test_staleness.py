@@ -446,8 +446,3 @@ def test_watch_wraps_once():
     wrapper = BaseSession._extend_graph
     state.watch_runs()
     assert BaseSession._extend_graph is wrapper
-
-
-def test_newest_op_id(net):
-    assert state.newest_op_id(tf.Graph()) == -1
-    assert state.newest_op_id(net.graph) == net.z.op._id

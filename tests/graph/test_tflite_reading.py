@@ -141,12 +141,9 @@ def test_options_are_words_where_the_schema_has_some():
     assert first.options["strideH"] == 2
 
 
-def test_spellings():
+def test_spellings_and_unique_names():
     assert list(spellings("a/mul_11")) == ["a/mul_11", "a/mul_1", "a/mul_"]
     assert list(spellings("12")) == ["12", "1"]
-
-
-def test_unique_names():
     unique = UniqueNames()
     given_names = [unique.name(name) for name in ("a", "a_1", "a", "a", "b")]
     assert given_names == ["a", "a_1", "a_2", "a_3", "b"]
@@ -170,14 +167,7 @@ def test_a_file_that_is_cut_off_is_refused():
             read(blob[: len(blob) * share // 50])
 
 
-def test_a_file_that_says_nothing_is_refused():
-    model = schema().ModelT()
-    model.subgraphs = []
-    with pytest.raises(BrokenFileError, match="no subgraph"):
-        read(packed(model))
-
-
-def test_indices_beyond_the_lists_are_refused():
+def test_indices_beyond_the_lists_and_files_that_say_nothing_are_refused():
     def broken(change):
         model = unpacked(tflite_files.int8().blob)
         change(model)
@@ -208,6 +198,10 @@ def test_indices_beyond_the_lists_are_refused():
     for change, message in expected.items():
         with pytest.raises(BrokenFileError, match=message):
             read(broken(change))
+    model = schema().ModelT()
+    model.subgraphs = []
+    with pytest.raises(BrokenFileError, match="no subgraph"):
+        read(packed(model))
 
 
 def survives(blob):

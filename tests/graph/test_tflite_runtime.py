@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter, runtime_name
+from geutil.graph.tflite_runtime import new_interpreter
 from tests import tflite_files
 from tests.processes import run_python
 from tests.settings import needs_eager
@@ -95,10 +95,6 @@ def test_a_file_is_read_without_tensorflow(tmp_path, road):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 TFLite", "5 TFLite", "1 TFLite", "[]"]
-
-
-def test_litert_runs_files_where_it_is_installed():
-    assert runtime_name() == "LiteRT"
 
 
 def test_tensors_are_kept_on_request():
