@@ -1,11 +1,13 @@
-"""The networks of the benchmarks, small enough for tests."""
+"""The networks of the benchmarks, small enough for tests, and smaller ones of Keras."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from benchmarks.networks import NETWORKS, Step
@@ -68,3 +70,37 @@ def trace_forward(step: Step) -> Forward:
     with graph.as_default():
         batch = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in step.specs]
         return Forward(step, graph, batch, step.loss(*batch))
+
+
+def residual(
+    side: int, width: int = 8, activations: Sequence[str] = 4 * ("relu",)
+) -> keras.Model:
+    """Return convolutions with batch norms and activations, and ways around them."""
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input([side, side, 3])
+    for activation in activations:
+        y = keras.layers.Conv2D(width, 3, padding="same")(x)
+        y = keras.layers.BatchNormalization()(y)
+        y = keras.layers.Activation(activation)(y)
+        x = y if x.shape[-1] != width else keras.layers.Add()([x, y])
+    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, outputs)
+
+
+def with_skips(side: int) -> keras.Model:
+    """Return an encoder, and a decoder that reads all of it."""
+    keras.utils.set_random_seed(0)
+
+    def layer(width: int) -> keras.layers.Layer:
+        return keras.layers.Conv2D(width, 3, padding="same", activation="relu")
+
+    inputs = x = keras.Input([side, side, 3])
+    skips = []
+    for width in (8, 16):
+        skips.append(layer(width)(x))
+        x = keras.layers.MaxPooling2D()(skips[-1])
+    x = layer(32)(x)
+    for width in (16, 8):
+        x = keras.layers.Conv2DTranspose(width, 2, 2)(x)
+        x = layer(width)(keras.layers.Concatenate()([x, skips.pop()]))
+    return keras.Model(inputs, keras.layers.Conv2D(10, 1)(x))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,6 +22,7 @@ from geutil.gradients import (
 )
 from tests.gradients.apart.test_two_devices import FIRST, SECOND, chain, pytestmark
 from tests.gradients.checking import trace_network
+from tests.gradients.networks import residual, with_skips
 
 __all__ = ["pytestmark"]
 
@@ -31,41 +31,14 @@ FAST, SLOW = 1e12, 1e3
 TRAVELLING = {"offload": True, "bandwidth": FAST, "offload_device": SECOND}
 
 
-def residual_network():
-    inputs = x = keras.Input([24, 24, 3])
-    x = keras.layers.Conv2D(16, 3, padding="same")(x)
-    for _ in range(4):
-        y = keras.layers.BatchNormalization()(x)
-        y = keras.layers.Activation("swish")(y)
-        y = keras.layers.Conv2D(16, 3, padding="same")(y)
-        x = keras.layers.Add()([x, y])
-    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
-    return keras.Model(inputs, outputs)
-
-
-def forked_network():
-    """Return a net of long skips: an encoder and a decoder that reads all of it."""
-    inputs = x = keras.Input([24, 24, 3])
-    skips = []
-    for width in (8, 16):
-        x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(x)
-        skips.append(x)
-        x = keras.layers.MaxPooling2D()(x)
-    x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(x)
-    for skip in reversed(skips):
-        x = keras.layers.UpSampling2D()(x)
-        x = keras.layers.Concatenate()([x, skip])
-        width = skip.shape[-1]
-        x = keras.layers.Conv2D(width, 3, padding="same", activation="gelu")(x)
-    return keras.Model(inputs, keras.layers.Conv2D(10, 1)(x))
-
-
-NETWORKS = {"residual": residual_network, "forked": forked_network}
+NETWORKS = {
+    "residual": lambda: residual(24, 16, 4 * ("swish",)),
+    "forked": lambda: with_skips(24),
+}
 IMAGES = np.random.default_rng(0).normal(size=[8, 24, 24, 3]).astype("f")
 
 
 def network(name):
-    keras.utils.set_random_seed(0)
     with tf.device(FIRST):
         return NETWORKS[name]()
 

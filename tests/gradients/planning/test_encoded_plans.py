@@ -23,6 +23,7 @@ from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory.op_costs import op_time
 from tests.gradients.checking import measured_peak, trace_network
+from tests.gradients.networks import with_skips
 
 PIXELS, SHARE = 32, 0.6
 
@@ -145,21 +146,6 @@ def test_tensors_are_encoded_one_by_one(pooled):
 
 def test_nothing_is_encoded_where_that_costs_more():
     """The fullest op of this network holds more when what it reads is encoded."""
-    keras.utils.set_random_seed(0)
-
-    def layer(width):
-        return keras.layers.Conv2D(width, 3, padding="same", activation="relu")
-
-    x = keras.Input([PIXELS, PIXELS, 3])
-    y, skips = x, []
-    for width in (8, 16):
-        skips.append(layer(width)(y))
-        y = keras.layers.MaxPooling2D()(skips[-1])
-    y = layer(32)(y)
-    for width in (16, 8):
-        y = keras.layers.Conv2DTranspose(width, 2, 2)(y)
-        y = layer(width)(keras.layers.Concatenate()([y, skips.pop()]))
-    with_skips = keras.Model(x, keras.layers.Conv2D(1, 1)(y))
 
     def reports(loss, xs):
         return [
@@ -168,7 +154,7 @@ def test_nothing_is_encoded_where_that_costs_more():
             for encode in (None, "lossless")
         ], loss
 
-    made, _ = trace_network(with_skips, reports, BATCH)
+    made, _ = trace_network(with_skips(PIXELS), reports, BATCH)
     (whole, encoded, longer, longer_encoded), _ = made
     assert encoded.peak <= 0.5 * encoded.plain_peak
     assert encoded.extra_time <= whole.extra_time

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,6 +23,7 @@ from geutil.gradients import (
 from geutil.gradients.planning.plans import canonical_ops, fingerprint
 from geutil.gradients.step import build_step
 from tests.gradients.checking import trace_network
+from tests.gradients.networks import residual
 from tests.processes import run_python
 
 v1 = tf.compat.v1
@@ -32,16 +33,7 @@ BATCH = 16
 IMAGES = np.random.default_rng(0).normal(size=[BATCH, 16, 16, 3]).astype("f")
 
 
-def network(width=8, activations=4 * ("relu",)):
-    keras.utils.set_random_seed(0)
-    inputs = x = keras.Input([16, 16, 3])
-    for activation in activations:
-        y = keras.layers.Conv2D(width, 3, padding="same")(x)
-        y = keras.layers.BatchNormalization()(y)
-        y = keras.layers.Activation(activation)(y)
-        x = y if x.shape[-1] != width else keras.layers.Add()([x, y])
-    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
-    return keras.Model(inputs, outputs)
+network = partial(residual, 16)
 
 
 def in_graph(how, net=None, batch=BATCH):
