@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from geutil import model as geutil_model
 from geutil.model import ModelError
+from tests.model.body_samples import gradients
 from tests.model.round_trips import assert_round_trip, assert_same, loaded_function
 
 FLOATS = tf.TensorSpec([None], name="x")
@@ -111,7 +112,7 @@ def test_gradients_are_those_of_the_function():
     concrete = all_of_them()
     opened = geutil_model.open(concrete).to_function()
 
-    def gradients(call):
+    def slopes(call):
         inputs = {name: tf.constant(X) for name in FUNCTIONS}
         with tf.GradientTape() as tape:
             tape.watch(inputs)
@@ -120,9 +121,9 @@ def test_gradients_are_those_of_the_function():
         found = tape.gradient(loss, inputs)
         return {name: slope for name, slope in found.items() if slope is not None}
 
-    expected = gradients(concrete)
+    expected = slopes(concrete)
     assert set(FUNCTIONS) - set(expected) == {"sets_and_strings"}
-    for found in (gradients(opened), tf.function(lambda: gradients(opened))()):
+    for found in (slopes(opened), tf.function(lambda: slopes(opened))()):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
 
@@ -134,15 +135,11 @@ def test_a_function_that_was_differentiated_is_opened(as_dictionary):
         return {"y": y} if as_dictionary else y
 
     f = tf.function(call, [FLOATS])
-    x = tf.constant(X)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        value = tf.nest.flatten(f(x))[0]
-    tape.gradient(value, x)
+    gradients(lambda x: tf.nest.flatten(f(x))[0], X, [])
     m = geutil_model.open(f)
     assert list(m.outputs) == ["y" if as_dictionary else "output_0"]
     (output,) = m.run(x=X).values()
-    np.testing.assert_array_equal(output, value)
+    np.testing.assert_array_equal(output, tf.nest.flatten(f(X))[0])
 
 
 def test_a_compiled_function_stays_a_call():
@@ -320,10 +317,8 @@ def test_an_optimizer_step_is_a_signature(tmp_path):
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True)
-        )
+        slopes = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(slopes, model.trainable_variables, strict=True))
         return {"loss": loss}
 
     m = geutil_model.open(step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.errors import ArgumentTypeError, ModelError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from tests.model.refusal_tables import not_refused
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -98,25 +101,21 @@ def test_networks_of_several_inputs():
         m.run(X)
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "message"),
-    [
-        ({"z": X}, ModelError, r"for the inputs \['z'\], and the model has \['x'\]"),
-        ([], ModelError, "the dataset is empty"),
-        (3.5j, ArgumentTypeError, "not builtins.complex"),
-        ((X, Y, Y, Y), ModelError, "is a tuple of 4"),
-        ("nowhere.npz", ModelError, "there is no data at 'nowhere.npz'"),
-    ],
-    ids=["name", "empty", "type", "tuple", "path"],
-)
-def test_what_is_no_data_is_refused(data, error, message):
-    with pytest.raises(error, match=message):
-        single().run(data)
-
-
-def test_data_is_given_once():
-    with pytest.raises(ModelError, match="pass one or the other"):
-        single().run(X, x=X)
+def test_what_is_no_data_is_refused():
+    run = single().run
+    cases = [
+        (message, partial(run, data), message)
+        for data, message in (
+            ({"z": X}, r"for the inputs \['z'\], and the model has \['x'\]"),
+            ([], "the dataset is empty"),
+            ((X, Y, Y, Y), "is a tuple of 4"),
+            ("nowhere.npz", "there is no data at 'nowhere.npz'"),
+        )
+    ]
+    cases.append(("twice", partial(run, X, x=X), "pass one or the other"))
+    assert not_refused(ModelError, cases) == {}
+    with pytest.raises(ArgumentTypeError, match=r"not builtins\.complex"):
+        run(3.5j)
 
 
 def test_calibration_and_comparison_take_the_same():

@@ -210,10 +210,6 @@ def test_tables_and_ops_that_write_are_refused(tmp_path):
         refused(writing, tmp_path, format, "AssignAddVariableOp", "strip_training")
 
 
-def interpreter_of(path):
-    return new_interpreter(path.read_bytes(), delegates=True)
-
-
 def test_tensorflow_lite_computes_the_same(tmp_path):
     samples = {name: SAMPLES[name]() for name in ("cnn", "lstm", "embedding")}
     # The batch size is fixed, as TensorFlow Lite likes it.
@@ -231,22 +227,26 @@ def test_tensorflow_lite_computes_the_same(tmp_path):
 
     opened = opened_function(body, *specs)
     path = opened.save(tmp_path / "m.tflite", "tflite")
-    interpreter = interpreter_of(path)
-    # As a signature of TensorFlow Lite is listed: by name.
-    assert interpreter.get_signature_list()["serving_default"] == {
-        "inputs": sorted(opened.inputs),
-        "outputs": sorted(opened.outputs),
-    }
+    saved = str(opened.save(tmp_path / "m"))
+    # What is saved is converted without geutil, too.
+    converted = tf.lite.TFLiteConverter.from_saved_model(saved).convert()
     b = floats(1)[0]
     values = {name: sample.value for name, sample in samples.items()}
-    results = interpreter.get_signature_runner()(b=b, **values)
-    assert_same([results["a"]], [b * v.numpy()])
-    for name, sample in samples.items():
-        # Other kernels, other order of sums: a few units in the last place of float32.
-        (expected,) = sample.expected()
-        np.testing.assert_allclose(
-            results[f"{name}_y"], expected, rtol=1e-5, atol=1e-5, err_msg=name
-        )
+    for blob in (path.read_bytes(), converted):
+        interpreter = new_interpreter(blob, delegates=True)
+        # As a signature of TensorFlow Lite is listed: by name.
+        assert interpreter.get_signature_list()["serving_default"] == {
+            "inputs": sorted(opened.inputs),
+            "outputs": sorted(opened.outputs),
+        }
+        results = interpreter.get_signature_runner()(b=b, **values)
+        assert_same([results["a"]], [b * v.numpy()])
+        for name, sample in samples.items():
+            # Other kernels, other order of sums: some units in the last place.
+            (expected,) = sample.expected()
+            np.testing.assert_allclose(
+                results[f"{name}_y"], expected, rtol=1e-5, atol=1e-5, err_msg=name
+            )
 
 
 def test_ops_that_tensorflow_lite_lacks(tmp_path):

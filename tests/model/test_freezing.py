@@ -14,6 +14,7 @@ from geutil.graph import creation
 from geutil.model import freezing
 from geutil.model.freezing import replace_handles
 from geutil.model.handle_values import Value
+from tests.model.body_samples import gradients
 from tests.model.frozen_samples import (
     FLOATS,
     SAMPLES,
@@ -70,11 +71,10 @@ def serialized(m) -> bytes:
 
 
 def gradient(m, sample) -> np.ndarray:
-    x, function = tf.constant(sample.value), m.to_function()
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.add_n([tf.reduce_sum(t**2) for t in function(x).values()])
-    return tape.gradient(y, x).numpy()
+    def loss(x):
+        return tf.add_n([tf.reduce_sum(t**2) for t in m.to_function()(x).values()])
+
+    return gradients(loss, sample.value, [])[0].numpy()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil import errors, model
 from tests.model import test_freezing
+from tests.model.body_samples import gradients
 from tests.model.frozen_samples import (
     SAMPLES,
     floats,
@@ -43,9 +44,9 @@ def trained(function, x, goal, steps, rate) -> list[float]:
         with tf.GradientTape() as tape:
             (y,) = function(x).values()
             loss = tf.reduce_mean((y - goal) ** 2)
-        gradients = tape.gradient(loss, function.trainable_variables)
-        for v, gradient in zip(function.trainable_variables, gradients, strict=True):
-            v.assign_sub(rate * gradient)
+        slopes = tape.gradient(loss, function.trainable_variables)
+        for v, slope in zip(function.trainable_variables, slopes, strict=True):
+            v.assign_sub(rate * slope)
         losses.append(float(loss))
     return losses
 
@@ -64,13 +65,10 @@ def test_values_names_and_results_stay():
 
 def test_gradients_are_those_of_the_formula():
     thawed = model.open(frozen_graph()).thaw(re.compile("WEIGHTS", re.IGNORECASE))
-    x = floats()
-    with tf.GradientTape() as tape:
-        (y,) = thawed.to_function()(x).values()
-        loss = tf.reduce_sum(y)
-    gradient = tape.gradient(loss, thawed.variables["layer/weights"])
+    x, weights = floats(), thawed.variables["layer/weights"]
+    _, slope = gradients(lambda x: thawed.to_function()(x)["y"], x, [weights])
     expected = np.repeat(x.sum(axis=0)[:, None], 2, axis=1)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    np.testing.assert_allclose(slope, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
