@@ -340,8 +340,8 @@ def part_of_three(x, seed, kind):
 VARIABLES: dict[str, tf.Variable] = {}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
-def test_layers_that_share_a_variable_have_equal_bits(scheme):
+@pytest.mark.parametrize(("scheme", "bits"), [("int8", 4), ("weight_only_int8", 8)])
+def test_layers_that_share_a_variable_have_equal_bits(scheme, bits):
     m = opened(thrice, spec([4, 8], "x"))
     data = [{"x": normal(4, 8, seed=i)} for i in range(2)]
     plan = choose_bits(m, data, noise=10.0, scheme=scheme, method="min_max")
@@ -352,12 +352,11 @@ def test_layers_that_share_a_variable_have_equal_bits(scheme):
     }
     copy = assembled(m, data, plan.overrides, scheme)
     assert plan.decibels == pytest.approx(decibels(m, copy, data), abs=0.01)
-    for bits in (4, 8):
-        overrides = dict.fromkeys(plan.overrides, Spec(weight_bits=bits))
-        blob = to_tflite(assembled(m, data, overrides, scheme), scheme=scheme)
-        options = [layer.options[bits // 8] for layer in plan.layers]
-        assert [option.bits for option in options] == [bits] * 8
-        assert stored(blob) == sum(option.size for option in options)
+    overrides = dict.fromkeys(plan.overrides, Spec(weight_bits=bits))
+    blob = to_tflite(assembled(m, data, overrides, scheme), scheme=scheme)
+    options = [layer.options[bits // 8] for layer in plan.layers]
+    assert [option.bits for option in options] == [bits] * 8
+    assert stored(blob) == sum(option.size for option in options)
 
 
 def test_layers_without_kernels_and_bodies_that_may_hold_some_are_told():

@@ -30,7 +30,7 @@ ROW = tf.TensorSpec([1, 64], name="x")
 
 @pytest.fixture(scope="module")
 def irregular():
-    network = irregular_network(4, cells=1, pixels=16)
+    network = irregular_network(4, cells=1, pixels=16, nodes=8)
     return tf.lite.TFLiteConverter.from_keras_model(network).convert()
 
 
@@ -68,7 +68,7 @@ def shuffled(graph, seed):
 
 
 def test_the_interpreter_plans_what_is_computed_in_any_order():
-    m = model.open(irregular_network(3, cells=1, pixels=16)).set_batch_size(1)
+    m = model.open(irregular_network(3, cells=1, pixels=16, nodes=7)).set_batch_size(1)
     images = dict.fromkeys(m.inputs, normal(1, 16, 16, 3))
     blob = to_int8(prepared(m, images))
     arenas = runtime_arenas(blob)
