@@ -272,36 +272,6 @@ class Trial:
             np.testing.assert_array_equal(self.session.run(self.moving), moving)
 
 
-class FoldedConv:
-    """A convolution with a norm in training, folded, and the values of its weights."""
-
-    def __init__(self, fused, bias=False, **options):
-        random = np.random.default_rng(1)
-        self.kernel = random.normal(size=(1, 1, 3, CHANNELS))
-        self.gamma, self.beta, self.bias, self.mean = random.normal(size=(4, CHANNELS))
-        self.variance = random.uniform(0.1, 5.0, CHANNELS)
-        with tf.Graph().as_default() as self.graph:
-            self.x = v1.placeholder(tf.float32, [None, None, None, 3])
-            y = tf.nn.conv2d(self.x, variable(self.kernel), 1, "SAME", name="conv")
-            y = tf.nn.bias_add(y, variable(self.bias)) if bias else y
-            self.gamma_, self.beta_ = variable(self.gamma), variable(self.beta)
-            if fused:
-                z, *batch = v1.nn.fused_batch_norm(
-                    y, self.gamma_, self.beta_, epsilon=EPSILON
-                )
-            else:
-                batch = tf.nn.moments(y, [0, 1, 2])
-                z = tf.nn.batch_normalization(
-                    y, *batch, self.beta_, self.gamma_, EPSILON
-                )
-            moving = self.mean, self.variance
-            self.averages = [variable(values, trainable=False) for values in moving]
-            pairs = zip(self.averages, batch, strict=True)
-            self.updates = [update(*pair, True) for pair in pairs]
-            self.out = tf.nn.relu(z, name="result")
-            self.report = fold_batch_norms(self.graph, is_training=True, **options)
-
-
 def close(actual, expected):
     """Check values and gradients: 1e-5 of their size, or of 1 where they are small."""
     for one, other in zip(actual, expected, strict=True):

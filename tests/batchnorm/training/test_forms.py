@@ -14,9 +14,11 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.graph import verify
 from tests.batchnorm.checking import data_types, needed
 from tests.batchnorm.training.nets import (
+    CHANNELS,
     EPSILON,
     STATISTICS,
     Averages,
+    Net,
     Trial,
     close,
     update,
@@ -26,7 +28,6 @@ from tests.settings import edges
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
-CHANNELS = 4
 
 
 @dataclass
@@ -113,61 +114,38 @@ def _averaging(x, p):
     return y, list(moved)
 
 
-def _conv(x, weights):
-    return tf.nn.conv2d(x, weights, 1, "SAME")
-
-
-def _transposed(x, weights):
-    shape = tf.concat([tf.shape(x)[:3] * [1, 2, 2], [CHANNELS]], 0)
-    return tf.nn.conv2d_transpose(x, tf.transpose(weights, [0, 1, 3, 2]), shape, 2)
-
-
-def _frozen_norm_between(x, weights):
+def _frozen_norm(y):
     """A norm with fixed statistics, of a frozen layer, between layer and norm."""
-    y = tf.nn.conv2d(x, weights, 2, "SAME")
-    fixed = [tf.constant([0.5, 1.0, 1.5, 2.0]) * i for i in range(1, 5)]
-    return tf.nn.batch_normalization(y, *fixed, EPSILON)
+    fixed = np.linspace(0.5, 2.0, CHANNELS, dtype=np.float32)
+    return tf.nn.batch_normalization(y, *(fixed * i for i in range(1, 5)), EPSILON)
 
 
-class Formed:
-    """A layer and a norm in one of the forms, as nets are that a trial compares."""
+class Formed(Net):
+    """A net whose norm is in one of the forms."""
 
-    def __init__(self, form, layer=_conv, zero=False, size=6, resource=True):
-        random = np.random.default_rng(0)
-        gamma = random.uniform(0.5, 2.0, CHANNELS) * (not zero)
-        self.form, self.layer = form, layer
+    def __init__(
+        self, form, layer="conv", zero=False, one=False, between=None, resource=True
+    ):
+        super().__init__(layer, False, bias=False, resource=resource)
+        self.form, self.one, self.between = form, one, between or tf.identity
         name = getattr(form, "__name__", str(form))
-        self.name = f"{name}{layer.__name__}, zero: {zero}, size: {size}"
-        self.statistics = random.normal(size=CHANNELS), random.uniform(0.5, 2, CHANNELS)
-        self.data = np.float32(random.normal(size=(3, 6, 6, 3)))
-        if size == 1:
-            self.data = self.data[:1, :1, :1]
-        kernel, offset = random.normal(size=(3, 3, 3, 4)), random.normal(size=4)
-        self.resource = resource
-        weights = kernel, gamma, offset
-        self.variables = [variable(w, resource=resource) for w in weights]
+        self.name = f"{name}, {layer}, zero: {zero}, one value: {one}"
+        if zero:
+            self.variables.remove(self.gamma)
+            self.gamma = variable(np.zeros(CHANNELS))
+            self.variables.append(self.gamma)
 
     def input(self):
-        return self.data, v1.placeholder(tf.float32, [None, None, None, 3])
+        values, x = super().input()
+        return (values[:1, :1, :1] if self.one else values), x
 
-    def averages(self):
-        options = {"trainable": False, "resource": self.resource}
-        return Averages(*(variable(v, **options) for v in self.statistics))
+    def linear(self, x):
+        return self.between(super().linear(x))
 
     def trained(self, x, averages):
-        kernel, gamma, beta = self.variables
-        y = self.layer(x, kernel)
-        y, updates = self.form(y, Parameters(gamma, beta, averages))
-        return [tf.nn.relu(y)], updates
-
-    def deployed(self, x, averages):
-        kernel, gamma, beta = self.variables
-        y, statistics = self.layer(x, kernel), (averages.mean, averages.variance)
-        y = tf.nn.batch_normalization(y, *statistics, beta, gamma, EPSILON)
-        return [tf.nn.relu(y)]
-
-    def loss(self, heads):
-        return tf.reduce_sum(heads[0] * tf.sin(heads[0])) / CHANNELS
+        p = Parameters(self.gamma, self.beta, averages)
+        y, updates = self.form(self.linear(x), p)
+        return self._heads(y), updates
 
 
 FORMS: list[Callable] = [
@@ -184,13 +162,13 @@ FORMS: list[Callable] = [
             _averaging,
         )
     ),
-    partial(Formed, _bessel, _transposed),
-    partial(Formed, _bessel, _frozen_norm_between),
+    partial(Formed, _bessel, "transposed"),
+    partial(Formed, _bessel, between=_frozen_norm),
     # A gamma of zero gives no NaN.
     partial(Formed, _bessel, zero=True),
     partial(Formed, _averaging, zero=True),
     # In a batch of one value Bessel's correction has nothing to correct.
-    partial(Formed, _second_version, size=1),
+    partial(Formed, _second_version, one=True),
 ]
 
 
@@ -246,15 +224,15 @@ def test_moving_statistics_stand_in_at_inference():
             averages, feeds[x] = net.averages(), data
             expected += net.deployed(x, averages)
             with tf.name_scope(f"trained/case_{place}"):
-                (y,), _ = net.trained(x, averages)
-                built.append(tf.identity(y, name="out"))
+                heads, _ = net.trained(x, averages)
+                built += [tf.identity(y, name="out") for y in heads]
         options = {"scope": "trained"}
         plain = fold_batch_norms(graph, **options)
         asked = [e for e in plain.refused if "is_training=True" in e.reason]
-        assert (plain.folded, len(asked)) == ((), len(built))
+        assert (plain.folded, len(asked)) == ((), 2 * len(FOR_INFERENCE))
         report = fold_batch_norms(graph, assume_inference=True, **options)
         verify(graph)
-        assert len(report.folded) == len(built)
+        assert len(report.folded) == len(asked)
         again = fold_batch_norms(graph, assume_inference=True, **options)
         assert again.folded == ()
         with v1.Session() as session:

@@ -1,4 +1,7 @@
-"""Folds that run each layer once: what runs, whose statistics they are, refusals."""
+"""The two ways to take statistics: the corrections of a paper, or each layer once.
+
+The paper is Krishnamoorthi 2018, section 3.2.2.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,82 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.graph import verify
 from geutil.quantize import quantize
-from tests.batchnorm.training.nets import EPSILON, FoldedConv, close, update, variable
+from tests.batchnorm.training.nets import EPSILON, close, update, variable
 
 v1 = tf.compat.v1
 CHANNELS = 4
+
+
+class FoldedConv:
+    """A convolution with a norm in training, folded, and the values of its weights."""
+
+    def __init__(self, fused, bias=False, **options):
+        random = np.random.default_rng(1)
+        self.kernel = random.normal(size=(1, 1, 3, CHANNELS))
+        self.gamma, self.beta, self.bias, self.mean = random.normal(size=(4, CHANNELS))
+        self.variance = random.uniform(0.1, 5.0, CHANNELS)
+        with tf.Graph().as_default() as self.graph:
+            self.x = v1.placeholder(tf.float32, [None, None, None, 3])
+            y = tf.nn.conv2d(self.x, variable(self.kernel), 1, "SAME", name="conv")
+            y = tf.nn.bias_add(y, variable(self.bias)) if bias else y
+            self.gamma_, self.beta_ = variable(self.gamma), variable(self.beta)
+            if fused:
+                z, *batch = v1.nn.fused_batch_norm(
+                    y, self.gamma_, self.beta_, epsilon=EPSILON
+                )
+            else:
+                batch = tf.nn.moments(y, [0, 1, 2])
+                z = tf.nn.batch_normalization(
+                    y, *batch, self.beta_, self.gamma_, EPSILON
+                )
+            moving = self.mean, self.variance
+            self.averages = [variable(values, trainable=False) for values in moving]
+            pairs = zip(self.averages, batch, strict=True)
+            self.updates = [update(*pair, True) for pair in pairs]
+            self.out = tf.nn.relu(z, name="result")
+            self.report = fold_batch_norms(self.graph, is_training=True, **options)
+
+
+def _of_the_paper(gamma, beta, batch, moving, frozen):
+    """Return scales of weights and result, and the bias, by the paper's own steps."""
+    (mean, variance), (moving_mean, moving_variance) = batch, moving
+    sigma, moving_sigma = (np.sqrt(v + EPSILON) for v in (variance, moving_variance))
+    correction_scale = sigma / moving_sigma
+    correction_offset = gamma * (mean / sigma - moving_mean / moving_sigma)
+    weights = gamma / sigma * correction_scale
+    bias = beta - gamma * mean / sigma
+    if frozen:
+        return weights, np.ones(CHANNELS), bias + correction_offset
+    return weights, 1.0 / correction_scale, bias
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
+def test_they_are_where_the_paper_has_them(fused):
+    folded = FoldedConv(fused, freeze_batch_norm_delay=2)
+    moving = folded.mean, folded.variance
+    add = folded.graph.get_operation_by_name(folded.report.folded[0].into)
+    rescaled = add.inputs[0].op
+    conv = rescaled.inputs[0].op
+    assert [op.type for op in (conv, rescaled, add)] == ["Conv2D", "Mul", "BiasAdd"]
+    assert conv.inputs[0] is folded.x
+    parts = [conv.inputs[1], rescaled.inputs[1], add.inputs[1]]
+    random, seen = np.random.default_rng(2), []
+    with v1.Session(graph=folded.graph) as session, folded.graph.as_default():
+        session.run(v1.global_variables_initializer())
+        for frozen in (False, True):
+            x = np.float32(random.normal(size=(2, 4, 4, 3)))
+            made = session.run(parts, {folded.x: x})
+            y = x @ folded.kernel[0, 0]
+            batch = y.mean((0, 1, 2)), y.var((0, 1, 2))
+            scale, *expected = _of_the_paper(
+                folded.gamma, folded.beta, batch, moving, frozen
+            )
+            expected.insert(0, folded.kernel * scale)
+            for one, other in zip(made, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+            seen.append(made[0])
+    # The batches differ, and the weights do not: so they can be quantized.
+    assert (seen[0] == seen[1]).all()
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
