@@ -223,19 +223,7 @@ def test_contexts_are_collected_as_the_originals_were(control_flow_v1):
         assert values_and_gradients(x_, y_) == expected
 
 
-def test_part_of_a_body_is_copied_within_the_loop(control_flow_v1):
-    x, y, _ = model(power)
-    product = x.graph.get_operation_by_name("while/mul")
-    _, info = ge.copy_with_input_replacements(product, [])
-    product_ = info.transformed(product)
-    context = product._get_control_flow_context()
-    assert product_._get_control_flow_context() is context
-    ge.reroute_ts(product_.outputs[0], product.outputs[0])
-    ge.verify(x.graph)
-    assert evaluate(x.graph, [y], {x: 2.0}) == [8.0]
-
-
-def test_part_of_a_loop_is_refused(control_flow_v1):
+def test_part_of_a_loop_is_copied_within_it_and_else_refused(control_flow_v1):
     x, y, _ = model(power)
     product = x.graph.get_operation_by_name("while/mul")
     with pytest.raises(ge.TransformError, match="can only be copied whole"):
@@ -249,6 +237,14 @@ def test_part_of_a_loop_is_refused(control_flow_v1):
         for word in ("'while/Merge'", "while/while_context", "whole", "name scope"):
             assert word in str(caught.value)
         assert x.graph.as_graph_def() == before
+    # Within the loop it is copied.
+    _, info = ge.copy_with_input_replacements(product, [])
+    product_ = info.transformed(product)
+    context = product._get_control_flow_context()
+    assert product_._get_control_flow_context() is context
+    ge.reroute_ts(product_.outputs[0], product.outputs[0])
+    ge.verify(x.graph)
+    assert evaluate(x.graph, [y], {x: 2.0}) == [8.0]
 
 
 def test_bodies_go_along_to_another_graph(control_flow_v2):

@@ -39,10 +39,15 @@ def test_copy_within_a_graph_puts_placeholders_for_the_inputs(setting):
     np.testing.assert_allclose(value, np.sin([3.0, 8.0]), rtol=1e-6)
 
 
-def test_replacements_by_tensor_ref_or_pairs(setting):
+def test_replacements_by_tensor_ref_or_pairs(setting, caplog):
     def body():
         x, y, sine = sine_of_product()
         z = tf.constant([5.0, 6.0])
+        # A key that is no input is left out with a warning.
+        with caplog.at_level(logging.WARNING, "geutil"):
+            _, info = ge.copy_with_input_replacements(sine.op, [(x, z)])
+        assert "'x:0' is no input" in caplog.text
+        assert info.transformed(sine).op.inputs[0] is sine.op.inputs[0]
         kinds = [{x.ref(): z}, [(x, z)]]
         if setting.name != "func_graph":
             kinds.append({x: z})  # TensorFlow itself refuses such a dict in the other.
@@ -68,9 +73,14 @@ def test_graph_replace_into_another_graph_takes_all_that_is_needed():
     replaced, same = ge.graph_replace([sine, y], [(x, z)], dst_graph=graph)
     assert replaced.graph is graph
     ge.verify(graph)
-    values = evaluate(graph, [replaced, same])
+    with graph.as_default():
+        # A copy within a function reads a tensor from outside.
+        traced = tf.function(lambda x: ge.graph_replace(tf.square(x), [(x, z)]))
+        square = traced(tf.constant([1.0, 1.0]))
+    values = evaluate(graph, [replaced, same, square])
     np.testing.assert_allclose(values[0], np.sin([15.0, 24.0]), rtol=1e-6)
     np.testing.assert_allclose(values[1], [3.0, 4.0])
+    np.testing.assert_allclose(values[2], [25.0, 36.0])
 
 
 @in_each_setting
@@ -109,18 +119,6 @@ def test_a_replaced_tensor_is_not_read_even_where_its_op_is_copied(setting):
     c, b = setting.run(body)
     np.testing.assert_allclose(c, [12.0, 22.0])
     np.testing.assert_allclose(b, [10.0, 20.0])
-
-
-def test_a_key_that_is_no_input_is_left_out_with_a_warning(setting, caplog):
-    def body():
-        x, y, sine = sine_of_product()
-        z = tf.constant([5.0, 6.0])
-        with caplog.at_level(logging.WARNING, "geutil"):
-            _, info = ge.copy_with_input_replacements(sine.op, [(x, z)])
-        assert "'x:0' is no input" in caplog.text
-        assert info.transformed(sine).op.inputs[0] is sine.op.inputs[0]
-
-    setting.run(body)
 
 
 def test_destination_scope():
@@ -239,19 +237,6 @@ def test_static_shapes_beyond_inference_are_kept_where_they_hold():
         longer = tf.constant([1.0, 2.0, 3.0])
         _, replaced = ge.graph_replace(target, [(x, tf.ones([4])), (b, longer)])
     assert replaced.shape.as_list() == [3]
-
-
-def test_a_copy_within_a_function_reads_a_tensor_from_outside():
-    with tf.Graph().as_default() as graph:
-        outer = tf.constant(3.0)
-
-        @tf.function(autograph=False)
-        def traced(x):
-            y = tf.square(x)
-            return ge.graph_replace(y, [(x, outer)])
-
-        result = traced(tf.constant(1.0))
-    assert evaluate(graph, [result])[0] == 9.0
 
 
 def test_a_very_long_chain_is_copied_without_recursion():

@@ -100,13 +100,12 @@ def test_time_is_balanced():
     product = 8 * 100 * 100 + 16 * (2 * 8 * 100 + 100 * 100)
     assert [s.cost for s in found.stages] == [4 * product] * 3
     assert found.gap == 0
-
-
-def test_a_little_slack_saves_traffic():
+    # A little slack saves traffic.
     with tf.Graph().as_default():
         y = chain([1000, 1000, 1000, 10, 1000, 1000])
-        even = partition(y, DEVICES[:2], "time", slack=0.0)
-        slack = partition(y, DEVICES[:2], "time", slack=0.05)
+        even, slack = (
+            partition(y, DEVICES[:2], "time", slack=slack) for slack in (0.0, 0.05)
+        )
     assert slack.stages[0].sent_bytes == 8 * 10 * 4
     assert even.stages[0].sent_bytes == 8 * 1000 * 4
     assert even.largest < slack.largest <= 1.05 * even.largest
@@ -235,6 +234,10 @@ def test_refusals():
         found = partition(z, DEVICES)
         with pytest.raises(TransformError, match="'elsewhere' is on"):
             found.apply()
+        with pytest.raises(KeyError), transaction(graph):
+            partition(y, DEVICES[:2]).apply()
+            assert y.op.device == DEVICES[1]
+            raise KeyError
         assert y.op.device == ""
 
 
@@ -252,22 +255,14 @@ def test_placed_ops_are_there_and_what_crosses_is_told():
     assert (placed.received_bytes, placed.sent_bytes) == (128, 256)
     assert "they receive 0.00013 MB: 'x:0'" in str(placed)
     assert x.op.device == ""
+    # Devices go back with the transaction.
+    with pytest.raises(KeyError), transaction(x.graph):
+        place(x.op, DEVICES[0])
+        assert x.op.device == DEVICES[0]
+        raise KeyError
+    assert x.op.device == ""
     # The ops that were moved before are on that device.
     assert place(x.op, DEVICES[1]).sent == ()
-
-
-def test_devices_go_back_with_the_transaction():
-    with tf.Graph().as_default() as graph:
-        y = chain([10] * 4)
-        found = partition(y, DEVICES[:2])
-        x = tf.ones([2], name="x")
-    with pytest.raises(KeyError), transaction(graph):
-        place(x.op, DEVICES[0])
-        found.apply()
-        assert x.op.device == DEVICES[0]
-        assert y.op.device == DEVICES[1]
-        raise KeyError
-    assert {op.device for op in graph.get_operations()} == {""}
 
 
 def test_what_reads_a_variable_stays_with_it():

@@ -32,6 +32,12 @@ def model(request):
 
 def test_initializers_collections_and_gradients(model):
     x, y = model
+    # Within one graph the variables are shared.
+    before = x.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+    with x.graph.as_default():
+        within = ge.graph_replace(y, {x.ref(): tf.constant([1.0, 1.0])})
+    assert x.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES) == before
+    np.testing.assert_allclose(evaluate(x.graph, [within])[0], [4.0, 5.0])
     graph = tf.Graph()
     _, info = ge.copy(x.graph, graph, dst_scope="c")
     x_, y_ = info.transformed([x, y])
@@ -44,16 +50,6 @@ def test_initializers_collections_and_gradients(model):
     value, slope = evaluate(graph, [y_, gradient], {x_: [3.0, 4.0]})
     np.testing.assert_allclose(value, [6.0, 11.0])
     np.testing.assert_allclose(slope, [3.0, 4.0])
-
-
-def test_within_one_graph_the_variables_are_shared(model):
-    x, y = model
-    before = x.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
-    with x.graph.as_default():
-        z = tf.constant([1.0, 1.0])
-        y_ = ge.graph_replace(y, {x.ref(): z})
-    assert x.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES) == before
-    np.testing.assert_allclose(evaluate(x.graph, [y_])[0], [4.0, 5.0])
 
 
 def test_a_variable_without_its_initializer_is_named_in_a_warning(model, caplog):
