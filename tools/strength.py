@@ -197,9 +197,16 @@ def tests_at(mutant: Mutant, path: Path) -> list[str]:
     contexts = set(by_line.get(mutant.line, ()))
     if contexts == {""}:
         contexts = {context for several in by_line.values() for context in several}
-    names = sorted({context.rpartition("|")[0] for context in contexts} - {""})
+    names = sorted({_runnable(context) for context in contexts - {""}})
     random.Random(0).shuffle(names)
     return names
+
+
+def _runnable(context: str) -> str:
+    """Return the test of a context; of a block of a page the page, to run it all."""
+    name = context.rpartition("|")[0]
+    page, _, _ = name.partition("::")
+    return page if page.endswith(".md") else name
 
 
 def fails(tests: Iterable[str], root: Path) -> bool:
