@@ -119,10 +119,6 @@ def attempt(model: Model, wanted: Model, edit) -> Model:
     return now
 
 
-def draw_index(data, model):
-    return data.draw(st.integers(0, len(model.inputs) - 1))
-
-
 def reroute(data, model):
     """One or two pairs at once, rerouted or swapped, in all readers or in some."""
     indices = st.integers(0, len(model.inputs) - 1)
@@ -148,30 +144,21 @@ def reroute(data, model):
     return attempt(model, model.with_edges(inputs, model.controls), edited)
 
 
-def add_control(data, model):
-    op, waits = draw_index(data, model), draw_index(data, model)
-    if waits in model.controls[op]:
-        return model
-    controls = copy.deepcopy(model.controls)
-    controls[op].add(waits)
-    return attempt(
-        model,
-        model.with_edges(model.inputs, controls),
-        lambda: ge.add_control_inputs(model.op(op), model.op(waits)),
-    )
-
-
-def remove_control(data, model):
+def control(data, model):
+    """Take a control input away, or add one."""
     present = [(i, c) for i, waits in enumerate(model.controls) for c in sorted(waits)]
-    if not present:
-        return model
-    op, waits = data.draw(st.sampled_from(present))
+    indices = st.integers(0, len(model.inputs) - 1)
+    pairs = st.tuples(indices, indices)
+    op, waits = data.draw(st.sampled_from(present) | pairs if present else pairs)
+    edit = ge.add_control_inputs
+    if waits in model.controls[op]:
+        edit = ge.remove_control_inputs
     controls = copy.deepcopy(model.controls)
-    controls[op].remove(waits)
+    controls[op] ^= {waits}
     return attempt(
         model,
         model.with_edges(model.inputs, controls),
-        lambda: ge.remove_control_inputs(model.op(op), model.op(waits)),
+        lambda: edit(model.op(op), model.op(waits)),
     )
 
 
@@ -216,7 +203,7 @@ def undone(data, model):
     return model
 
 
-STEPS = [reroute, reroute, add_control, remove_control, several, new_op, undone]
+STEPS = [reroute, reroute, control, control, several, new_op, undone]
 
 
 @PROPERTY

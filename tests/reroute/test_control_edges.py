@@ -32,36 +32,30 @@ def waits_for(t):
 
 def test_add(setting):
     def check(call, expected):
-        def body():
-            g = chains()
-            count = len(g.graph.get_operations())
-            assert tables.evaluate(call, g) is None
-            assert waits_for(g.d) == expected, waits_for(g.d)
-            assert waits_for(g.w) == "a"
-            # Another edit keeps what is there.
-            ge.add_control_inputs(g.w.op, g.b.op)
-            ge.add_control_inputs(g.w.op, [g.c.op])
-            assert waits_for(g.w) == "a b c"
-            assert len(g.graph.get_operations()) == count
-            ge.verify(g.graph)
+        g = chains()
+        count = len(g.graph.get_operations())
+        assert tables.evaluate(call, g) is None
+        assert waits_for(g.d) == expected, waits_for(g.d)
+        assert waits_for(g.w) == "a"
+        # Another edit keeps what is there.
+        ge.add_control_inputs(g.w.op, g.b.op)
+        ge.add_control_inputs(g.w.op, [g.c.op])
+        assert waits_for(g.w) == "a b c"
+        assert len(g.graph.get_operations()) == count
+        ge.verify(g.graph)
 
-        setting.run(body)
-
-    tables.check_rows(ADDED, check)
+    tables.check_edits(setting, ADDED, check)
 
 
 def test_remove(setting):
     def check(call, expected):
-        def body():
-            g = chains()
-            ge.add_control_inputs(g.w.op, [g.b.op, g.c.op])
-            assert tables.evaluate(call, g) is None
-            assert waits_for(g.w) == expected, waits_for(g.w)
-            ge.verify(g.graph)
+        g = chains()
+        ge.add_control_inputs(g.w.op, [g.b.op, g.c.op])
+        assert tables.evaluate(call, g) is None
+        assert waits_for(g.w) == expected, waits_for(g.w)
+        ge.verify(g.graph)
 
-        setting.run(body)
-
-    tables.check_rows(REMOVED, check)
+    tables.check_edits(setting, REMOVED, check)
 
 
 def test_a_session_keeps_the_new_order():

@@ -62,15 +62,11 @@ ge.sgv(a) => both: geph__a_0 b
 def test_detach_inputs_of(setting):
     def check(call, expected):
         op, read = expected.split(": ")
+        g = chains()
+        ge.detach_inputs(tables.evaluate(call, g))
+        assert tables.shown([*getattr(g, op).op.inputs]) == read
 
-        def body():
-            g = chains()
-            ge.detach_inputs(tables.evaluate(call, g))
-            assert tables.shown([*getattr(g, op).op.inputs]) == read
-
-        setting.run(body)
-
-    tables.check_rows(CUT, check)
+    tables.check_edits(setting, CUT, check)
 
 
 @in_each_setting
@@ -221,17 +217,14 @@ WAITING = """
 
 def test_detach_control_edges(setting):
     def check(call, expected):
-        def body():
-            g = chains()
-            ge.add_control_inputs(g.c.op, g.b.op)
-            ge.add_control_inputs(g.w.op, g.b.op)
-            ge.detach([g.a.op, g.c.op], **tables.evaluate(call, g))
-            waiting = [" ".join(sorted(names(t.op.control_inputs))) for t in (g.c, g.w)]
-            assert waiting == [part.strip() for part in expected.split("|")], waiting
+        g = chains()
+        ge.add_control_inputs(g.c.op, g.b.op)
+        ge.add_control_inputs(g.w.op, g.b.op)
+        ge.detach([g.a.op, g.c.op], **tables.evaluate(call, g))
+        waiting = [" ".join(sorted(names(t.op.control_inputs))) for t in (g.c, g.w)]
+        assert waiting == [part.strip() for part in expected.split("|")], waiting
 
-        setting.run(body)
-
-    tables.check_rows(WAITING, check)
+    tables.check_edits(setting, WAITING, check)
 
 
 # -- connect ---------------------------------------------------------------------------

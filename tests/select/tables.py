@@ -75,6 +75,11 @@ def check_rows(table: str, check: Callable[[str, str], Any]) -> None:
         pytest.fail("\n".join(f"{call}: {error}" for call, error in wrong.items()))
 
 
+def check_edits(setting: Any, table: str, check: Callable[[str, str], Any]) -> None:
+    """Call `check` with each row, in each setting with a new default graph."""
+    check_rows(table, lambda *row: setting.run(lambda: check(*row)))
+
+
 def evaluate(call: str, sample: Any, **more: Any) -> Any:
     """Return the value of a call on a sample."""
     controls = ge.ControlOutputs(sample.graph)

@@ -32,12 +32,6 @@ def unchanged(graph, before):
     return {name: after[name] for name in before} == before
 
 
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def test_new_ops_stand_where_the_root_stood(graph):
     x = tf.constant(X)
     with tf.name_scope("outer"), tf.device("/device:CPU:0"):

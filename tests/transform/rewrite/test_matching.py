@@ -25,12 +25,6 @@ def roots(graph, pattern, **options):
     return names(found.root for found in match(graph, pattern, **options))
 
 
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def test_types_inputs_and_captures(graph):
     x, y = tf.constant([1.0], name="x"), tf.constant([2.0], name="y")
     total = tf.add(x, tf.exp(y, name="e"), name="s")

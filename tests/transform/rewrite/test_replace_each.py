@@ -13,12 +13,6 @@ from tests.settings import edges, evaluate, names
 X = np.array([0.25, -1.5], np.float32)
 
 
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def sine(op):
     return tf.sin(op.inputs[0])
 
