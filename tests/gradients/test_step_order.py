@@ -13,6 +13,7 @@ from geutil.gradients.step_order import SCOPE
 from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, dependencies, gates, run, waiting
+from tests.memory.test_simulation import awaited
 from tests.memory.tracing import peak_of, trace
 from tests.thorough import chosen
 
@@ -67,12 +68,10 @@ def test_values_and_validity():
 def most_held(fetch, tries=20):
     """Return the highest peak of some random orders that a graph's edges allow."""
     program = step_program([fetch])
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
     edges = nx.DiGraph()
-    for i, node in enumerate(program.nodes):
+    for i, behind in enumerate(awaited(program)):
         edges.add_node(i)
-        edges.add_edges_from((maker[t], i) for t in node.inputs)
-        edges.add_edges_from((j, i) for j in node.controls)
+        edges.add_edges_from((j, i) for j in behind)
     peaks = []
     for seed in range(tries):
         rank = np.random.default_rng(seed).permutation(len(program.nodes))

@@ -19,6 +19,7 @@ from geutil.gradients import (
 )
 from geutil.memory import predict, worst_case
 from tests.gradients.checking import assert_close, measured_peak, waiting
+from tests.gradients.planning.graphs import chain_loss, chain_weights
 from tests.thorough import chosen
 
 v1 = tf.compat.v1
@@ -27,17 +28,8 @@ BYTES = WIDTH * WIDTH * 4
 """Of a weight, which is larger than what a layer yields."""
 
 
-def start():
-    rng = np.random.default_rng(0)
-    return [
-        rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 16 for _ in range(LAYERS)
-    ]
-
-
-def loss_of(x, weights):
-    for w in weights:
-        x = tf.tanh(tf.matmul(x, w))
-    return tf.reduce_mean(tf.square(x))
+def start(layers=LAYERS):
+    return chain_weights(layers, WIDTH)
 
 
 def batch():
@@ -86,12 +78,12 @@ UPDATES = {
 
 def traced(make_update, **how):
     """Return a step as a function, its weights, and the report on its gradients."""
-    weights = [tf.Variable(w) for w in start()]
+    weights = start()
     update = make_update(weights)
 
     @tf.function(autograph=False)
     def step(x):
-        loss = loss_of(x, weights)
+        loss = chain_loss(x, weights)
         update(gradients(loss, weights, **how))
         return loss
 
@@ -131,10 +123,10 @@ def test_the_values_are_those_of_plain_gradients():
     ordered, weights, _ = traced(update, checkpoints="memory")
     x = tf.constant(batch())
     losses = [float(ordered(x)) for _ in range(3)]
-    plain = [tf.Variable(w) for w in start()]
+    plain = start()
     for loss in losses:
         with tf.GradientTape() as tape:
-            expected = loss_of(x, plain)
+            expected = chain_loss(x, plain)
         descend(plain, tape.gradient(expected, plain))
         assert_close([loss], [float(expected)])
     assert_close([w.numpy() for w in weights], [w.numpy() for w in plain])
@@ -152,10 +144,10 @@ def test_the_report_says_when_all_gradients_are_held(caplog):
 
 def test_plain_gradients_hold_what_the_step_returns_of_them():
     """Both peaks are of a step that holds all gradients to its end, or neither is."""
-    weights = [tf.Variable(w) for w in start()]
+    weights = start()
 
     def step_of(take):
-        step = tf.function(lambda x: take(loss_of(x, weights), weights))
+        step = tf.function(lambda x: take(chain_loss(x, weights), weights))
         return step.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
 
     plain = predict(asked_for(step_of(tf.gradients))).peak
@@ -185,8 +177,8 @@ def test_fit_with_checkpointed_holds_no_heap_of_gradients():
 
 def version_1_step(**how):
     x = v1.placeholder(tf.float32, [ROWS, WIDTH], name="x")
-    weights = [v1.get_variable(f"w{i}", initializer=w) for i, w in enumerate(start())]
-    loss = loss_of(x, weights)
+    weights = start()
+    loss = chain_loss(x, weights)
     slopes = gradients(loss, weights, **how)
     return x, weights, loss, slopes
 
@@ -284,11 +276,11 @@ def test_a_function_holds_what_its_report_says(threads):
 
 
 def test_under_xla_nothing_is_promised():
-    weights = [tf.Variable(w) for w in start()[:3]]
+    weights = start(3)
 
     @tf.function(autograph=False, jit_compile=True)
     def step(x):
-        loss = loss_of(x, weights)
+        loss = chain_loss(x, weights)
         descend(weights, gradients(loss, weights, checkpoints="speed"))
         return loss
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import gradients
 from geutil.memory import largest_batch, measure, predict
+from tests.gradients.planning.graphs import chain_loss, chain_weights
 from tests.memory.refusals import refused
 from tests.processes import forked
 
@@ -19,17 +20,13 @@ WIDTH = 96
 @functools.cache
 def step(batch):
     """Return a step of four dense layers, held to an order."""
-    weights = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(4)]
+    weights = chain_weights(4, WIDTH)
 
     @tf.function(autograph=False)
     def train(x):
-        y = x
-        for w in weights:
-            y = tf.tanh(y @ w)
-        loss = tf.reduce_mean(y * y)
-        for w, slope in zip(
-            weights, gradients(loss, weights, checkpoints=None), strict=True
-        ):
+        loss = chain_loss(x, weights)
+        slopes = gradients(loss, weights, checkpoints=None)
+        for w, slope in zip(weights, slopes, strict=True):
             w.assign_sub(slope)
         return loss
 

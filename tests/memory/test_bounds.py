@@ -14,7 +14,7 @@ from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
 from geutil.memory import Node, Program, execution_order, predict, simulate, worst_case
 from geutil.memory.bounds import heaviest_closure, worst_of
 from tests.memory.refusals import refused
-from tests.memory.test_simulation import chain, programs, random_program
+from tests.memory.test_simulation import awaited, chain, programs, random_program
 from tests.memory.tracing import traced_peaks
 from tests.thorough import examples, length
 
@@ -27,7 +27,7 @@ def fullest_state(program, threads):
     """
     nodes, sizes = program.nodes, program.sizes
     maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
-    behind = [{*(maker[t] for t in n.inputs), *n.controls} for n in nodes]
+    behind = awaited(program)
     most = 0
     met = set()
 

@@ -9,7 +9,7 @@ from geutil.memory import Node, Program, simulate
 from geutil.memory.lifetimes import buffers_of
 from geutil.memory.onednn import fused_groups, with_groups_fused
 from geutil.memory.ordering import order_dependencies, plan_order, with_controls
-from tests.memory.test_simulation import programs
+from tests.memory.test_simulation import awaited, programs
 from tests.thorough import examples, length
 
 
@@ -19,11 +19,7 @@ def queued(program):
 
 def any_order(program, rng):
     """Return one of all orders of a program."""
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
-    left = {
-        i: {*(maker[t] for t in node.inputs), *node.controls}
-        for i, node in enumerate(program.nodes)
-    }
+    left = dict(enumerate(awaited(program)))
     order = []
     while left:
         ready = [i for i, behind in left.items() if behind.issubset(order)]
@@ -131,15 +127,15 @@ def test_queues_do_not_wait_for_each_other():
     program = fan(4)
     queues = ["", *("a" if i // 2 % 2 else "b" for i in range(8))]
     queues[-1] = None
-    for i, awaited in waits(program.with_queues(queues), 10):
-        assert {queues[i]} == {queues[j] for j in awaited}
+    for i, behind in waits(program.with_queues(queues), 10):
+        assert {queues[i]} == {queues[j] for j in behind}
 
 
 def test_long_programs_are_linear():
     count = length(30_000)
     found = waits(fan(count), 10)
     assert len(found) == count - 1
-    assert all(awaited for _, awaited in found)
+    assert all(behind for _, behind in found)
 
 
 def test_ops_that_run_as_one():

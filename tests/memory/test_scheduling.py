@@ -14,7 +14,7 @@ from geutil.memory.scheduling import (
     order_around,
     planned_order,
 )
-from tests.memory.test_simulation import chain, naive, programs
+from tests.memory.test_simulation import awaited, chain, naive, programs
 from tests.thorough import examples, length
 
 RANKS = ("length", "usual", "creation")
@@ -86,9 +86,7 @@ def reads(program, j, behind):
 
 
 def ready(program, ran):
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
-    for i, node in enumerate(program.nodes):
-        behind = {*(maker[t] for t in node.inputs), *node.controls}
+    for i, behind in enumerate(awaited(program)):
         if i not in ran and behind <= set(ran):
             yield i
 

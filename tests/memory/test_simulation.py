@@ -238,6 +238,12 @@ def test_random_programs_hold_what_the_naive_reference_says(program):
         assert live + program.nodes[i].temporary == run.held[step]
 
 
+def awaited(program):
+    """Return the nodes that each node of a program waits for."""
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    return [{*(maker[t] for t in n.inputs), *n.controls} for n in program.nodes]
+
+
 class CountingList(list):
     """A list that counts how often it is read."""
 
