@@ -8,8 +8,14 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import model
-from geutil.batchnorm import fold_batch_norms
-from geutil.errors import FinalizedGraphError, FoldError, StaleGraphError
+from geutil.batchnorm import fold_batch_norms, folding
+from geutil.errors import (
+    FinalizedGraphError,
+    FoldError,
+    StaleGraphError,
+    TransformError,
+)
+from geutil.transform import function_bodies
 from tests.settings import default_graph, evaluate, needs_eager
 
 pytestmark = needs_eager
@@ -301,10 +307,7 @@ def weights_from_outside(x):
 
 @pytest.mark.parametrize("build", [changing, weights_from_outside])
 def test_weights_that_depend_on_the_data(build):
-    @tf.function(input_signature=[SPEC], autograph=False)
-    def function(x):
-        return {"y": build(x)}
-
+    function = tf.function(lambda x: {"y": build(x)}, [SPEC], autograph=False)
     opened = model.open(function, inline=False)
     before = opened.run(x=X)["y"]
     report = fold_batch_norms(opened)
@@ -316,19 +319,15 @@ def test_weights_that_depend_on_the_data(build):
     np.testing.assert_array_equal(opened.run(x=X)["y"], before)
 
 
-def partly(x):
+@tf.function(input_signature=[SPEC], autograph=False)
+def partly_foldable(x):
     """A norm that can be folded in the graph, one that cannot in a body."""
     y = Layer(False)(x)
     gate = tf.function(
         lambda x: tf.nn.batch_normalization(tf.tanh(x), *parameters(), 1e-3, "gate"),
         autograph=False,
     )
-    return gate(tf.nn.relu(y)) + loop(Layer(False), x)
-
-
-@tf.function(input_signature=[SPEC], autograph=False)
-def partly_foldable(x):
-    return {"y": partly(x)}
+    return {"y": gate(tf.nn.relu(y)) + loop(Layer(False), x)}
 
 
 def test_strict_leaves_a_model_exactly_as_it_was():
@@ -349,8 +348,6 @@ def test_strict_leaves_a_model_exactly_as_it_was():
 
 
 def test_a_failure_at_the_end_puts_calls_and_edges_back(monkeypatch):
-    from geutil.batchnorm import folding
-
     graph, results = imported(partly_foldable)
     (y,) = results.values()
     before = {n.name: n for n in graph.as_graph_def().node}
@@ -431,9 +428,6 @@ def test_functions_that_are_types_of_ops_are_refused(build):
 
 
 def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
-    from geutil.errors import TransformError
-    from geutil.transform import function_bodies
-
     def refuse(definition, library):
         raise TransformError("'x' is a list of tensors")
 

@@ -75,6 +75,7 @@ def test_saved_and_opened_again(case, format, tmp_path):
     if format == "saved_model":
         assert len(again.variables) == len(case.model.variables)
         return
+    is_frozen = not case.model.variables
     # Saved graphs hold no old ops and no old weights.
     ops = again.graph.get_operations()
     types = [op.type for op in ops]
@@ -83,20 +84,16 @@ def test_saved_and_opened_again(case, format, tmp_path):
         "DepthwiseConv2dNative": 1,
         "MatMul": 1,
         "BiasAdd": 3,
-        "Rsqrt": 0 if is_frozen(case) else 3,
+        "Rsqrt": 0 if is_frozen else 3,
     }.items():
         assert types.count(kind) == count, kind
-    if is_frozen(case):
+    if is_frozen:
         assert not {"Mul", "Sub", "AddV2"} & set(types)
         # Three weights, three biases and the shape for Flatten.
         consts = [op for op in ops if op.type == "Const"]
         weights = [op for op in consts if op.get_attr("dtype") == tf.float32]
         limits = [op for op in weights if not op.outputs[0].shape.rank]
         assert len(weights) - len(limits) == 6
-
-
-def is_frozen(case):
-    return not case.model.variables
 
 
 def test_a_tensorflow_lite_file(case, tmp_path):
@@ -139,19 +136,13 @@ class Signatures(tf.Module):
         self.score = tf.function(lambda x: {"score": tf.sigmoid(run(x))}, spec)
         self.plain = tf.function(lambda x: {"size": tf.shape(x)}, spec)
 
-    def save(self, path):
-        signatures = {
-            "serving_default": self.main,
-            "score": self.score,
-            "plain": self.plain,
-        }
-        tf.saved_model.save(self, str(path), signatures=signatures)
-        return path
-
 
 def test_all_signatures_are_folded_and_told(tmp_path):
     module = Signatures()
-    opened = model.open(module.save(tmp_path / "model"))
+    names = {"serving_default": "main", "score": "score", "plain": "plain"}
+    signatures = {name: getattr(module, own) for name, own in names.items()}
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=signatures)
+    opened = model.open(tmp_path / "model")
     report = fold_batch_norms(opened, strict=True)
     counts = dict.fromkeys(opened.signatures, 0)
     for entry in report.folded:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import func_graph
 
 import geutil as ge
-from geutil.batchnorm import fold_batch_norms
+from geutil.batchnorm import fold_batch_norms, folding
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from tests.batchnorm.checking import needed
 from tests.settings import default_graph, edges, evaluate, in_each_setting, needs_eager
@@ -121,15 +122,12 @@ def test_what_is_kept_and_read_stays_and_the_rest_is_replaced(setting):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-def channels_first(x):
-    y = tf.nn.conv2d(x, KERNEL, 1, "SAME", data_format="NCHW")
-    shaped = [tf.constant(v.reshape(4, 1, 1)) for v in (MEAN, VARIANCE, BETA, GAMMA)]
-    return tf.nn.batch_normalization(y, *shaped, 1e-3, "norm")
-
-
 @in_each_setting
 def test_the_bias_has_the_shape_that_the_sum_needs():
-    z = channels_first(given(np.zeros([1, 3, 6, 6], np.float32)))
+    x = given(np.zeros([1, 3, 6, 6], np.float32))
+    y = tf.nn.conv2d(x, KERNEL, 1, "SAME", data_format="NCHW")
+    shaped = [tf.constant(v.reshape(4, 1, 1)) for v in (MEAN, VARIANCE, BETA, GAMMA)]
+    z = tf.nn.batch_normalization(y, *shaped, 1e-3, "norm")
     fold_batch_norms(default_graph(), strict=True)
     data, bias = z.op.inputs
     assert (data.op.type, bias.op.type) == ("Conv2D", "Const")
@@ -279,8 +277,6 @@ def test_a_fused_norm_in_keep_is_refused_and_nothing_changes():
 
 def func_graph_of(body):
     """Return a FuncGraph that has its results, and of which no function was built."""
-    from tensorflow.python.framework import func_graph
-
     spec = tf.TensorSpec([None, 6, 6, 3], name="x")
     return func_graph.func_graph_from_py_func("f", body, (spec,), {})
 
@@ -322,7 +318,6 @@ def test_a_failure_puts_the_results_back(monkeypatch):
 
     graph = func_graph_of(body)
     before, old = edges(graph), list(graph.outputs)
-    from geutil.batchnorm import folding
 
     def fail(self, edited):
         raise RuntimeError("later")
