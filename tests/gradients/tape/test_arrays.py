@@ -1,11 +1,5 @@
 """The algorithm on numpy arrays, without TensorFlow."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,87 +11,54 @@ from geutil.gradients.tape import Tape, TapeEntry, imperative_grad, numpy_vspace
 from tests.call_counts import count_calls
 from tests.thorough import examples, length
 
-SIZE = 4
-COUNT = 2
-"""The number of sources."""
-Array = np.ndarray[Any, Any]
-Backward = Callable[..., Any]
+SIZE, COUNT = 4, 2
+"""How many elements an array has, and how many sources there are."""
 
 
-def _sin(x: Array) -> tuple[list[Array], Backward]:
-    return [np.sin(x)], lambda g: [g * np.cos(x)]
+def product(x, y):
+    slope = 1 - np.tanh(x * y) ** 2
+    return [np.tanh(x * y)], lambda g: [g * y * slope, g * x * slope]
 
 
-def _product(x: Array, y: Array) -> tuple[list[Array], Backward]:
-    return [np.tanh(x * y)], lambda g: [
-        g * y * (1 - np.tanh(x * y) ** 2),
-        g * x * (1 - np.tanh(x * y) ** 2),
-    ]
-
-
-def _difference(x: Array, y: Array) -> tuple[list[Array], Backward]:
-    return [x - y], lambda g: (g, -g)
-
-
-def _halves(x: Array) -> tuple[list[Array], Backward]:
+def halves(x):
     half = SIZE // 2
-    parts = [np.resize(x[:half], SIZE), np.resize(x[half:], SIZE)]
 
-    def backward(first: Array, second: Array) -> Array:
-        return np.concatenate(
-            [first[:half] + first[half:], second[:half] + second[half:]]
-        )
+    def back(first, second):
+        return np.concatenate([g[:half] + g[half:] for g in (first, second)])
 
-    return parts, backward
+    return [np.resize(x[:half], SIZE), np.resize(x[half:], SIZE)], back
 
 
-def _stopped(x: Array) -> tuple[list[Array], Backward]:
-    return [np.round(x)], lambda g: [None]
-
-
-OPERATIONS: dict[str, tuple[int, Callable[..., tuple[list[Array], Backward]]]] = {
-    "sin": (1, _sin),
-    "product": (2, _product),
-    "difference": (2, _difference),
-    "halves": (1, _halves),
+# How many arrays each reads; it returns what it makes, and its backward function.
+OPERATIONS = {
+    "sin": (1, lambda x: ([np.sin(x)], lambda g: [g * np.cos(x)])),
+    "product": (2, product),
+    "difference": (2, lambda x, y: ([x - y], lambda g: (g, -g))),
+    "halves": (1, halves),
 }
-# What finite differences do not see is left out there.
-STOPPED = {"stopped": (1, _stopped)}
 
 
-@dataclass(frozen=True)
-class Program:
-    """Operations, each with the positions of what it reads; the sources come first."""
-
-    operations: tuple[tuple[str, tuple[int, ...]], ...]
-
-    def run(self, sources: Sequence[Array], tape: Tape | None = None) -> list[Array]:
-        """Return all arrays: the sources, and what the operations made."""
-        arrays = list(sources)
-        for kind, reads in self.operations:
-            _, operation = (OPERATIONS | STOPPED)[kind]
-            inputs = [arrays[i % len(arrays)] for i in reads]
-            outputs, backward = operation(*inputs)
-            if tape is not None:
-                tape.record(kind, outputs, inputs, backward)
-            arrays += outputs
-        return arrays
+def run(program, sources, tape=None):
+    """Return all arrays of a program: the sources, and what the operations made."""
+    arrays = list(sources)
+    for kind, reads in program:
+        inputs = [arrays[i % len(arrays)] for i in reads]
+        outputs, backward = OPERATIONS[kind][1](*inputs)
+        if tape is not None:
+            tape.record(kind, outputs, inputs, backward)
+        arrays += outputs
+    return arrays
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw):
+    """Draw operations, each with the positions of what it reads."""
     operations = []
     for _ in range(draw(st.integers(1, 12))):
         kind = draw(st.sampled_from(sorted(OPERATIONS)))
-        arity, _ = OPERATIONS[kind]
-        reads = tuple(draw(st.integers(0, 30)) for _ in range(arity))
+        reads = [draw(st.integers(0, 30)) for _ in range(OPERATIONS[kind][0])]
         operations.append((kind, reads))
-    return Program(tuple(operations))
-
-
-def sources(seed: int = 0) -> list[Array]:
-    """Return arrays to start from."""
-    return list(np.random.default_rng(seed).uniform(-1, 1, (COUNT, SIZE)))
+    return operations
 
 
 STEP = 1e-6
@@ -108,7 +69,7 @@ def differences(program, xs, targets, weights):
     """Return the central differences of the weighted sum of targets by the sources."""
 
     def total(arrays):
-        made = program.run(arrays)
+        made = run(program, arrays)
         return sum(
             float(np.sum(made[i % len(made)] * w))
             for i, w in zip(targets, weights, strict=True)
@@ -137,11 +98,10 @@ def differences(program, xs, targets, weights):
     st.integers(0, 1000),
 )
 def test_random_programs(program, targets, weighted, count, seed):
-    xs = sources(seed)
-    tape = Tape()
-    arrays = program.run(xs, tape)
+    rng, tape = np.random.default_rng(seed), Tape()
+    xs = list(rng.uniform(-1, 1, (COUNT, SIZE)))
+    arrays = run(program, xs, tape)
     ys = [arrays[i % len(arrays)] for i in targets]
-    rng = np.random.default_rng(seed)
     weights = [rng.normal(size=SIZE) if weighted else np.ones(SIZE) for _ in ys]
     actual = imperative_grad(
         numpy_vspace(),
