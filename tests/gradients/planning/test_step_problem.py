@@ -34,7 +34,7 @@ from tests.gradients.planning.graphs import (
 )
 from tests.thorough import examples
 
-ROWS, WIDTH, LAYERS = 512, 32, 24
+ROWS, WIDTH, LAYERS = 512, 32, 16
 
 
 def values(step, built):

@@ -146,13 +146,13 @@ def test_large_steps_are_bounded_too():
     """The report says how much time there is no way around."""
     with tf.Graph().as_default():
         y = x = tf.ones([1000])
-        for _ in range(250):
+        for _ in range(210):
             y = tf.tanh(y)
         found = plan(y, x, "10%")
         slopes = gradients(y, x, checkpoints=found)
         report = last_report()
     assert len(slopes) == 1
-    assert found.ops > 500
+    assert found.ops > 420
     assert 0 < found.bound <= found.extra_time
     assert report.extra_time_bound == found.bound
     said = f"no schedule takes less than {found.bound:.1%}"
