@@ -1,4 +1,6 @@
-"""Keras networks at random whose results depend on what they are given.
+"""Keras networks whose batch norms do something: at random, or calibrated.
+
+The results of calibrated ones depend on what they are given.
 
 With statistics drawn at random most of a deep network's signal dies on the way, and its
 result is nearly the same for all inputs: nothing could go wrong in it. Here the moving
@@ -20,6 +22,23 @@ def norms_of(network):
     """Return the batch norms of a network, counted by Keras alone."""
     layers = network._flatten_layers()
     return [la for la in layers if isinstance(la, tf.keras.layers.BatchNormalization)]
+
+
+def with_random_norms(network, seed=0):
+    """Give all batch norms of a network random statistics and parameters.
+
+    Fresh ones are almost the identity, and hide mistakes.
+    """
+    generator = np.random.default_rng(seed)
+    for norm in norms_of(network):
+        norm.set_weights([_random(generator, v) for v in norm.weights])
+    return network
+
+
+def _random(generator, variable):
+    if variable.name in ("gamma", "moving_variance"):
+        return generator.uniform(0.5, 2.0, variable.shape)
+    return generator.normal(size=variable.shape) * 0.5
 
 
 def with_calibrated_norms(network, batch, seed=0):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.batchnorm import fold_batch_norms
+from tests.batchnorm.calibrated import with_random_norms
 from tests.batchnorm.checking import (
     EPSILON,
     TURNED,
@@ -16,7 +17,6 @@ from tests.batchnorm.checking import (
     check_together,
     folded,
 )
-from tests.batchnorm.networks import with_random_norms
 
 
 def conv(b, dtype=tf.float32):

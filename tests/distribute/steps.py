@@ -20,7 +20,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.gradients import gradients
 from geutil.quantize import quantize
-from tests.batchnorm.networks import with_random_norms
+from tests.batchnorm.calibrated import with_random_norms
 from tests.distribute.programs import LIMIT, distributed, held_ports, mirrored, start
 
 # TensorFlow's own tracing gives these no device either.

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.batchnorm.networks import with_random_norms
+from tests.batchnorm.calibrated import with_random_norms
 from tests.distribute.model_steps import net
 from tests.distribute.programs import results_of
 from tests.settings import needs_eager

@@ -13,8 +13,8 @@ from keras import layers
 import geutil.model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import FoldError
+from tests.batchnorm.calibrated import with_random_norms
 from tests.batchnorm.checking import needed
-from tests.batchnorm.networks import with_random_norms
 from tests.batchnorm.training.nets import STATISTICS, close, ops_by_type
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from geutil.batchnorm import fold_batch_norms
-from tests.batchnorm.networks import with_random_norms
+from tests.batchnorm.calibrated import with_random_norms
 from tests.batchnorm.test_norms import KERAS
 from tests.batchnorm.training.nets import STATISTICS, close
 from tests.thorough import chosen
