@@ -73,13 +73,13 @@ def branch_inputs(count=3, batch=4):
     return [normal(batch, 8, 8, 3, seed=10 + i) * (1 + i) for i in range(count)]
 
 
-def separable(images, width=8):
+def separable(images, width=8, blocks=2):
     """Convolutions, depthwise ones, a residual sum: like a MobileNetV2, but small."""
     layers = tf.keras.layers
     x = image = layers.Input(images.shape[1:], name="image")
     x = layers.Conv2D(width, 3, 2, "same", use_bias=False, name="stem")(x)
     x = layers.ReLU(6.0)(layers.BatchNormalization(name="stem_norm")(x))
-    for n in (1, 2):
+    for n in range(1, blocks + 1):
         y = layers.Conv2D(24, 1, use_bias=False, name=f"expand_{n}")(x)
         y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
         y = layers.DepthwiseConv2D(3, 1, "same", use_bias=False, name=f"deep_{n}")(y)
