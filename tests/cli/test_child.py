@@ -3,14 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 
 import tensorflow as tf
 
 from geutil.cli import child
+from tests.cli.processes import COMMAND
 from tests.processes import run_python
-
-CODE = "from geutil.cli.main import main; main()"
 
 
 def deadly(file):
@@ -29,10 +27,8 @@ def deadly(file):
 
 
 def test_the_death_of_the_process_is_one_line(tmp_path):
-    arguments = ["-c", CODE, "ops", str(deadly(tmp_path / "a.pb"))]
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False
-    )
+    command = [*COMMAND, "ops", str(deadly(tmp_path / "a.pb"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     last = done.stderr.splitlines()[-1]
     assert last.startswith("geutil: TensorFlow ended the process (SIGABRT) while ")
@@ -41,7 +37,7 @@ def test_the_death_of_the_process_is_one_line(tmp_path):
     assert all(line.startswith("geutil: ") for line in done.stderr.splitlines())
     # What it said is shown on request: here by a process that is such a child.
     variables = {**os.environ, child._VARIABLE: str(tmp_path / "noted")}
-    dead = run_python(*arguments, "--verbose", environment=variables)
+    dead = run_python(*command[1:], "--verbose", environment=variables)
     assert dead.returncode == -signal.SIGABRT
     assert b"Check failed" in dead.stderr
     assert (tmp_path / "noted").read_text() == "opening a.pb"

@@ -246,13 +246,17 @@ def _mega(line):
     return float(number)
 
 
+def chain(count):
+    """Return a model of layers behind one another, of which some have to be held."""
+    stack = [tf.keras.layers.Dense(64, "tanh", name=f"l{i}") for i in range(count)]
+    return model.open(tf.keras.Sequential([tf.keras.Input([64], name="x"), *stack]))
+
+
 def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
     geutil, tmp_path, monkeypatch
 ):
     """The same numbers are in the text and in the page."""
-    stack = [tf.keras.layers.Dense(64, "tanh", name=f"l{i}") for i in range(6)]
-    network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *stack])
-    net, page = model.open(network).save(tmp_path / "net"), tmp_path / "net.html"
+    net, page = chain(6).save(tmp_path / "net"), tmp_path / "net.html"
     large = ("memory", net, "--batch", "4096")
     # One usual budget shows as much as three; both forms have one curve.
     step = training_step.TrainingStep
@@ -289,6 +293,14 @@ def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
     told = geutil.json(*large, "--extra-time", "20%")
     assert told["extra_time"] <= 0.2
     assert told["peak"] < told["plain_peak"]
+
+
+def test_within_a_budget_as_much_is_kept_as_fits(geutil, tmp_path):
+    """The plan that keeps less takes 31 % more time."""
+    small = chain(3).save(tmp_path / "small")
+    told = geutil.json("memory", small, "--batch", "742", "--budget", "949KB")
+    assert told["peak"] <= 949_000 < told["plain_peak"]
+    assert 0 < told["extra_time"] < 0.2
 
 
 def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
