@@ -11,6 +11,7 @@ from geutil.gradients.planning.cuts import (
 )
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
 from tests.gradients.planning.graphs import chain_step, random_step
 from tests.thorough import some
 
@@ -95,3 +96,16 @@ def test_the_number_of_cuts_is_bounded_and_the_best_are_left():
     assert len(few.places) <= 22
     # Narrow layers, of which each portion has one.
     assert (few.kept[0, 1:-1] == 256 * 8 * 4).all()
+
+
+def test_casts_cost_more_than_their_sources():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [64, 64])
+        y = tf.sin(x)
+        z = tf.sin(tf.cast(tf.sin(y), tf.float64))
+        step = build_step(tf.reduce_sum(tf.exp(z)), x)
+        forward = forward_of(step)
+    prices = {b.tensors[0][0].op.type: b.price for b in forward.buffers}
+    half = tf.float32.size * 64 * 64
+    assert prices["Cast"] == 2 * half + 1
+    assert prices["Sin"] in (half, 2 * half)
