@@ -5,7 +5,7 @@ The memory of each method of calibration, and the ranges that it makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,11 +109,13 @@ def squared_error_range(histogram: Histogram, bits: int) -> Range:
     filled = histogram.counts > 0
     values, counts = histogram.centers[filled], histogram.counts[filled]
 
-    def error(low: float, high: float) -> float:
+    def errors(ranges: Sequence[Range]) -> Array:
+        # At once: one by one takes up to twenty times as long.
+        low, high = np.transpose(ranges)[..., np.newaxis]
         rounded = _rounded(values, low, high, bits)
-        return float((counts * (values - rounded) ** 2).sum())
+        return np.asarray((counts * (values - rounded) ** 2).sum(-1))
 
-    return _best(histogram, error)
+    return _best(histogram, errors)
 
 
 def entropy_range(histogram: Histogram, bits: int) -> Range:
@@ -144,7 +146,7 @@ def entropy_range(histogram: Histogram, bits: int) -> Range:
             quantized = np.where(filled, (sums / sizes)[places], 0.0)
         return _divergence(clipped[inside], quantized)
 
-    return _best(histogram, divergence)
+    return _best(histogram, lambda tried: np.array([divergence(*r) for r in tried]))
 
 
 def _divergence(exact: Array, quantized: Array) -> float:
@@ -155,7 +157,7 @@ def _divergence(exact: Array, quantized: Array) -> float:
     )
 
 
-def _best(histogram: Histogram, cost: Callable[[float, float], float]) -> Range:
+def _best(histogram: Histogram, costs: Callable[[Sequence[Range]], Array]) -> Range:
     """Return the range of least cost.
 
     The ends are tried together, then on a grid, then each again with the other fixed.
@@ -163,15 +165,19 @@ def _best(histogram: Histogram, cost: Callable[[float, float], float]) -> Range:
     low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
     if low == high:
         return Range(low, high)
-    tried = [(low * s, high * s) for s in _SHARES]
+
+    def least(tried: Sequence[Range]) -> Range:
+        return tried[int(np.argmin(costs(tried)))]
+
+    tried = [Range(low * s, high * s) for s in _SHARES]
     if low and high:
-        tried += [(low * s, high * t) for s in _GRID for t in _GRID]
-    best = min(tried, key=lambda r: cost(*r))
+        tried += [Range(low * s, high * t) for s in _GRID for t in _GRID]
+    best = least(tried)
     if low:
-        best = min(((low * s, best[1]) for s in _SHARES), key=lambda r: cost(*r))
+        best = least([Range(low * s, best.high) for s in _SHARES])
     if high:
-        best = min(((best[0], high * s) for s in _SHARES), key=lambda r: cost(*r))
-    return Range(*best)
+        best = least([Range(best.low, high * s) for s in _SHARES])
+    return best
 
 
 def _rounded(values: Array, low: float, high: float, bits: int) -> Array:
