@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 _SHARES = np.linspace(0.02, 1.0, 99)
 """How much of the whole range is tried."""
 _GRID = _SHARES[::5]
+_AT_ONCE = 16
+"""How many ranges are tried at once: of 1 to 625 for 1,575 bins, the fastest."""
 
 
 class Histogram:
@@ -110,12 +112,15 @@ def squared_error_range(histogram: Histogram, bits: int) -> Range:
     values, counts = histogram.centers[filled], histogram.counts[filled]
 
     def errors(ranges: Sequence[Range]) -> Array:
-        # At once: one by one takes up to twenty times as long.
         low, high = np.transpose(ranges)[..., np.newaxis]
         rounded = _rounded(values, low, high, bits)
         return np.asarray((counts * (values - rounded) ** 2).sum(-1))
 
-    return _best(histogram, errors)
+    def all_errors(ranges: Sequence[Range]) -> Array:
+        starts = range(0, len(ranges), _AT_ONCE)
+        return np.concatenate([errors(ranges[i : i + _AT_ONCE]) for i in starts])
+
+    return _best(histogram, all_errors)
 
 
 def entropy_range(histogram: Histogram, bits: int) -> Range:
