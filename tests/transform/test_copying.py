@@ -75,7 +75,8 @@ def test_graph_replace_into_another_graph_takes_all_that_is_needed():
     ge.verify(graph)
     with graph.as_default():
         # A copy within a function reads a tensor from outside.
-        traced = tf.function(lambda x: ge.graph_replace(tf.square(x), [(x, z)]))
+        replace = lambda x: ge.graph_replace(tf.square(x), [(x, z)])  # noqa: E731
+        traced = tf.function(replace, autograph=False)
         square = traced(tf.constant([1.0, 1.0]))
     values = evaluate(graph, [replaced, same, square])
     np.testing.assert_allclose(values[0], np.sin([15.0, 24.0]), rtol=1e-6)
