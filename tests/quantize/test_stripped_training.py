@@ -88,8 +88,8 @@ def test_in_float_it_is_the_network_at_inference_and_a_file_of_its_layers(
     keras, statistics
 ):
     net = _network(keras)
-    m = _stripped(net, statistics)
-    _check_in_float(net, m)
+    _check_in_float(net, _stripped(net, statistics))
+    m = _stripped(_network(keras), statistics)
     quantize(m)
     function = m.to_function()
     for _ in range(4):
