@@ -16,7 +16,9 @@ from tests.quantize.tiny import (
     Layer,
     Reference,
     averaged,
+    check_fake_quant,
     close,
+    fake_quant,
     of_ranges,
 )
 from tests.settings import V1
@@ -199,7 +201,33 @@ def test_a_call_without_gradients_is_a_step_too():
     close(np.hstack(_ends(report)), _ranges(reference), 2e-6)
 
 
-# -- replicas --------------------------------------------------------------------------
+# -- checkpoints and replicas ----------------------------------------------------------
+
+
+def test_a_checkpoint_of_the_variables(tmp_path):
+    w, reports = tf.Variable(W), []
+    step = _traced(w, reports, ema_decay=0.5)
+    for x in STEPS:
+        step(tf.constant(x))
+    kept = _ends(reports[0])
+    checkpoint = tf.train.Checkpoint(w=w, ranges=dict(reports[0].variables))
+    path = checkpoint.save(str(tmp_path / "c"))
+    other, others = tf.Variable(W), []
+
+    @tf.function
+    def evaluate(x):
+        y = _net(x, other)
+        others.append(quantize(tf.compat.v1.get_default_graph(), is_training=False))
+        return others[0].tensor(y)
+
+    evaluate(tf.constant(STEPS[0]))
+    checkpoint = tf.train.Checkpoint(w=other, ranges=dict(others[0].variables))
+    checkpoint.restore(path).assert_existing_objects_matched()
+    np.testing.assert_array_equal(np.hstack(_ends(others[0])), np.hstack(kept))
+    xq = fake_quant(STEPS[1], *kept[2:4])
+    wq = fake_quant(other.numpy(), *kept[:2], narrow_range=True)
+    found = evaluate(tf.constant(STEPS[1]))
+    check_fake_quant(found, np.maximum(xq @ wq, 0), *kept[4:])
 
 
 MIRRORED = """
