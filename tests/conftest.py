@@ -18,6 +18,10 @@ from tests import settings, thorough
 if settings.V1:
     tf.compat.v1.disable_v2_behavior()
 
+# The first Session sets the number of threads of the whole process: not one of a test,
+# after which others would measure something else.
+tf.compat.v1.Session(graph=tf.Graph()).close()
+
 
 def pytest_configure(config):
     thorough.select(config.getoption("markexpr"))
