@@ -117,8 +117,10 @@ def test_gradients_are_the_same():
 
 
 def test_states_are_written_as_before():
-    plain = network(layers.LSTM(4, stateful=True), batch=2)
-    unrolled = model.open(network(layers.LSTM(4, stateful=True), batch=2)).unroll()
+    # Each has states of its own.
+    plain, other = (network(layers.LSTM(4, stateful=True), batch=2) for _ in range(2))
+    other.set_weights(plain.get_weights())
+    unrolled = model.open(other).unroll()
     x = data_of(plain, 2)
     results = [plain(x)["y"].numpy() for _ in range(3)]
     assert np.abs(results[1] - results[0]).max() > 1e-3
