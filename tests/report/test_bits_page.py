@@ -75,6 +75,10 @@ def test_the_curve_is_drawn_to_scale():
     assert [len(line) for line in lines] == [3, 3]
     _, _, width, height = map(float, svg.get("viewBox").split())
     assert all(0 < x < width and 0 < y < height for x, y in points)
+    # It takes up the frame, but for a twentieth at each end.
+    grid = next(line for line in svg.iter("line") if line.get("y1") == line.get("y2"))
+    frame = float(grid.get("x2")) - float(grid.get("x1"))
+    assert (x2 - x0) / frame == pytest.approx(1 / 1.1, abs=0.01)
 
 
 def test_points_without_noise_are_told_apart():

@@ -269,6 +269,19 @@ def test_a_moving_average_of_something_else_is_refused():
     assert "AssignVariableOp" in types_of(kept)
 
 
+def test_sums_and_averages_of_what_no_output_needs_go():
+    s = Statistics()
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        largest = tf.reduce_max(x, [0, 1, 2])
+        s.mean.assign(s.mean + largest)
+        assign(s.variance, tf.reduce_min(x, [0, 1, 2]))
+        return {"y": x / largest}
+
+    assert "AssignVariableOp" not in types_of(model.open(f).strip_training())
+
+
 def test_kept_norms_keep_their_updates():
     m = model.open(composed(Statistics(), assign))
     stripped = m.strip_training(keep=["moments"])

@@ -107,6 +107,11 @@ def test_rules_take_up_each_others_results(graph):
     ]
     assert y.op.inputs[0].op.type == "Tanh"
     assert not rewrite(graph, rules).rewritten
+    # One that looks further up than the op that reads the result.
+    tf.cos(tf.negative(tf.exp(tf.constant(X))))
+    deep = Op("Cos", Op("Neg", Op("Sin", Any("x"))))
+    rules = [swap("Exp", tf.sin), Rule(deep, lambda m: tf.tanh(m["x"]), name="deep")]
+    assert [e.rule for e in rewrite(graph, rules).rewritten] == ["Exp -> sin", "deep"]
 
 
 def test_replaced_results_are_followed_to_the_end(graph):
