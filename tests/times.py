@@ -28,7 +28,10 @@ _Seconds = collections.Counter[str]
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process and of its children that ended."""
+    """Return the processor time of this process and of all below it that ended.
+
+    Workers have ended when the controller asks, with the servers that they forked from.
+    """
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)
 
@@ -39,7 +42,6 @@ class Times:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.begin = time.perf_counter()
-        self.processor = 0.0
         self.files: _Seconds = collections.Counter()
         self.tests: _Seconds = collections.Counter()
         self.fixtures: _Seconds = collections.Counter()
@@ -64,17 +66,15 @@ class Times:
         output = getattr(self.config, "workeroutput", None)
         if output is not None:
             output["fixtures"] = dict(self.fixtures)
-            output["processor"] = processor_seconds()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         output: Mapping[str, Any] = getattr(node, "workeroutput", {})
         self.fixtures.update(output.get("fixtures", {}))
-        self.processor += output.get("processor", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         wall = time.perf_counter() - self.begin
-        used = self.processor or processor_seconds()
+        used = processor_seconds()
         terminalreporter.section("times")
         terminalreporter.write_line(
             f"{wall:.0f} s, {used / 60:.1f} min of processor time; slowest files:"
