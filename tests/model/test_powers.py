@@ -246,14 +246,19 @@ def test_reports_can_be_read(writing):
 
 
 def test_what_a_result_of_a_body_needs_stays(tmp_path, marker):
-    text = tf.Variable("")
+    text, nested = tf.Variable(""), tf.Variable("")
     marker.write_text("3.0")
+
+    def read_nested():
+        nested.assign(tf.io.read_file(str(marker)))
+        return 0
 
     @tf.function(input_signature=[tf.TensorSpec([], name="x")])
     def function(x):
         def read():
             value = tf.io.read_file(str(marker))
             text.assign(tf.io.read_file(f"{marker}"))
+            tf.cond(x > 1, read_nested, lambda: 0)
             tf.print("read", value)
             return x * tf.strings.to_number(value)
 
@@ -261,7 +266,7 @@ def test_what_a_result_of_a_body_needs_stays(tmp_path, marker):
 
     less = model.open(function).without_powers()
     assert less.run(x=2.0)["y"] == 6.0
-    assert text.numpy() == b"3.0"
+    assert text.numpy() == nested.numpy() == b"3.0"
     report = less.strip_report
     assert [entry.reason for entry in report.removed] == [
         "can print, and no result of its function needs it"
