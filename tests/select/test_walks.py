@@ -114,6 +114,11 @@ def test_walks():
     ask = lambda op: not asked.append(op.name)  # noqa: E731
     forward(g.x.op, within_ops=[g.x.op, g.a.op], within_ops_fn=ask)
     assert asked == ["a"]
+    # Of two readers the older one comes first, even if it reads it last.
+    first = tf.exp(g.x, name="first")
+    tf.sin(g.w, name="second")
+    ge.reroute_ts(g.w, g.x, can_modify=[first.op])
+    assert names(forward(g.w.op)) == ["w", "first", "second"]
 
 
 _PRINT_ORDERS = """
