@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ INTS = tf.TensorSpec([None, 4], tf.int32, name="x")
 
 
 @contextmanager
-def optimizer_off() -> Iterator[None]:
+def optimizer_off():
     """Switch TensorFlow's graph optimizer off, for functions built and run inside.
 
     It fuses ops where it sees constants, which changes the last bits of a result; what
@@ -46,24 +46,24 @@ class Sample:
     value: np.ndarray
     reference: Callable[[Any], Any]
 
-    def expected(self) -> list[np.ndarray]:
+    def expected(self):
         results = self.reference(tf.constant(self.value))
         if isinstance(results, dict):
             results = [results[name] for name in sorted(results)]
         return [np.asarray(r) for r in tf.nest.flatten(results)]
 
 
-def floats(rows: int = 2, *shape: int) -> np.ndarray:
+def floats(rows=2, *shape):
     values = np.random.default_rng(1).normal(size=(rows, *(shape or (3,))))
     return values.astype(np.float32)
 
 
-def variable(*shape: int, seed: int = 0, name: str = "w", dtype=tf.float32) -> Any:
+def variable(*shape, seed=0, name="w", dtype=tf.float32):
     values = np.random.default_rng(seed).normal(size=shape)
     return tf.Variable(tf.cast(values, dtype), name=name)
 
 
-def keras_sample(layers: list[Any], value: np.ndarray) -> Sample:
+def keras_sample(layers, value):
     tf.keras.utils.set_random_seed(3)
     shape, dtype = value.shape[1:], value.dtype
     model = tf.keras.Sequential([tf.keras.Input(shape, dtype=str(dtype)), *layers])
@@ -75,7 +75,7 @@ def keras_sample(layers: list[Any], value: np.ndarray) -> Sample:
     return Sample(model, value, lambda x: tf.function(model)(x, training=False))
 
 
-def cnn() -> Sample:
+def cnn():
     layers = tf.keras.layers
     return keras_sample(
         [
@@ -90,25 +90,25 @@ def cnn() -> Sample:
     )
 
 
-def lstm() -> Sample:
+def lstm():
     return keras_sample([tf.keras.layers.LSTM(4, unroll=False)], floats(2, 5, 3))
 
 
-def embedding() -> Sample:
+def embedding():
     indices = np.array([[0, 3, 9, 1], [5, 5, 2, 0]], np.int32)
     layers = tf.keras.layers
     return keras_sample([layers.Embedding(10, 4), layers.GRU(3)], indices)
 
 
-def of_function(body: Callable[[Any], Any], value: np.ndarray, spec=FLOATS) -> Sample:
+def of_function(body, value, spec=FLOATS):
     function = tf.function(body, input_signature=[spec], autograph=False)
     return Sample(function, value, function)
 
 
-def gathers() -> Sample:
+def gathers():
     table, batched = variable(10, 3), variable(2, 5, 3, seed=1, name="batched")
 
-    def body(x: Any) -> Any:
+    def body(x):
         handle = table.handle
         pairs = tf.stack([x, x // 4], axis=-1)
         return {
@@ -132,10 +132,10 @@ def gathers() -> Sample:
     return of_function(body, indices, INTS)
 
 
-def conditional() -> Sample:
+def conditional():
     v, w = variable(3), variable(3, seed=1, name="v")
 
-    def body(x: Any) -> Any:
+    def body(x):
         return {
             "if": tf.cond(tf.reduce_sum(x) > 0, lambda: x * v, lambda: x - w),
             "else": tf.cond(tf.reduce_sum(x) < -1e3, lambda: x * v, lambda: x - w),
@@ -147,35 +147,35 @@ def conditional() -> Sample:
     return of_function(body, floats())
 
 
-def calls() -> Sample:
+def calls():
     """Two variables of different shapes pass through the same two functions."""
     v, w = variable(3), variable(1, 3, seed=1, name="v")
 
     @tf.function(autograph=False)
-    def read(handle: Any) -> Any:
+    def read(handle):
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
 
     read_any = read.get_concrete_function(tf.TensorSpec([], tf.resource))
 
     @tf.function(autograph=False)
-    def scaled(x: Any, handle: Any) -> Any:
+    def scaled(x, handle):
         return x * read_any(handle)
 
     scale = scaled.get_concrete_function(FLOATS, tf.TensorSpec([], tf.resource))
 
-    def body(x: Any) -> Any:
+    def body(x):
         return {"a": scale(x, v.handle), "b": scale(scale(x, w.handle), v.handle)}
 
     return of_function(body, floats())
 
 
-def nested() -> Sample:
+def nested():
     """A loop in a branch in a call, each of which is handed the variable."""
     v = variable(3)
 
     @tf.function(autograph=False)
-    def inner(x: Any) -> Any:
-        def loop() -> Any:
+    def inner(x):
+        def loop():
             return tf.while_loop(
                 lambda i, _: i < tf.cast(tf.size(v), tf.int32),
                 lambda i, t: (i + 1, tf.cond(i > 0, lambda: t * v, lambda: t + v)),
@@ -184,13 +184,13 @@ def nested() -> Sample:
 
         return tf.cond(tf.reduce_sum(x) > -1e3, loop, lambda: x)
 
-    def body(x: Any) -> Any:
+    def body(x):
         return {"y": inner(x) + inner(2.0 * x)}
 
     return of_function(body, floats())
 
 
-def dtypes() -> Sample:
+def dtypes():
     kinds = [tf.float32, tf.float64, tf.half, tf.bfloat16, tf.complex64, tf.complex128]
     kinds += [tf.int8, tf.uint16, tf.int32, tf.int64]
     numbers = [
@@ -204,7 +204,7 @@ def dtypes() -> Sample:
         tf.Variable([np.nan, -0.0, np.inf, 1e-45], name="odd", dtype=tf.float32),
     ]
 
-    def body(x: Any) -> Any:
+    def body(x):
         reads = {v.name.partition(":")[0]: v.read_value() for v in (*numbers, *others)}
         return {"plus": x + 0.0, **reads}
 
@@ -223,7 +223,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
 }
 
 
-def version_1_loop() -> tuple[tf.Graph, tf.Variable]:
+def version_1_loop():
     """A loop of Enter, Merge and Switch ops that is handed variables as handles."""
     with control_flow(1), tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], "x")
@@ -231,7 +231,7 @@ def version_1_loop() -> tuple[tf.Graph, tf.Variable]:
             "v", [4, 3], use_resource=True, initializer=tf.ones_initializer()
         )
 
-        def step(i: Any, t: Any) -> Any:
+        def step(i, t):
             row = tf.raw_ops.ResourceGather(
                 resource=v.handle, indices=i, dtype=tf.float32
             )

@@ -19,13 +19,11 @@ import tempfile
 import time
 import traceback
 import zipfile
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.model.field_mutations import mutate_fields
-from tests.model.mutations import mutate
+from tests.model.mutations import mutate, mutate_fields
 from tests.processes import run_python
 
 TARGETS = {
@@ -72,11 +70,11 @@ class Outcome:
     detail: str
 
     @property
-    def ok(self) -> bool:
+    def ok(self):
         return self.result in (TOLD, REFUSED)
 
 
-def run(folder: Path, jobs: Iterable[tuple[str, int]]) -> Iterator[Outcome]:
+def run(folder, jobs):
     """Look at each (target, seed) in a process; after its end, the rest in another."""
     waiting = list(jobs)
     while waiting:
@@ -93,7 +91,7 @@ def run(folder: Path, jobs: Iterable[tuple[str, int]]) -> Iterator[Outcome]:
             yield Outcome(*waiting.pop(0), result, detail)
 
 
-def jobs_for(count: int) -> list[tuple[str, int]]:
+def jobs_for(count):
     """Return about so many jobs, shared among the targets."""
     total = sum(share for *_, share in TARGETS.values())
     return [
@@ -103,7 +101,7 @@ def jobs_for(count: int) -> list[tuple[str, int]]:
     ]
 
 
-def _serve() -> None:
+def _serve():
     """Answer each job of the command line by a line; a hang ends the process."""
     answers, jobs, folder = sys.argv[1:]
     with Path(answers).open("w") as file:
@@ -115,7 +113,7 @@ def _serve() -> None:
             file.flush()
 
 
-def write_all(folder: Path) -> None:
+def write_all(folder):
     """Write a whole file of each format."""
     import keras
     import tensorflow as tf
@@ -149,7 +147,7 @@ def write_all(folder: Path) -> None:
     tf.keras.backend.clear_session()
 
 
-def damaged(folder: Path, target: str, seed: int, scratch: Path) -> Path:
+def damaged(folder, target, seed, scratch):
     """Damage a file of a copy, and return what is to be looked at."""
     model, file, proto, _ = TARGETS[target]
     copy = scratch / model
@@ -159,7 +157,7 @@ def damaged(folder: Path, target: str, seed: int, scratch: Path) -> Path:
     return copy
 
 
-def _changed(data: bytes, target: str, proto: str, seed: int) -> bytes:
+def _changed(data, target, proto, seed):
     rng = random.Random(f"{target} {seed}")
     ways = [lambda: mutate(data, rng)[1], lambda: _with_lengths(data, rng)]
     if proto:
@@ -169,13 +167,13 @@ def _changed(data: bytes, target: str, proto: str, seed: int) -> bytes:
     return rng.choice(ways)()
 
 
-def _proto(name: str):
+def _proto(name):
     from geutil.graph import protos
 
     return getattr(protos, name)
 
 
-def _with_lengths(data: bytes, rng: random.Random) -> bytes:
+def _with_lengths(data, rng):
     """Write numbers over others: lengths, offsets and counts of what follows."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -192,7 +190,7 @@ def _with_lengths(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _with_entries(data: bytes, rng: random.Random) -> bytes:
+def _with_entries(data, rng):
     """Change, leave out or repeat entries of an archive."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = [(name, archive.read(name)) for name in archive.namelist()]
@@ -221,7 +219,7 @@ def _with_entries(data: bytes, rng: random.Random) -> bytes:
     return made.getvalue()
 
 
-def _json(config, rng: random.Random) -> bytes:
+def _json(config, rng):
     """Put something else in one or several places of a configuration."""
     places = []
     waiting = [config]
@@ -244,7 +242,7 @@ def _json(config, rng: random.Random) -> bytes:
     return json.dumps(config).encode()
 
 
-def _looked_at(folder: Path, target: str, seed: int, scratch: Path) -> tuple[str, str]:
+def _looked_at(folder, target, seed, scratch):
     """Ask what a damaged file is, and return what became of that."""
     from geutil.errors import GeutilError
     from geutil.model import inspect, powers
@@ -276,7 +274,7 @@ def _looked_at(folder: Path, target: str, seed: int, scratch: Path) -> tuple[str
     return (result, "") if target not in OPENED_TOO else _opened(path, result)
 
 
-def _opened(path: Path, result: str) -> tuple[str, str]:
+def _opened(path, result):
     """Open a damaged model, and with it each of its signatures."""
     from geutil import model
 
@@ -297,13 +295,13 @@ def _opened(path: Path, result: str) -> tuple[str, str]:
     return result, OPENED
 
 
-def _peak_from_here() -> int:
+def _peak_from_here():
     """Begin to measure the peak of resident memory anew; return what is resident."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
 
-def _status(key: str) -> int:
+def _status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(ln.split()[1]) for ln in lines if ln.startswith(key))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
 
 
 def not_refused(
-    error: type[Exception],
-    cases: Iterable[tuple[Any, Callable[[], Any], str]],
-    unchanged: Any = None,
-) -> dict[str, str]:
+    error,
+    cases,
+    unchanged=None,
+):
     """Return what came of the calls that did not raise an error with their message.
 
     A case is a name, a call without arguments, and a regular expression. If there is a
@@ -30,7 +28,7 @@ def not_refused(
     return wrong
 
 
-def _ends_and_graph(model: Any) -> Any:
+def _ends_and_graph(model):
     if model is None:
         return None
     graph_def = model.graph.as_graph_def(add_shapes=True)

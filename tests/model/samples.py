@@ -74,7 +74,7 @@ class Lookup(tf.Module):
         return {"y": x @ self.weight + self.bias}
 
 
-def save_lookup(folder: Path) -> Path:
+def save_lookup(folder):
     """Save a SavedModel with variables, a table, an asset and two signatures."""
     vocabulary = folder / "vocabulary.txt"
     vocabulary.write_text("cat\ndog\nbird\nfish\n")
@@ -85,14 +85,14 @@ def save_lookup(folder: Path) -> Path:
     return target
 
 
-def write_all(folder: Path) -> None:
+def write_all(folder):
     """Write a model of each kind, in a process of its own."""
     child = run_python("-m", "tests.model.samples", folder)
     if child.returncode:
         raise RuntimeError(child.stderr.decode())
 
 
-def main() -> None:
+def main():
     folder = Path(sys.argv[1])
     graph_def = frozen_graph_def()
     binary, text = folder / "frozen.pb", folder / "frozen.pbtxt"

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
-from geutil.model import Model
 from geutil.model.batch_size.row_equivalence import RowVerdict, judge, windows
 from tests.model.refusal_tables import not_refused
 from tests.settings import control_flow
@@ -186,7 +185,7 @@ CASES = {
 }
 
 
-def opened(function, shape, batch, dtype=tf.float32, **options) -> Model:
+def opened(function, shape, batch, dtype=tf.float32, **options):
     spec = tf.TensorSpec([batch, *shape], dtype, name="x")
     traced = tf.function(function, autograph=False).get_concrete_function(spec)
     return model.open(traced, **options)
@@ -197,7 +196,7 @@ def sample(batch, shape):
     return np.random.default_rng(7).normal(size=size).astype(np.float32)
 
 
-def result(m: Model, x) -> np.ndarray:
+def result(m, x):
     (value,) = m.run(x=x).values()
     return value
 
@@ -519,3 +518,68 @@ def test_tables_of_different_lengths_and_a_mask():
     m = model.open(tf.function(embedded, specs, autograph=False))
     changed = m.set_batch_size(3).set_batch_size(None)
     assert changed.inputs["segment"].shape.as_list() == [None, 5]
+
+
+# -- networks of Keras, against Keras itself -------------------------------------------
+
+layers, keras = tf.keras.layers, tf.keras
+
+
+def transformer():
+    x = keras.Input((6, 8))
+    h = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
+    h = layers.LayerNormalization()(h + layers.Dense(8)(layers.Dense(16, "gelu")(h)))
+    return keras.Model(x, layers.Dense(3)(layers.Flatten()(h)))
+
+
+def recurrent(layer, **options):
+    def build():
+        x = keras.Input((5, 3))
+        return keras.Model(x, layer(4, **options)(x))
+
+    return build
+
+
+def decoder():
+    x = keras.Input((4, 4, 3))
+    h = layers.Conv2DTranspose(5, 3, strides=2, padding="same")(x)
+    h = layers.UpSampling2D()(layers.Reshape((8, 4, 10))(h))
+    return keras.Model(x, layers.Permute((2, 1, 3))(h))
+
+
+NETWORKS = {
+    "transformer": transformer,
+    "GRU": recurrent(layers.GRU, return_sequences=True),
+    "LSTM both ways": recurrent(
+        lambda units: layers.Bidirectional(layers.LSTM(units, return_sequences=True))
+    ),
+    "decoder": decoder,
+}
+
+
+def traced(network, batch):
+    call = lambda x: network(x, training=False)  # noqa: E731
+    return opened(call, network.input_shape[1:], batch)
+
+
+def check(m, network, batch):
+    """Compare with Keras: to five digits of the largest number."""
+    x = sample(batch, network.input_shape[1:])
+    wanted, found = network(x, training=False).numpy(), result(m, x)
+    assert found.shape == wanted.shape
+    largest = np.abs(wanted).max()
+    assert np.abs(wanted[0] - wanted[1:]).max(initial=0) > 1e-3 * largest or batch == 1
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_to_others_and_four_to_any(name):
+    network = NETWORKS[name]()
+    free = traced(network, 1).set_batch_size(None)
+    assert free.inputs["x"].shape[0] is None
+    for batch in (1, 3):
+        check(free, network, batch)
+    fixed = free.set_batch_size(2)
+    assert fixed.inputs["x"].shape[0] == 2
+    check(fixed, network, 2)
+    check(traced(network, 4).set_batch_size(None), network, 3)

@@ -33,7 +33,7 @@ def exactly():
         yield
 
 
-def read(path) -> tf.compat.v1.GraphDef:
+def read(path):
     graph_def = tf.compat.v1.GraphDef()
     if path.suffix == ".pb":
         graph_def.ParseFromString(path.read_bytes())
@@ -42,7 +42,7 @@ def read(path) -> tf.compat.v1.GraphDef:
     return graph_def
 
 
-def run_file(path, feeds, outputs) -> list[np.ndarray]:
+def run_file(path, feeds, outputs):
     """Run a file with TensorFlow alone, as version 1 does."""
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -169,7 +169,7 @@ def test_what_runs_besides_runs_before_the_outputs(tmp_path):
     assert list(model.open(path).outputs) == ["y"]
 
 
-def refused(opened, tmp_path, format, *words: str, **options) -> None:
+def refused(opened, tmp_path, format, *words, **options):
     path = tmp_path / "m"
     save = partial(opened.save, path, format, **options)
     every = "(?s)" + "".join(f"(?=.*{re.escape(word)})" for word in words)

@@ -82,8 +82,8 @@ def stored_weights(blob):
     return file, found
 
 
-def spec(*shape, dtype=tf.float32):
-    return tf.TensorSpec(shape, dtype)
+def spec(*shape, name=None, dtype=tf.float32):
+    return tf.TensorSpec(shape, dtype, name)
 
 
 def samples(inputs, low=-3.0, high=3.0, seed=0, unknown=2):
@@ -110,10 +110,10 @@ def alternate(*lists, every=2):
 
 
 def opened(function, *specs):
-    """Return a function as a model, with inputs a, b and so on."""
+    """Return a function as a model; inputs without a name are a, b and so on."""
     named = [
-        tf.TensorSpec(s.shape, s.dtype, name)
-        for s, name in zip(specs, "abcdef", strict=False)
+        tf.TensorSpec(s.shape, s.dtype, s.name or "abcdef"[i])
+        for i, s in enumerate(specs)
     ]
     traced = tf.function(function, input_signature=named, autograph=False)
     return model.open(traced)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from geutil import model
 from geutil.quantize import calibrate, quantize
 from geutil.quantize.int8.matrix_weights import STORED_SINCE
 from geutil.quantize.planning.int8_kernels import version_of
@@ -16,14 +15,6 @@ STORES_COLUMNS = version_of(tf.__version__) >= STORED_SINCE
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def spec(shape, name, dtype=tf.float32):
-    return tf.TensorSpec(shape, dtype, name=name)
-
-
-def opened(function, *specs):
-    return model.open(tf.function(function, input_signature=specs))
 
 
 def prepared(m, data=None, method="min_max", **options):

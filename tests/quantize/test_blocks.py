@@ -30,9 +30,8 @@ from geutil.quantize.tflite.block_weights import (
     check_all_found,
     store_in_blocks,
 )
-from tests.quantize.converted import Together, decibels, refused
-from tests.quantize.converted import spec as plain_spec
-from tests.quantize.small_networks import normal, opened, prepared, spec
+from tests.quantize.converted import Together, decibels, opened, refused, spec
+from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -99,7 +98,7 @@ def run(blob, x):
 
 
 def quantized(function, *shape, **options):
-    m = opened(function, spec(list(shape), "x"))
+    m = opened(function, spec(*shape, name="x"))
     report = quantize(m, scheme=SCHEME, is_training=False, **options)
     return m, report
 
@@ -173,7 +172,7 @@ def test_layers_compute_with_rounded_blocks():
     }
     made = Together(
         {
-            name: (lambda x, f=layer, w=matrix: f(x, w), (plain_spec(*shape),))
+            name: (lambda x, f=layer, w=matrix: f(x, w), (spec(*shape),))
             for name, (shape, matrix, layer) in layouts.items()
         },
         scheme=SCHEME,
@@ -244,12 +243,12 @@ def encoder(x):
 
 
 def test_a_transformer_in_blocks():
-    exact = opened(encoder, spec([2, 6, 64], "x"))
+    exact = opened(encoder, spec(2, 6, 64, name="x"))
     data = [{"x": normal(2, 6, 64, seed=20 + i)} for i in range(4)]
     wanted = np.concatenate([exact.run(**batch)["y"] for batch in data])
     noise, size = {}, {}
     for scheme in ("weight_only_int4", "dynamic_range", SCHEME):
-        m = opened(encoder, spec([2, 6, 64], "x"))
+        m = opened(encoder, spec(2, 6, 64, name="x"))
         report = quantize(m, scheme=scheme, is_training=False)
         found = np.concatenate([m.run(**batch)["y"] for batch in data])
         noise[scheme] = decibels(wanted, found)
@@ -288,7 +287,7 @@ NOT_IN_BLOCKS = [
 def test_other_layers_have_8_bits_and_the_report_says_why():
     made = Together(
         {
-            f"layer {n}": (layer, (plain_spec(*shape),))
+            f"layer {n}": (layer, (spec(*shape),))
             for n, (shape, layer, _) in enumerate(NOT_IN_BLOCKS)
         },
         scheme=SCHEME,
@@ -369,7 +368,7 @@ def test_weights_are_rounded_by_data_within_their_blocks(rounding):
     data = [
         {"x": normal(64, 96, seed=30 + i) @ normal(96, 96, seed=29)} for i in range(2)
     ]
-    m = prepared(opened(dense, spec([None, 96], "x")), scheme=SCHEME)
+    m = prepared(opened(dense, spec(None, 96, name="x")), scheme=SCHEME)
     exact = [batch["x"] @ MATRIX for batch in data]
     nearest = [m.run(**batch)["y"] for batch in data]
     report = calibrate(m, data, rounding=rounding)
@@ -387,7 +386,9 @@ def test_weights_are_rounded_by_data_within_their_blocks(rounding):
 
 def test_training_moves_blocks_along():
     kernel = tf.Variable(MATRIX)
-    m = opened(lambda x: {"y": tf.matmul(x, kernel, name="dense")}, spec([4, 96], "x"))
+    m = opened(
+        lambda x: {"y": tf.matmul(x, kernel, name="dense")}, spec(4, 96, name="x")
+    )
     report = quantize(m, scheme=SCHEME, quant_delay=2)
     assert set(report.variables) == {
         "dense/weights_quant/min",
@@ -422,7 +423,7 @@ def test_blocks_survive_saving_and_reordering(tmp_path):
     m, blob = dense_file()
     m.save(str(tmp_path / "saved"))
     assert to_tflite(model.open(str(tmp_path / "saved"))) == blob
-    m = prepared(opened(encoder, spec([2, 6, 64], "x")), scheme=SCHEME)
+    m = prepared(opened(encoder, spec(2, 6, 64, name="x")), scheme=SCHEME)
     blob, x = to_tflite(m), normal(2, 6, 64, seed=20)
     reordered = least_memory_order(blob).blob
     np.testing.assert_array_equal(run(reordered, x), run(blob, x))
@@ -433,7 +434,7 @@ def test_moved_activations_are_other_tensors():
         rows = tf.reshape(tf.transpose(tf.reshape(x, [2, 4, 8]), [1, 0, 2]), [8, 8])
         return {"y": tf.quantization.fake_quant_with_min_max_args(rows, -3.0, 3.0)}
 
-    m = opened(moved, spec([8, 8], "x"))
+    m = opened(moved, spec(8, 8, name="x"))
     assert quantized_value(m.inputs["x"]) is None
 
 
@@ -446,7 +447,7 @@ def test_refusals():
     m, _ = dense_file()
     for scheme in ("dynamic_range", "weight_only_int4", "int8", "int16x8"):
         refused(lambda s=scheme: to_tflite(m, scheme=s), scheme, SCHEME)
-    plain = opened(dense, spec([4, 96], "x"))
+    plain = opened(dense, spec(4, 96, name="x"))
     refused(
         lambda: choose_bits(plain, [{"x": X}], size=0.9, scheme=SCHEME),
         "int8 and weight_only_int8",

@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geutil import model
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
@@ -21,12 +23,13 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
+from geutil.quantize.bits.knapsack import least_noise, least_size
 from geutil.quantize.bits.sensitivity import SwitchedNetwork
 from geutil.quantize.bits.weights import find_weights
 from tests.batchnorm.calibrated import with_calibrated_norms
-from tests.quantize.converted import both_results, stored_weights
+from tests.quantize.converted import both_results, opened, spec, stored_weights
 from tests.quantize.converted import decibels as signal_to_noise
-from tests.quantize.small_networks import normal, opened, spec
+from tests.quantize.small_networks import normal
 from tests.settings import needs_eager
 from tests.thorough import chosen, some
 
@@ -70,7 +73,7 @@ TOLD = 288 + 288 + 576 + 144 + 512 + 64 + 64 + 64 + 64 + 48 + 24 + 20
 
 @pytest.fixture(scope="module")
 def kinds():
-    m = opened(every_kind, spec([1, 4, 4, 4], "x"))
+    m = opened(every_kind, spec(1, 4, 4, 4, name="x"))
     return m, [{"x": normal(1, 4, 4, 4, seed=20 + i)} for i in range(2)]
 
 
@@ -86,7 +89,7 @@ def chain(x):
 
 @pytest.fixture(scope="module")
 def dense():
-    m = opened(chain, spec([None, 12], "x"))
+    m = opened(chain, spec(None, 12, name="x"))
     return m, [{"x": normal(32, 12, seed=60 + i)} for i in range(3)]
 
 
@@ -342,7 +345,7 @@ VARIABLES: dict[str, tf.Variable] = {}
 
 @pytest.mark.parametrize(("scheme", "bits"), [("int8", 4), ("weight_only_int8", 8)])
 def test_layers_that_share_a_variable_have_equal_bits(scheme, bits):
-    m = opened(thrice, spec([4, 8], "x"))
+    m = opened(thrice, spec(4, 8, name="x"))
     data = [{"x": normal(4, 8, seed=i)} for i in range(2)]
     plan = choose_bits(m, data, noise=10.0, scheme=scheme, method="min_max")
     assert {layer.ops for layer in plan.layers} == {
@@ -370,7 +373,7 @@ def test_layers_without_kernels_and_bodies_that_may_hold_some_are_told():
 
         return {"y": tf.while_loop(lambda index, _: index < 2, step, [0, y])[1]}
 
-    m = opened(network, spec([1, 4, 4, 4, 2], "x"))
+    m = opened(network, spec(1, 4, 4, 4, 2, name="x"))
     plan = choose_bits(m, {"x": normal(1, 4, 4, 4, 2)}, size=0.5)
     assert [layer.ops for layer in plan.layers] == [("flat",)]
     reasons = dict(plan.left)
@@ -412,7 +415,7 @@ def named():
         y = tf.nn.relu(tf.matmul(y, normal(8, 8, seed=2), name="aXb"))
         return {"y": tf.matmul(y, normal(8, 8, seed=3), name="a.b_1")}
 
-    return opened(network, spec([None, 8], "x")), [{"x": normal(16, 8)}]
+    return opened(network, spec(None, 8, name="x")), [{"x": normal(16, 8)}]
 
 
 def test_a_plan_is_saved_and_read(named, tmp_path):
@@ -529,7 +532,7 @@ def test_subjects_that_are_no_float_model_are_refused(named):
     quantized = assembled(m, data, {})
     with pytest.raises(QuantizeError, match="quantized already, by '"):
         choose_bits(quantized, data, size=0.5)
-    empty = opened(lambda x: {"y": tf.nn.relu(x)}, spec([None, 3], "x"))
+    empty = opened(lambda x: {"y": tf.nn.relu(x)}, spec(None, 3, name="x"))
     with pytest.raises(QuantizeError, match="no layer of the model has weights"):
         choose_bits(empty, {"x": normal(4, 3)}, size=0.5)
     with pytest.raises(QuantizeError, match=r"no output.*varies"):
@@ -540,8 +543,9 @@ def test_without_ortools_the_extra_is_named(named):
     m, data = named
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ortools.linear_solver", None)
-        with pytest.raises(MissingExtraError, match=r"geutil\[plan\]"):
-            choose_bits(m, data, size=0.8)
+        for budget in ({"size": 0.8}, {"noise": 20.0}):
+            with pytest.raises(MissingExtraError, match=r"OR-Tools.*geutil\[plan\]"):
+                choose_bits(m, data, **budget)
 
 
 def test_batch_norms_are_to_be_folded_first():
@@ -567,3 +571,87 @@ def test_batch_norms_are_to_be_folded_first():
     }
     kinds = {"Conv2D", "MatMul"}
     assert told == {op.name for op in m.graph.get_operations() if op.type in kinds}
+
+
+# -- the knapsack, against every choice that there is ----------------------------------
+
+WHOLE = st.integers(0, 10**8)
+NOISE = st.floats(-1.0, 1e3, allow_nan=False)
+# In quarters, whose sums are exact: a limit is kept or not, and nothing between.
+QUARTERS = st.integers(-8, 4000).map(lambda n: n / 4)
+
+
+def items(noise):
+    options = st.lists(st.tuples(WHOLE, noise), min_size=1, max_size=3)
+    return st.lists(options, min_size=1, max_size=5)
+
+
+def tables(drawn):
+    """Return the sizes and the noises of options."""
+    return tuple([[pair[i] for pair in row] for row in drawn] for i in range(2))
+
+
+def totals(table, choices):
+    return [sum(row[i] for row, i in zip(table, c, strict=True)) for c in choices]
+
+
+def all_choices(sizes):
+    return list(itertools.product(*(range(len(row)) for row in sizes)))
+
+
+@given(items(NOISE), st.floats(0, 1))
+def test_least_noise_is_that_of_the_best_choice(drawn, share):
+    sizes, noises = tables(drawn)
+    choices = all_choices(sizes)
+    budget = int(share * sum(map(max, sizes)))
+    fitting = [
+        noise
+        for size, noise in zip(
+            totals(sizes, choices), totals(noises, choices), strict=True
+        )
+        if size <= budget
+    ]
+    chosen = least_noise(sizes, noises, budget)
+    if not fitting:
+        assert chosen is None
+        return
+    assert totals(sizes, [chosen])[0] <= budget
+    largest = max(abs(noise) for row in noises for noise in row)
+    # The solver's optimum is one of float64.
+    assert totals(noises, [chosen])[0] <= min(fitting) + 1e-9 * largest
+
+
+@given(items(QUARTERS), st.integers(-50, 10_000).map(lambda n: n / 4))
+def test_least_size_is_that_of_the_best_choice(drawn, limit):
+    sizes, noises = tables(drawn)
+    choices = all_choices(sizes)
+    pairs = list(zip(totals(sizes, choices), totals(noises, choices), strict=True))
+    quiet = [size for size, noise in pairs if noise <= limit]
+    chosen = least_size(sizes, noises, limit)
+    if not quiet:
+        assert chosen is None
+        return
+    assert totals(noises, [chosen])[0] <= limit
+    # Shares of the largest size: a byte of a hundred million is told.
+    assert totals(sizes, [chosen])[0] == min(quiet)
+    ties = [noise for size, noise in pairs if size == min(quiet)]
+    assert totals(noises, [chosen])[0] == min(ties)
+
+
+def test_a_budget_is_kept_to_the_byte():
+    """What fits by all but one byte of a billion does not fit."""
+    sizes = [[10**9, 10**9 + 1], [10**9 - 1, 10**9]]
+    noises = [[1.0, 0.0], [1.0, 0.5]]
+    assert least_noise(sizes, noises, 2 * 10**9 + 1) == [1, 1]
+    assert least_noise(sizes, noises, 2 * 10**9) == [1, 0]
+    assert least_noise(sizes, noises, 2 * 10**9 - 1) == [0, 0]
+    assert least_noise(sizes, noises, 2 * 10**9 - 2) is None
+
+
+def test_hundreds_of_items():
+    """Of the same size, so that those are chosen that make the most noise."""
+    noises = [[1.0 + n % 7, 0.0] for n in range(300)]
+    chosen = least_noise([[1, 2]] * 300, noises, 400)
+    wanted = sorted(row[0] for row in noises)[:200]
+    assert totals(noises, [chosen]) == [sum(wanted)]
+    assert sum(chosen) == 100

@@ -16,7 +16,8 @@ from geutil.quantize import (
 )
 from geutil.quantize.int8.comparing import _Tally
 from geutil.quantize.int8.running import file_names
-from tests.quantize.small_networks import convolved, normal, opened, prepared, spec
+from tests.quantize.converted import opened, spec
+from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -26,9 +27,9 @@ WEIGHTS, BIAS, DENSE = normal(3, 3, 3, 8), normal(8, seed=2), normal(8, 5, seed=
 TABLE = normal(20, 8, seed=4)
 IDS = np.random.default_rng(0).integers(0, 20, (4, 6)).astype(np.int32)
 IMAGE, VECTOR, WORDS = (
-    spec([None, 8, 8, 3], "zz"),
-    spec([None, 8], "a"),
-    spec([None, 6], "ids", tf.int32),
+    spec(None, 8, 8, 3, name="zz"),
+    spec(None, 8, name="a"),
+    spec(None, 6, name="ids", dtype=tf.int32),
 )
 
 
@@ -62,7 +63,7 @@ ENDS = {
     "alike, names of no variables": (
         lambda x, a: {"y": x * 3.0, "l/z": a * 0.5, "class": tf.matmul(x, DENSE)},
         {"in": D, "a": D[::-1].copy()},
-        [spec([None, 8], "in"), VECTOR],
+        [spec(None, 8, name="in"), VECTOR],
     ),
     "integers in, a variable": (
         lambda ids, a: {
@@ -167,7 +168,7 @@ def test_a_kernel_that_does_not_take_a_sample_is_told():
             source = tf.maximum(a, 0.0) if clipped else a
             return tf.where(a > 0.0, tf.sqrt(source), 0.0) * 2.0
 
-        m = built(compute, [spec([4, 6], "a")], sample)
+        m = built(compute, [spec(4, 6, name="a")], sample)
         return m, to_int8(m), sample
 
     assert compare_int8(*roots(clipped=True)).samples == 4
@@ -177,7 +178,7 @@ def test_a_kernel_that_does_not_take_a_sample_is_told():
 
 def test_tests_of_values_are_reported():
     m = opened(
-        lambda a: tf.reduce_logsumexp(a, -1, keepdims=True) * 2.0, spec([4, 6], "a")
+        lambda a: tf.reduce_logsumexp(a, -1, keepdims=True) * 2.0, spec(4, 6, name="a")
     )
     report = quantize(m, is_training=False)
     assert [entry.op_type for entry in report.skipped] == ["IsFinite"]

@@ -80,7 +80,7 @@ def batches(data, seed, size=BATCH):
         yield x[chosen], y[chosen]
 
 
-def train(function: Any, variables: Any, data: Any, epochs: int, rate: float) -> None:
+def train(function, variables, data, epochs, rate):
     """Train what a function computes, under a GradientTape.
 
     Args:
@@ -99,9 +99,7 @@ def train(function: Any, variables: Any, data: Any, epochs: int, rate: float) ->
     _descend(gradients, variables, data, epochs, rate)
 
 
-def train_in_graphs(
-    net: Any, prepared: Any, data: Any, epochs: int, rate: float
-) -> None:
+def train_in_graphs(net, prepared, data, epochs, rate):
     """Train a network as `train` does, by gradients that are built in the graph.
 
     `prepared` is given the logits while the step is traced, and returns those to
@@ -137,7 +135,7 @@ def accuracy(logits, labels):
     return 100.0 * float((np.asarray(logits).argmax(-1) == labels).mean())
 
 
-def int8_accuracy(model: Any, data: Any) -> float:
+def int8_accuracy(model, data):
     """Return the accuracy of a quantized model, run by TFLite in int8."""
     x, y = data
     (name,), (output,) = model.inputs, model.outputs

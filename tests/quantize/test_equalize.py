@@ -12,13 +12,13 @@ import geutil
 from geutil import model
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import calibrate, equalize, quantize
-from tests.quantize.converted import decibels
-from tests.quantize.small_networks import normal, opened, prepared, spec
+from tests.quantize.converted import decibels, opened, spec
+from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
 
-IMAGE = spec([None, 8, 8, 3], "x")
+IMAGE = spec(None, 8, 8, 3, name="x")
 X = normal(4, 8, 8, 3, seed=9)
 
 
@@ -121,7 +121,7 @@ def test_one_pair_by_the_formula():
         hidden = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, first, name="a"), bias))
         return {"y": tf.matmul(hidden, second, name="b")}
 
-    m = opened(compute, spec([None, 5], "x"))
+    m = opened(compute, spec(None, 5, name="x"))
     (entry,) = equalize(m).equalized
     read = {"a": "a", "b": "b", "bias": "BiasAdd"}
     ops = {name: m.graph.get_operation_by_name(op) for name, op in read.items()}

@@ -9,7 +9,6 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.calibration.observers import METHODS
-from tests.quantize import small_networks
 from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.quantize.small_networks import prepared
 from tests.settings import needs_eager
@@ -59,8 +58,8 @@ MASKED = {
 
 def masked(*names):
     """Return a quantized model of masks, each with an input of its own, and data."""
-    inputs = [small_networks.spec([6, 4], f"x{n}") for n in range(len(names))]
-    m = small_networks.opened(
+    inputs = [spec(6, 4, name=f"x{n}") for n in range(len(names))]
+    m = opened(
         lambda *xs: {n: MASKED[n](x) for n, x in zip(names, xs, strict=True)}, *inputs
     )
     quantize(m, is_training=False)

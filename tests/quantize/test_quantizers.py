@@ -15,6 +15,7 @@ from geutil.quantize import (
     last_value_quantize,
     moving_avg_quantize,
 )
+from geutil.quantize.spec import nudged
 from tests.quantize.tiny import (
     averaged,
     check_fake_quant,
@@ -27,11 +28,12 @@ from tests.quantize.tiny import (
     session,
     types,
 )
-from tests.settings import default_graph, needs_eager
+from tests.settings import default_graph, evaluate, needs_eager
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
-BITS = (2, 4, 8, 16)
+# A number of numpy is a number.
+BITS = (2, 4, np.int64(8), 16)
 LEARNING = {"last": last_value_quantize, "average": moving_avg_quantize}
 
 
@@ -49,6 +51,31 @@ def _ends(x, per_channel, symmetric, narrow, bits):
     ratio = 1.0 if narrow else (2 ** (bits - 1) - 1) / 2 ** (bits - 1)
     size = np.maximum(-low, high / ratio)
     return -size, size * ratio
+
+
+def test_nudged_and_the_reference_of_these_tests_are_what_fake_quant_ops_do():
+    low, high = nudged(-0.1, 6.3, 8)
+    assert (round(float(low), 5), round(float(high), 5)) == (-0.10039, 6.29961)
+    assert nudged(-1.0, 1.0, 8, narrow_range=True) == (-1.0, 1.0)
+    assert nudged(0.0, 0.0, 8) == (0.0, 0.0)
+    for bits, narrow in itertools.product((2, 3, 4, 8, 12, 16), (False, True)):
+        random = np.random.default_rng(bits)
+        lows = np.float32(-random.uniform(0, 8, 20))
+        highs = np.float32(random.uniform(0.1, 8, 20))
+        drawn = np.float32(random.normal(size=(50, 20)) * 4)
+        huge = np.float32([[-1e6] * 20, [1e6] * 20, [0] * 20])
+        with tf.Graph().as_default() as graph:
+            y = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+                np.concatenate([huge, drawn]), lows, highs, bits, narrow
+            )
+        (values,) = evaluate(graph, [y])
+        # Zero is one of the values, up to the rounding of a float32.
+        expected = *nudged(lows, highs, bits, narrow), np.zeros(20)
+        size = np.abs(values).max() * 1e-6
+        said = str((bits, narrow))
+        np.testing.assert_allclose(values[:3], expected, 0, size, err_msg=said)
+        expected = fake_quant(drawn, lows, highs, bits, narrow)
+        np.testing.assert_allclose(values[3:], expected, atol=2e-6, err_msg=said)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +284,9 @@ REFUSED = {
     "bits 17": (lambda x: moving_avg_quantize(x, num_bits=17), "num_bits=17"),
     "bits 17 fixed": (lambda x: fixed_quantize(x, num_bits=17), "num_bits=17"),
     "bits 8.0": (lambda x: fixed_quantize(x, num_bits=8.0), "whole number"),
+    "bits '8'": (lambda x: last_value_quantize(x, num_bits="8"), "whole number"),
+    "bits True": (lambda x: last_value_quantize(x, num_bits=True), "whole number"),
+    "bits None": (lambda x: moving_avg_quantize(x, num_bits=None), "whole number"),
     "decay": (lambda x: moving_avg_quantize(x, ema_decay=1.0), "ema_decay=1.0"),
     "no zero": (lambda x: last_value_quantize(x, init_min=1.0), "init_min=1.0"),
     "empty": (lambda x: fixed_quantize(x, 0.0, 0.0), "no range"),

@@ -11,7 +11,8 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import calibrate, quantize, reestimate_batch_norm
 from tests.batchnorm.calibrated import norms_of
-from tests.quantize.small_networks import normal, opened, separable, spec
+from tests.quantize.converted import opened, spec
+from tests.quantize.small_networks import normal, separable
 from tests.settings import needs_eager
 from tests.thorough import crossed
 
@@ -147,9 +148,9 @@ def test_norms_of_other_forms():
         return {"a": fused(last, 0, "NHWC"), "b": fused(first, 1, "NCHW"), "c": y}
 
     specs = (
-        spec([2, 4, 4, 3], "last"),
-        spec([2, 3, 4, 4], "first"),
-        spec([40, 3], "rows"),
+        spec(2, 4, 4, 3, name="last"),
+        spec(2, 3, 4, 4, name="first"),
+        spec(40, 3, name="rows"),
     )
     data = {s.name: 3.0 * normal(*s.shape, seed=4) + 1.0 for s in specs}
     report = reestimate_batch_norm(opened(compute, *specs), data)

@@ -23,20 +23,18 @@ from geutil.quantize.rounding.solvers import Grid
 from geutil.quantize.rounding.stages import Stages
 from geutil.quantize.rounding.targets import Target, find_targets
 from geutil.quantize.spec import Range
-from tests.quantize.converted import both_results
+from tests.quantize.converted import both_results, opened, spec
 from tests.quantize.small_networks import (
     branch_inputs,
     branch_weights,
     normal,
-    opened,
-    spec,
     two_branches,
 )
 from tests.settings import needs_eager
 from tests.thorough import examples
 
 pytestmark = needs_eager
-IMAGE = spec([None, 8, 8, 3], "x")
+IMAGE = spec(None, 8, 8, 3, name="x")
 BY_DATA = ["gptq", "adaround"]
 
 
@@ -78,7 +76,7 @@ def layer_in(m):
 @pytest.mark.parametrize("name", LAYERS)
 def test_rows_times_matrices_are_what_a_layer_makes(name):
     shape, function = LAYERS[name]
-    m = opened(lambda x: {"y": function(x)}, spec(shape, "x"))
+    m = opened(lambda x: {"y": function(x)}, spec(*shape, name="x"))
     layer = layer_in(m)
     rows = rows_of(layer)
     kernel = tf.get_static_value(layer.kernel)
@@ -96,7 +94,7 @@ def test_layers_of_several_matrices_are_refused():
         ([1, 6, 5], lambda x: tf.matmul(x, normal(3, 5, 4))),
         ([2, 5, 3], lambda x: tf.einsum("abd,bde->abe", x, normal(5, 3, 4))),
     ]:
-        m = opened(lambda x, f=function: {"y": f(x)}, spec(shape, "x"))
+        m = opened(lambda x, f=function: {"y": f(x)}, spec(*shape, name="x"))
         assert "several matrices" in rows_of(layer_in(m))
 
 
@@ -383,7 +381,7 @@ def test_what_is_not_rounded_is_listed():
     assert second == NotRounded(
         "Conv2D_1", "Conv2D", "has the weights of 'Conv2D', rounded for that"
     )
-    m = opened(transposed, spec([16, 8, 8, 3], "x"))
+    m = opened(transposed, spec(16, 8, 8, 3, name="x"))
     quantize(m, is_training=False, weight_bits=4)
     up, out = calibrate(m, data(), rounding="gptq").layers
     assert up.reason == "(Conv2DBackpropInput) is no product of rows with a matrix"
@@ -398,7 +396,7 @@ def dying(x):
 
 
 def test_values_next_to_nothing_are_rounded_for():
-    m = opened(dying, spec([None, 4], "x"))
+    m = opened(dying, spec(None, 4, name="x"))
     quantize(m, is_training=False, weight_bits=4)
     for method in BY_DATA:
         report = calibrate(m, [{"x": normal(32, 4)}], rounding=method)

@@ -27,20 +27,16 @@ from geutil.quantize.schemes import SCHEMES
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.quantize.converted import (
     Together,
+    alternate,
     both_results,
     decibels,
+    opened,
     refused,
+    spec,
     stored_weights,
 )
-from tests.quantize.converted import spec as plain_spec
 from tests.quantize.kernelwise import kernels_apart
-from tests.quantize.small_networks import (
-    branch_weights,
-    normal,
-    opened,
-    separable,
-    spec,
-)
+from tests.quantize.small_networks import branch_weights, normal, separable
 from tests.quantize.small_networks import two_branches as branches
 from tests.settings import needs_eager
 
@@ -48,6 +44,7 @@ pytestmark = needs_eager
 
 WEIGHTS_ONLY = [s.name for s in SCHEMES.values() if s.weights_only and not s.is_float]
 PIXELS = 32
+KERNEL = normal(3, 3, 3, 8)
 
 
 def attention(x):
@@ -69,7 +66,7 @@ def attention(x):
 
 def branching():
     weights = branch_weights()
-    m = opened(lambda x: branches(x, weights), spec([1, 8, 8, 3], "x"))
+    m = opened(lambda x: branches(x, weights), spec(1, 8, 8, 3, name="x"))
     return m, [{"x": normal(1, 8, 8, 3, seed=20 + i)} for i in range(6)]
 
 
@@ -99,7 +96,7 @@ def sharing(layer, *weights):
         first = tf.nn.relu(layer(x, variables[0]) * 0.3)
         return tf.tanh(layer(first, variables[-1])) + layer(x[:, ::-1], variables[-1])
 
-    return network, (plain_spec(1, 8, 8, 4),), {"low": -2.0, "high": 2.0}
+    return network, (spec(1, 8, 8, 4),), {"low": -2.0, "high": 2.0}
 
 
 def conv(x, w):
@@ -122,6 +119,53 @@ def shared_weights():
     }
 
 
+def convolved(x, kernel):
+    return tf.nn.conv2d(x, kernel[:, :, : x.shape[-1]], 1, "VALID")
+
+
+FACTOR_LAYERS = {
+    "conv": lambda f, k: lambda x: convolved(f(x), k),
+    "depthwise": lambda f, k: (
+        lambda x: tf.nn.depthwise_conv2d(f(x), k[..., :1], [1, 1, 1, 1], "VALID")
+    ),
+    "padded": lambda f, k: (
+        lambda x: convolved(tf.pad(f(x), [[0, 0], [1, 1], [1, 1], [0, 0]]), k)
+    ),
+    "one channel": lambda f, k: lambda x: convolved(f(x[..., :1]), k),
+    "two layers": lambda f, k: (
+        lambda x: convolved(f(convolved(x, k))[..., :3], k[::-1])
+    ),
+    "behind": lambda f, k: lambda x: f(convolved(x, k)),
+}
+FACTORS = {
+    "small": lambda x: x * (1 / 255),
+    "large": lambda x: 100.0 * x,
+    "quotient": lambda x: x / 127.5,
+    "several axes": lambda x: x * tf.fill([1, 1, 1, 1], 0.003),
+    "sum": lambda x: (x + 1.0) * 0.003,
+    "between": lambda x: x / 127.5 - 1.0,
+}
+FACTOR_SCHEMES = ("weight_only_int8", "weight_only_int4", "dynamic_range")
+
+
+def scaled_data(scheme):
+    """Return layers before or behind which a number scales the data.
+
+    The converter takes it for weights: behind images that are scaled by 1/255 it made
+    weights of zeros, which it multiplied, and stored in the steps that they had before.
+    Each has weights of its own.
+    """
+    rows = alternate(FACTOR_SCHEMES, FACTOR_LAYERS, FACTORS, every=len(FACTOR_SCHEMES))
+    return {
+        f"{layer}, {factor}": (
+            FACTOR_LAYERS[layer](FACTORS[factor], KERNEL * np.float32(1 + 0.01 * n)),
+            (spec(1, 8, 8, 3),),
+        )
+        for n, (of, layer, factor) in enumerate(rows)
+        if of == scheme
+    }
+
+
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "float16"])
 def test_files_compute_what_is_simulated(scheme, caplog):
     """And the weights that layers share are stored once.
@@ -132,19 +176,28 @@ def test_files_compute_what_is_simulated(scheme, caplog):
     networks = {
         "branching": (
             lambda x: branches(x, branch_weights()),
-            (plain_spec(6, 8, 8, 3),),
+            (spec(6, 8, 8, 3),),
             ends,
         ),
-        "attention": (attention, (plain_spec(6, 6, 16),), ends),
+        "attention": (attention, (spec(6, 6, 16),), ends),
     }
-    shared = shared_weights()
-    made = Together({**networks, **shared}, scheme=scheme)
+    shared, scaled = shared_weights(), scaled_data(scheme)
+    made = Together({**networks, **shared, **scaled}, scheme=scheme)
     told = [r.message for r in caplog.records if "computes in float" in r.message]
     may_be_float = ["transposed"] if SCHEMES[scheme].at_run_time else []
     file = unpacked(made.blob)
     # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
     bits = SCHEMES[scheme].activation_bits
+    wrong = {}
     for case, ((simulated, found),) in made.results().items():
+        if case in scaled:
+            (given,) = (v for n, v in made.data.items() if made.is_of(n, case))
+            exact = scaled[case][0](tf.constant(given)).numpy()
+            span = np.abs(exact).max()
+            off = np.abs(found - simulated).max(), np.abs(found - exact).max()
+            if off[0] > 1e-5 * span or off[1] >= 0.2 * span:
+                wrong[case] = off
+            continue
         if case in shared:
             wanted = {8: 25.0, 16: 60.0, None: 80.0}[bits]
             weights = [
@@ -161,6 +214,7 @@ def test_files_compute_what_is_simulated(scheme, caplog):
             wanted = {8: 20.0, 16: 45.0, None: 80.0}[bits]
             wanted = 25.0 if SCHEMES[scheme].at_run_time else wanted
         assert decibels(simulated, found) > wanted, case
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8x4"])
@@ -190,7 +244,7 @@ def test_16_bits_are_nearer_to_float_than_8():
     for scheme in ("int8", "int16x8"):
         m = opened(
             lambda x: {"y": tf.matmul(tf.nn.relu(tf.matmul(x, weights)), weights)},
-            spec([16, 24], "x"),
+            spec(16, 24, name="x"),
         )
         data = [{"x": normal(16, 24, seed=5)}]
         exact = m.run(**data[0])["y"]
@@ -224,7 +278,7 @@ def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
 def test_stored_weights_are_the_rounded_ones():
     """By the formula: w = step * q, with the largest of a channel at 127 steps."""
     matrix = normal(24, 10, seed=7)
-    m = opened(lambda x: {"y": tf.matmul(x, matrix)}, spec([1, 24], "x"))
+    m = opened(lambda x: {"y": tf.matmul(x, matrix)}, spec(1, 24, name="x"))
     blob = to_tflite(m, scheme="weight_only_int8")
     steps = np.abs(matrix).max(0) / 127
     rounded = np.round(matrix / steps) * steps
@@ -235,7 +289,7 @@ def test_stored_weights_are_the_rounded_ones():
 
 def test_half_floats_are_half_the_size():
     matrix = normal(128, 128, seed=7)
-    m = opened(lambda x: {"y": tf.matmul(x, matrix)}, spec([4, 128], "x"))
+    m = opened(lambda x: {"y": tf.matmul(x, matrix)}, spec(4, 128, name="x"))
     plain = tf.lite.TFLiteConverter.from_concrete_functions([m.concrete_function()])
     blob = to_tflite(m, scheme="float16")
     assert len(blob) < 0.6 * len(plain.convert())
@@ -252,7 +306,7 @@ def test_fewer_bits_are_stored_on_their_levels_in_one_file_too():
             for n, (name, value) in enumerate(branch_weights().items())
         }
         function = functools.partial(branches, weights=weights)
-        cases[f"bits {bits}"] = function, (plain_spec(1, 8, 8, 3),)
+        cases[f"bits {bits}"] = function, (spec(1, 8, 8, 3),)
         layers = f"^bits_{bits}/(left/conv|right/depthwise|dense/product)$"
         overrides[layers] = Spec(weight_bits=bits)
     made = Together(cases, overrides=overrides)
@@ -276,7 +330,7 @@ def test_ranges_wider_than_the_weights_are_stored_as_they_are():
     matrix = normal(16, 8, seed=3)
     m = opened(
         lambda x: {"y": tf.nn.bias_add(tf.matmul(x, matrix), normal(8, seed=4))},
-        spec([4, 16], "x"),
+        spec(4, 16, name="x"),
     )
     report = quantize(m, is_training=False)
     data = [{"x": normal(4, 16, seed=i)} for i in range(4)]
@@ -329,13 +383,13 @@ def test_grouped_convolutions_keep_bytes():
         x = tf.nn.relu(tf.nn.conv2d(x, grouped, 1, "SAME"))
         return {"y": tf.nn.conv2d(x, plain, 1, "SAME")}
 
-    m = opened(network, spec([1, 8, 8, 4], "x"))
+    m = opened(network, spec(1, 8, 8, 4, name="x"))
     report = quantize(m, scheme="int8x4", is_training=False)
     assert [q.weights.bits for q in report.quantized if q.weights] == [8, 4]
     data = [{"x": normal(1, 8, 8, 4, seed=5)}]
     calibrate(m, data, "min_max")
     assert types_of_weights(to_tflite(m))["CONV_2D"] == {"INT8", "INT4"}
-    few = opened(network, spec([1, 8, 8, 4], "x"))
+    few = opened(network, spec(1, 8, 8, 4, name="x"))
     quantize(few, weight_bits=4, is_training=False)
     calibrate(few, data, "min_max")
     blob = to_int8(few)
@@ -353,7 +407,7 @@ def test_dynamic_ranges_leave_what_is_faster_in_float(caplog):
         x = tf.nn.depthwise_conv2d(x, depthwise, [1, 1, 1, 1], "SAME")
         return {"y": tf.nn.conv2d(x, small, 1, "SAME")}
 
-    m = opened(network, spec([1, 8, 8, 16], "x"))
+    m = opened(network, spec(1, 8, 8, 16, name="x"))
     file = unpacked(to_tflite(m, scheme="dynamic_range"))
     (graph,) = file.subgraphs
     layers = [op for op in graph.operators if len(op.inputs) > 1]

@@ -140,18 +140,6 @@ def test_a_delay_of_three(resource):
             assert opened.run(net.report.step) == index + 1
 
 
-def test_one_counter_and_one_update_for_each_end():
-    net = Net().quantize(quant_delay=3)
-    kinds = [op.type for op in net.graph.get_operations()]
-    assert kinds.count("AssignAddVariableOp") == 1
-    made = [op for op in net.graph.get_operations() if op.type == "AssignVariableOp"]
-    updates = [op for op in made if not op.name.endswith("/Assign")]
-    # And one for how much of an average is learnt.
-    assert len(updates) == 3 * len(RANGES) + 2 * len(WEIGHTS)
-    targets = [op.inputs[0].name for op in updates]
-    assert len(set(targets)) == len(targets)
-
-
 def test_below_zero_is_looked_only_where_something_may_be():
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [1, 4, 4, 2])

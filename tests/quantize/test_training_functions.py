@@ -192,15 +192,6 @@ def test_a_model_in_a_training_loop(outer, decay):
     assert not any(v.trainable or id(v) in watched for v in report.variables.values())
 
 
-def test_a_call_without_gradients_is_a_step_too():
-    model, report = _opened(ema_decay=0.5)
-    function, reference = model.to_function(), _reference(0.5)
-    for x in STEPS:
-        function(tf.constant(x))
-        reference.step(x, rate=0)
-    close(np.hstack(_ends(report)), _ranges(reference), 2e-6)
-
-
 # -- checkpoints and replicas ----------------------------------------------------------
 
 

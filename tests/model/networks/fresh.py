@@ -16,10 +16,8 @@ import tensorflow as tf
 
 from tests.processes import run_python
 
-Calls = list[tuple[Any, ...]]
 
-
-def do(path: Path, calls: Calls) -> list[Any]:
+def do(path, calls):
     """Load a SavedModel and do some things with it, one after the other.
 
     Each of `calls` is one of
@@ -34,7 +32,7 @@ def do(path: Path, calls: Calls) -> list[Any]:
     return results
 
 
-def do_all(*jobs: tuple[Path, Calls]) -> list[list[Any]]:
+def do_all(*jobs):
     """Do the calls on each of some SavedModels in one process."""
     with tempfile.TemporaryDirectory() as name:
         request, reply = Path(name, "request"), Path(name, "reply")
@@ -46,21 +44,19 @@ def do_all(*jobs: tuple[Path, Calls]) -> list[list[Any]]:
         return results
 
 
-def run(
-    path: Path, inputs: dict[str, Any], signature: str = "serving_default"
-) -> dict[str, np.ndarray]:
+def run(path, inputs, signature="serving_default"):
     """Return the outputs of one signature."""
     (outputs,) = do(path, [("run", signature, inputs)])
     return outputs
 
 
-def main() -> None:
+def main():
     request, reply = map(Path, sys.argv[1:])
     answer = _answer(pickle.loads(request.read_bytes()))
     reply.write_bytes(pickle.dumps(answer))
 
 
-def _answer(jobs: list[tuple[str, Calls]]) -> list[list[Any]]:
+def _answer(jobs):
     assert "geutil" not in sys.modules
     answers = []
     for path, calls in jobs:
@@ -69,33 +65,31 @@ def _answer(jobs: list[tuple[str, Calls]]) -> list[list[Any]]:
     return answers
 
 
-def _tensors(function: Any, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+def _tensors(function, inputs):
     specs = function.structured_input_signature[1]
     return {n: tf.constant(v, specs[n].dtype) for n, v in inputs.items()}
 
 
-def _run(loaded: Any, signature: str, inputs: dict[str, Any]) -> dict[str, Any]:
+def _run(loaded, signature, inputs):
     function = loaded.signatures[signature]
     results = function(**_tensors(function, inputs))
     return {name: np.asarray(t.numpy()) for name, t in results.items()}
 
 
-def _name(variable: Any) -> str:
+def _name(variable):
     return str(variable.name.partition(":")[0])
 
 
-def _assign(loaded: Any, name: str, value: Any) -> None:
+def _assign(loaded, name, value):
     (variable,) = (v for v in loaded.variables if _name(v) == name)
     variable.assign(value)
 
 
-def _variables(loaded: Any) -> dict[str, tuple[list[int], bool]]:
+def _variables(loaded):
     return {_name(v): (v.shape.as_list(), v.trainable) for v in loaded.variables}
 
 
-def _gradients(
-    loaded: Any, signature: str, inputs: dict[str, Any], output: str
-) -> dict[str, np.ndarray]:
+def _gradients(loaded, signature, inputs, output):
     function = loaded.signatures[signature]
     variables = [v for v in loaded.variables if v.trainable]
     with tf.GradientTape() as tape:

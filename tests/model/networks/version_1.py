@@ -44,7 +44,7 @@ def network(images, use_resource):
         return tf.identity(tf.matmul(flat, tf.convert_to_tensor(weights)), "scores")
 
 
-def write(folder: Path, use_resource: bool) -> None:
+def write(folder, use_resource):
     name = "resource" if use_resource else "ref"
     vocabulary = folder / f"{name}.txt"
     vocabulary.write_text("a\nb\nc\n")
