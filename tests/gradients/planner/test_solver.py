@@ -190,6 +190,12 @@ def test_a_chain_of_a_hundred_in_one_more_forward_pass():
     schedule.verify()
     assert schedule.overhead <= 100
     assert schedule.peak <= 15
+    # Of a short one no schedule has a byte less.
+    short = training_chain(6)
+    for extra in (1, 2, 3):
+        schedule = solve(short, extra, objective="peak", iterations=2000, workers=1)
+        assert schedule.overhead <= extra
+        assert least_time(short, schedule.peak - 1) > short.total_time + extra
 
 
 @parameterized.expand([(30, 71), (20, 81)])
