@@ -1,7 +1,6 @@
 """Steps of micro-batches, against TensorFlow's gradients of the whole batch."""
 
-from __future__ import annotations
-
+import re
 from functools import partial
 
 import numpy as np
@@ -323,6 +322,8 @@ def test_the_report():
     assert step.peaks[1] >= 3 * part + step.weights[1]
     assert 0 < step.run.bubble < 0.5
     lines = str(step).splitlines()
+    shares = [float(re.search(r"([\d.]+)% of the comp", s)[1]) for s in lines[1:5]]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
     assert lines[0].startswith("4 stages, 8 micro-batches, 1f1b: bubble ")
     assert "at most 4 micro-batches" in lines[1]
     assert f"weights {step.weights[1] / 1e6:.2g} MB" in lines[2]
@@ -347,8 +348,8 @@ def with_constant_batch(x):
     return tf.reduce_mean(tf.reshape(tf.tile(x, [1, 4]), [8, -1]) ** 2)
 
 
-def with_a_counter(x):
-    v = v1.get_variable("count", [], use_resource=True)
+def with_a_counter(x, use_resource=True):
+    v = v1.get_variable("count", [], use_resource=use_resource)
     with tf.control_dependencies([v.assign_add(tf.reduce_sum(x))]):
         return tf.reduce_mean(tf.tanh(x))
 
@@ -360,6 +361,7 @@ def with_labels_left_out(x):
 REFUSED = [
     (with_constant_batch, 4, r"'Reshape' \(Reshape\) makes a first axis of 8"),
     (with_a_counter, 4, "may change state, which would happen once for each"),
+    (partial(with_a_counter, use_resource=False), 4, "changes a variable of version 1"),
     (with_labels_left_out, 4, "build the graph for one micro-batch"),
     (with_labels_left_out, 8, r"'sub' \(Sub\) makes a first axis of 8"),
     (tf.tanh, 4, "a loss is one number; pass tf.reduce_mean"),
