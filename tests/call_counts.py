@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,16 +28,7 @@ def count_calls(work: Callable[[], Any]) -> tuple[int, Any]:
     The garbage collector is off meanwhile: when it runs depends on what ran before, and
     the finalizers of others' objects would be counted with the work.
     """
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
+    profile = cProfile.Profile()
     with without_collector():
-        sys.setprofile(count)
-        try:
-            result = work()
-        finally:
-            sys.setprofile(None)
-    return calls, result
+        result = profile.runcall(work)
+    return sum(entry.callcount for entry in profile.getstats()), result
