@@ -215,6 +215,9 @@ def test_files_compute_what_is_simulated(scheme, caplog):
             wanted = 25.0 if SCHEMES[scheme].at_run_time else wanted
         assert decibels(simulated, found) > wanted, case
     assert wrong == {}
+    if scaled:
+        # A file that is made of the float model is the same one.
+        assert to_tflite(model.open(made.traced), scheme=scheme) == made.blob
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8x4"])
