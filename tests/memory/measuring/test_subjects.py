@@ -10,6 +10,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.function import Defun
 
 from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.memory import measure
@@ -169,9 +170,15 @@ def test_functions_that_are_not_called_stay_behind():
 
     with tf.Graph().as_default() as graph:
         wanted, _ = branch(), branch()
+        one = Defun(tf.float32, tf.float32, func_name="one")(lambda x, dy: dy)
+        more = Defun(tf.float32, func_name="more", grad_func=one)(lambda x: x + 1.0)
+        called = more(wanted)
     whole = len(graph.as_graph_def().library.function)
-    graph_def = tf.compat.v1.GraphDef.FromString(job((graph, wanted, None)).graph_def)
-    assert 0 < len(graph_def.library.function) < whole
+    for fetch, gradient_count in ((wanted, 0), (called, 1)):
+        graph_def = job((graph, fetch, None)).graph_def
+        library = tf.compat.v1.GraphDef.FromString(graph_def).library
+        assert 0 < len(library.function) < whole
+        assert len(library.gradient) == gradient_count
 
 
 REFUSED = [
