@@ -41,6 +41,13 @@ def setting(request):
 
 
 @pytest.fixture
+def graph():
+    """A graph, the default one of the test."""
+    with tf.Graph().as_default() as made:
+        yield made
+
+
+@pytest.fixture
 def control_flow_v1():
     """Make `tf.while_loop` and `tf.cond` emit Enter, Switch and so on."""
     with settings.control_flow(1):

@@ -1,19 +1,8 @@
-"""Small networks, for all tests of gradients."""
+"""Fixtures for all tests of gradients."""
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
-
-from tests.gradients.networks import SMALL, small_step, trace_forward
-from tests.thorough import chosen
-
-
-@pytest.fixture(
-    scope="session", params=chosen(SMALL, "chain", "MobileNetV2", "U-Net", "encoder")
-)
-def step(request):
-    """The training step of each network in turn."""
-    return small_step(request.param)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["same bits", "usual"])
@@ -26,13 +15,24 @@ def determinism(request):
 
 
 @pytest.fixture
-def forward(step):
-    """Each network's forward part, in a new graph that a test may add gradients to."""
-    return trace_forward(step)
+def grappler(request):
+    """Whether Grappler rewrites graphs; the steps of some networks differently.
+
+    Of the plain step of an encoder it joins and reorders sums, and products with
+    constants, that it leaves as they are where something waits in between.
+    """
+    options = tf.config.optimizer.get_experimental_options()
+    off = {"disable_meta_optimizer": not request.param}
+    tf.config.optimizer.set_experimental_options(options | off)
+    yield request.param
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": False} | options
+    )
 
 
 @pytest.fixture
-def graph():
-    """A graph, the default one of the test."""
-    with tf.Graph().as_default() as made:
-        yield made
+def deterministic():
+    """A process that asks for the same bits every time."""
+    tf.config.experimental.enable_op_determinism()
+    yield
+    config.disable_op_determinism()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -85,6 +85,23 @@ def residual(
         x = y if x.shape[-1] != width else keras.layers.Add()([x, y])
     outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
     return keras.Model(inputs, outputs)
+
+
+def convolutions(
+    side: int,
+    blocks: Sequence[tuple[int, int]],
+    pool: Callable[[], keras.layers.Layer] = keras.layers.MaxPooling2D,
+) -> keras.Model:
+    """Return blocks, each of a width and a number of convolutions, and their pools."""
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input([side, side, 3])])
+    for width, count in blocks:
+        for _ in range(count):
+            net.add(keras.layers.Conv2D(width, 3, padding="same", activation="relu"))
+        net.add(pool())
+    net.add(keras.layers.GlobalAveragePooling2D())
+    net.add(keras.layers.Dense(10))
+    return net
 
 
 def with_skips(side: int) -> keras.Model:

@@ -134,12 +134,11 @@ def test_functions():
     assert unlike(named(LAYERS, take(False)), named(LAYERS, take(True))) == {}
 
 
-def test_backward_ops_are_sorted_where_a_gradient_function_edits():
+def test_backward_ops_are_sorted_where_a_gradient_function_edits(graph):
     """What is checkpointed inside reads copies that were made after it."""
     block = checkpointed(lambda h: deep(deep(deep(h))), "inputs")
-    with tf.Graph().as_default():
-        x = start()
-        step = build_step(deep(block(deep(block(x)))), [x])
+    x = start()
+    step = build_step(deep(block(deep(block(x)))), [x])
     place = {op: i for i, op in enumerate(step.backward)}
     producers = [
         (op, p)
@@ -163,21 +162,20 @@ def by_speed(y, x, kept):
     return gradients_speed(y, x, min_checkpoint_size=0)
 
 
-def test_second_gradients():
+def test_second_gradients(graph):
     """Of each way to take the first ones, by each way to take the second ones."""
     ways = [plainly, by_list, by_speed]
-    with tf.Graph().as_default() as graph:
-        x, kept, y = build(tf.tanh)
-        curves = {}
-        for inner in ways:
-            (slope,) = inner(y, x, kept)
-            z = tf.reduce_sum(tf.square(deep(slope)))
-            for outer in ways:
-                curves[f"{inner.__name__}, {outer.__name__}"] = outer(z, x, kept)
-        for optimize in (False, True):
-            values = run(graph, curves, optimize=optimize)
-            expected = dict.fromkeys(values, values["plainly, plainly"])
-            assert unlike(values, expected) == {}
+    x, kept, y = build(tf.tanh)
+    curves = {}
+    for inner in ways:
+        (slope,) = inner(y, x, kept)
+        z = tf.reduce_sum(tf.square(deep(slope)))
+        for outer in ways:
+            curves[f"{inner.__name__}, {outer.__name__}"] = outer(z, x, kept)
+    for optimize in (False, True):
+        values = run(graph, curves, optimize=optimize)
+        expected = dict.fromkeys(values, values["plainly, plainly"])
+        assert unlike(values, expected) == {}
 
 
 @needs_eager

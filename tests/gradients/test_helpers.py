@@ -38,10 +38,9 @@ def test_generations(drawn, data):
         assert got == [[n for n in wanted if n in g] for g in got]
 
 
-def test_outputs_of_one_op_are_of_one_generation():
-    with tf.Graph().as_default():
-        a, b = tf.split(tf.zeros([4]), 2)
-        c = a + b
+def test_outputs_of_one_op_are_of_one_generation(graph):
+    a, b = tf.split(tf.zeros([4]), 2)
+    c = a + b
     assert [[t.name for t in g] for g in toposort([c, b, a, b])] == [
         [b.name, a.name],
         [c.name],
@@ -59,11 +58,10 @@ def test_a_version_1_loop_is_sorted():
     assert toposort([inside, y, x])[0] == [x]
 
 
-def test_a_long_chain():
-    with tf.Graph().as_default():
-        x = first = tf.constant(1.0)
-        for _ in range(3000):
-            x = tf.identity(x)
+def test_a_long_chain(graph):
+    x = first = tf.constant(1.0)
+    for _ in range(3000):
+        x = tf.identity(x)
     assert names(toposort([x, first])) == [[first.op.name], [x.op.name]]
     assert toposort([]) == []
 
@@ -78,17 +76,16 @@ def test_what_is_no_tensor_or_graph():
         format_ops(3)
 
 
-def test_captured_ops():
-    with tf.Graph().as_default() as graph:
-        tf.constant(1.0)
-        with capture_ops() as ops:
-            assert ops == []
-            x = tf.constant(2.0, name="x")
-            with capture_ops(graph) as inner:
-                y = tf.negative(x, name="y")
-            with capture_ops() as more:
-                tf.gradients(tf.sin(y), y)
-        tf.constant(3.0)
+def test_captured_ops(graph):
+    tf.constant(1.0)
+    with capture_ops() as ops:
+        assert ops == []
+        x = tf.constant(2.0, name="x")
+        with capture_ops(graph) as inner:
+            y = tf.negative(x, name="y")
+        with capture_ops() as more:
+            tf.gradients(tf.sin(y), y)
+    tf.constant(3.0)
     assert [op.name for op in ops[:2]] == ["x", "y"]
     assert {"Cos", "Mul"} <= {op.type for op in more}
     assert [op.name for op in inner] == ["y"]
@@ -107,10 +104,9 @@ def test_captured_ops_of_a_block_that_fails_or_of_another_graph():
     assert others == []
 
 
-def test_formatting():
-    with tf.Graph().as_default():
-        x = tf.constant(1.0, name="x")
-        a, b = tf.split(tf.zeros([4]), 2, name="halves")
+def test_formatting(graph):
+    x = tf.constant(1.0, name="x")
+    a, b = tf.split(tf.zeros([4]), 2, name="halves")
     mixed = [x, b, "text", a.op, 3]
     assert format_ops(mixed) == ["3", "halves", "halves", "text", "x"]
     as_given = ["x", "halves", "text", "halves", "3"]

@@ -9,49 +9,34 @@ import tensorflow as tf
 
 from geutil.gradients import Budget, gradients, last_report
 from tests.gradients.checking import assert_close, unlike
-from tests.memory.tracing import peak_of, trace
+from tests.memory.tracing import peak_of, run_traced, trace
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
 
 
-def off():
-    config = v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return config
-
-
-def remapping_off():
-    config = v1.ConfigProto()
-    config.graph_options.rewrite_options.remapping = 2
-    return config
-
-
-def aggressive():
-    config = v1.ConfigProto()
-    rewrite = config.graph_options.rewrite_options
-    rewrite.dependency_optimization = 3
-    rewrite.arithmetic_optimization = 3
-    config.graph_options.optimizer_options.opt_level = 0
-    config.graph_options.optimizer_options.do_common_subexpression_elimination = True
-    return config
-
-
+# What a session lets TensorFlow do to its graph.
 SETTINGS = {
-    "default": v1.ConfigProto,
-    "Grappler off": off,
-    "remapping off": remapping_off,
-    "aggressive": aggressive,
+    "default": {},
+    "Grappler off": {"rewrite_options": {"disable_meta_optimizer": True}},
+    "remapping off": {"rewrite_options": {"remapping": 2}},
+    "aggressive": {
+        "rewrite_options": {
+            "dependency_optimization": 3,
+            "arithmetic_optimization": 3,
+        },
+        "optimizer_options": {
+            "opt_level": 0,
+            "do_common_subexpression_elimination": True,
+        },
+    },
 }
 
 
 def executed(graph, x, fetches, config):
     """Return values, and what kernels the executed graph has."""
-    options = v1.RunOptions(output_partition_graphs=True)
-    metadata = v1.RunMetadata()
-    with v1.Session(graph=graph, config=config) as session:
-        feed = {x: np.full(x.shape, 0.1, np.float32)}
-        values = session.run(fetches, feed, options=options, run_metadata=metadata)
+    feed = {x: np.full(x.shape, 0.1, np.float32)}
+    values, metadata = run_traced(graph, fetches, feed, config=config)
     parts = metadata.partition_graphs
     return values, [name for part in parts for node in part.node for name in of(node)]
 
@@ -110,8 +95,9 @@ def test_copies_are_executed(name, setting):
         ours = gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
     again = [op.op_type for op in last_report().recomputed].count(op_type)
     assert again >= 3
-    expected, before = executed(graph, x, plain, SETTINGS[setting]())
-    actual, after = executed(graph, x, ours, SETTINGS[setting]())
+    config = v1.ConfigProto(graph_options=SETTINGS[setting])
+    expected, before = executed(graph, x, plain, config)
+    actual, after = executed(graph, x, ours, config)
     assert_close(actual, expected)
     assert count(after, op_type) == count(before, op_type) + again
 
@@ -120,19 +106,18 @@ LAYERS = 6
 
 
 @pytest.mark.parametrize("checkpoints", [None, "memory", Budget(0.85)], ids=str)
-def test_a_step_holds_what_its_report_says(checkpoints):
+def test_a_step_holds_what_its_report_says(checkpoints, graph):
     """Also what convolutions work in: without oneDNN that is most of a step."""
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [16, 64, 64, 16])
-        rng = np.random.default_rng(0)
-        starts = rng.normal(0, 0.1, [LAYERS, 3, 3, 16, 16]).astype("f")
-        y, filters = x, []
-        for i, start in enumerate(starts):
-            filters.append(v1.get_variable(f"filter{i}", initializer=start))
-            y = tf.nn.sigmoid(tf.nn.conv2d(y, filters[-1], 1, "SAME"))
-        loss = tf.reduce_mean(tf.square(y))
-        slopes = gradients(loss, filters, checkpoints=checkpoints, holds_gradients=True)
-        report = last_report(graph)
+    x = v1.placeholder(tf.float32, [16, 64, 64, 16])
+    rng = np.random.default_rng(0)
+    starts = rng.normal(0, 0.1, [LAYERS, 3, 3, 16, 16]).astype("f")
+    y, filters = x, []
+    for i, start in enumerate(starts):
+        filters.append(v1.get_variable(f"filter{i}", initializer=start))
+        y = tf.nn.sigmoid(tf.nn.conv2d(y, filters[-1], 1, "SAME"))
+    loss = tf.reduce_mean(tf.square(y))
+    slopes = gradients(loss, filters, checkpoints=checkpoints, holds_gradients=True)
+    report = last_report(graph)
     held = peak_of(trace(graph, [loss, *slopes], {x: rng.normal(size=x.shape)}))
     # Of the scratch memory of oneDNN's kernels nothing is known.
     assert 0.93 <= held / report.peak <= 1.02
@@ -182,19 +167,18 @@ def branches(x):
     ("network", "reverse"),
     crossed([layers_of_biases, branches], [False, True], together=1),
 )
-def test_gradients_of_biases(network, reverse):
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [2, 8, 8, 8])
-        weights, tensors, y = network(x)
-        weights = weights[::-1] if reverse else weights
-        ours = {"plain": tf.gradients(y, weights)}
-        for kept in ("conv1", "bias1", "relu1", "conv2", "bias2") if tensors else ():
-            ours[kept] = gradients(
-                y, weights, checkpoints=[tensors[kept]], min_checkpoint_size=0
-            )
-            assert last_report().recomputed, kept
-        for mode in ("memory", "speed", None):
-            ours[str(mode)] = gradients(y, weights, checkpoints=mode)
+def test_gradients_of_biases(network, reverse, graph):
+    x = v1.placeholder(tf.float32, [2, 8, 8, 8])
+    weights, tensors, y = network(x)
+    weights = weights[::-1] if reverse else weights
+    ours = {"plain": tf.gradients(y, weights)}
+    for kept in ("conv1", "bias1", "relu1", "conv2", "bias2") if tensors else ():
+        ours[kept] = gradients(
+            y, weights, checkpoints=[tensors[kept]], min_checkpoint_size=0
+        )
+        assert last_report().recomputed, kept
+    for mode in ("memory", "speed", None):
+        ours[str(mode)] = gradients(y, weights, checkpoints=mode)
     feed = {x: np.sin(np.arange(1024.0)).reshape(x.shape)}
     with v1.Session(graph=graph) as session:
         values = {kept: session.run(slopes, feed) for kept, slopes in ours.items()}

@@ -17,6 +17,7 @@ from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition
 from tests.gradients.checking import assert_close
 from tests.gradients.wrapped.comparing import dense
+from tests.memory.networks import Builder
 from tests.processes import run_python
 from tests.settings import control_flow
 from tests.thorough import crossed, examples, thorough
@@ -25,25 +26,6 @@ v1 = tf.compat.v1
 DEVICES = [f"/device:CPU:{i}" for i in range(4)]
 SCHEDULES = ("1f1b", "gpipe")
 COUNT, BATCH = 4, 8
-
-
-class Weights:
-    """Variables, made in the first pass and shared by a second one."""
-
-    def __init__(self):
-        self.all, self._next = [], None
-        self._rng = np.random.default_rng(0)
-
-    def __call__(self, *shape):
-        if self._next is not None:
-            return next(self._next)
-        start = 0.3 * self._rng.normal(size=shape)
-        name = f"w{len(self.all)}"
-        self.all.append(v1.get_variable(name, initializer=start, use_resource=True))
-        return self.all[-1]
-
-    def again(self):
-        self._next = iter(self.all)
 
 
 def norm(x, axes):
@@ -126,40 +108,37 @@ def assert_whole(step, wholes, whole, plain):
     ("name", "schedule", "recompute"),
     crossed(NETWORKS, SCHEDULES, [True, False], together=1),
 )
-def test_gradients_are_those_of_the_whole_batch(name, schedule, recompute):
-    with tf.Graph().as_default():
-        weight = Weights()
-        parts, wholes = inputs_of(name, BATCH // COUNT), inputs_of(name, BATCH)
-        loss = NETWORKS[name](weight, *parts)
-        weight.again()
-        whole = NETWORKS[name](weight, *wholes)
-        plain = v1.gradients(whole, weight.all)
-        cut = partition(loss, DEVICES[:3], "time", micro_batches=COUNT)
-        pairs = list(zip(parts, wholes, strict=True))
-        how = {"schedule": schedule, "recompute": recompute}
-        step = pipelined(loss, weight.all, cut, pairs, COUNT, **how)
-        assert_whole(step, wholes, whole, plain)
+def test_gradients_are_those_of_the_whole_batch(name, schedule, recompute, graph):
+    net = Builder(tf.float64)
+    parts, wholes = inputs_of(name, BATCH // COUNT), inputs_of(name, BATCH)
+    loss = NETWORKS[name](net.variable, *parts)
+    net.again()
+    whole = NETWORKS[name](net.variable, *wholes)
+    plain = v1.gradients(whole, net.variables)
+    cut = partition(loss, DEVICES[:3], "time", micro_batches=COUNT)
+    pairs = list(zip(parts, wholes, strict=True))
+    how = {"schedule": schedule, "recompute": recompute}
+    step = pipelined(loss, net.variables, cut, pairs, COUNT, **how)
+    assert_whole(step, wholes, whole, plain)
     assert {op.device for op in step.passes[1, True]} >= {DEVICES[1]}
 
 
-def test_a_batch_of_any_size_is_split_when_it_is_fed():
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float64, [None, 5])
-        w, loss = two_layers(x)
-        plain = v1.gradients(loss, w)
-        step = built(loss, w, x)
-        rows = np.random.default_rng(0).normal(size=[12, 5])
-        plain, gradients = run([plain, step.gradients], {x: rows})
-        assert_same(gradients, plain)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="pipeline/stage_0"):
-            run(step.loss, {x: rows[:10]})
+def test_a_batch_of_any_size_is_split_when_it_is_fed(graph):
+    x = v1.placeholder(tf.float64, [None, 5])
+    w, loss = two_layers(x)
+    plain = v1.gradients(loss, w)
+    step = built(loss, w, x)
+    rows = np.random.default_rng(0).normal(size=[12, 5])
+    plain, gradients = run([plain, step.gradients], {x: rows})
+    assert_same(gradients, plain)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pipeline/stage_0"):
+        run(step.loss, {x: rows[:10]})
 
 
-def test_sums_of_losses():
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float64, [8, 5])
-        w, loss = two_layers(x, tf.reduce_sum)
-        assert_whole(built(loss, w, x, mean=False), [x], loss, v1.gradients(loss, w))
+def test_sums_of_losses(graph):
+    x = v1.placeholder(tf.float64, [8, 5])
+    w, loss = two_layers(x, tf.reduce_sum)
+    assert_whole(built(loss, w, x, mean=False), [x], loss, v1.gradients(loss, w))
 
 
 @st.composite
@@ -257,15 +236,15 @@ def test_what_a_step_draws_is_not_drawn_again():
     for recompute in (True, False):
         with tf.Graph().as_default() as graph:
             v1.set_random_seed(3)
-            weight = Weights()
+            net = Builder(tf.float64)
             part, whole = (v1.placeholder(tf.float64, [n, 6]) for n in (2, BATCH))
             x = part
             for _ in range(5):
-                x = tf.tanh(v1.nn.dropout(x @ weight(6, 6), rate=0.5))
+                x = tf.tanh(v1.nn.dropout(x @ net.variable(6, 6), rate=0.5))
             loss = tf.reduce_mean(x**2)
             cut = partition(loss, DEVICES[:3], "time")
             step = pipelined(
-                loss, weight.all, cut, [(part, whole)], COUNT, recompute=recompute
+                loss, net.variables, cut, [(part, whole)], COUNT, recompute=recompute
             )
             drawn = [op for op in graph.get_operations() if op.type == "RandomUniform"]
             found.append(run([step.loss, step.gradients], values_for([whole])))
@@ -278,41 +257,25 @@ def test_what_a_step_draws_is_not_drawn_again():
     assert_same(found[0][1], found[1][1])
 
 
-def test_inside_a_function():
-    weights = [tf.Variable(w) for w in np.random.default_rng(0).normal(size=[4, 6, 6])]
-    x = np.random.default_rng(1).normal(size=[8, 6])
-
-    @tf.function(autograph=False)
-    def step(x):
-        y = x
-        for w in weights:
-            y = tf.tanh(y @ w)
-        loss = tf.reduce_mean(y**2)
-        plain = tf.gradients(loss, weights)
-        built = pipelined(
-            loss, weights, partition(loss, ["/device:CPU:0"], "time"), [x], COUNT
-        )
-        assert built.weights == (4 * 36 * 8,)
-        return [built.loss, *built.gradients], [loss, *plain]
-
-    assert_same(*step(x))
-
-
-def test_the_report():
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [8, 1000])
-        ws = []
-        for i in range(8):
-            ws.append(v1.get_variable(f"w{i}", [1000], use_resource=True))
-            y = tf.tanh(y) * ws[-1]
-        loss = tf.reduce_mean(y)
-        found = partition(loss, DEVICES, "time")
-        step = pipelined(loss, ws, found, x, 8)
+def test_the_report(graph):
+    x = y = v1.placeholder(tf.float32, [8, 1000])
+    ws = []
+    for i in range(8):
+        ws.append(v1.get_variable(f"w{i}", [1000], use_resource=True))
+        y = tf.tanh(y) * ws[-1]
+    loss = tf.reduce_mean(y)
+    found = partition(loss, DEVICES, "time")
+    step, all_first = (
+        pipelined(loss, ws, found, x, 8, schedule=schedule) for schedule in SCHEDULES
+    )
     part = 1000 * 4
     sent = {(s, s + 1): 8 * part for s in range(3)}
     back = {(s + 1, s): 8 * part for s in range(3)}
     assert step.traffic == dict(sorted((sent | back).items()))
     assert step.run.in_flight == (4, 3, 2, 1)
+    # With all forward passes first each waits in each stage.
+    assert all_first.run.in_flight == (8, 8, 8, 8)
+    assert all_first.peaks[2] >= step.peaks[2] + (8 - 2) * part
     assert step.recomputed == (True, True, True, False)
     assert [s.kept for s in step.pipeline.stages[:3]] == [0, part, part]
     assert step.weights == tuple(
@@ -327,21 +290,6 @@ def test_the_report():
     assert lines[0].startswith("4 stages, 8 micro-batches, 1f1b: bubble ")
     assert "at most 4 micro-batches" in lines[1]
     assert f"weights {step.weights[1] / 1e6:.2g} MB" in lines[2]
-
-
-def test_all_forward_passes_first_keep_more():
-    peaks = {}
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [16, 1000])
-        for _ in range(12):
-            y = tf.tanh(y)
-        w = v1.get_variable("w", [], use_resource=True)
-        loss = tf.reduce_mean(y * w)
-        cut = partition(loss, DEVICES[:3], "time")
-        for schedule in SCHEDULES:
-            peaks[schedule] = pipelined(loss, w, cut, x, 16, schedule=schedule).peaks
-    # With one schedule 16 micro-batches wait in the last stage, with the other two.
-    assert peaks["gpipe"][2] >= 16 * 4000 > 2 * peaks["1f1b"][2]
 
 
 def with_constant_batch(x):
@@ -371,15 +319,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "count", "message"), REFUSED)
-def test_refused_forward_passes(make, count, message):
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [8, 5], name="x")
-        loss = make(x)
-        cut = partition(loss, DEVICES[:1], "time")
-        before = graph.as_graph_def(add_shapes=False)
-        with pytest.raises(TransformError, match=message):
-            pipelined(loss, [], cut, x, count)
-        assert graph.as_graph_def(add_shapes=False) == before
+def test_refused_forward_passes(make, count, message, graph):
+    x = v1.placeholder(tf.float32, [8, 5], name="x")
+    loss = make(x)
+    cut = partition(loss, DEVICES[:1], "time")
+    before = graph.as_graph_def(add_shapes=False)
+    with pytest.raises(TransformError, match=message):
+        pipelined(loss, [], cut, x, count)
+    assert graph.as_graph_def(add_shapes=False) == before
 
 
 def test_a_loop_of_version_1_is_refused():
@@ -393,34 +340,32 @@ def test_a_loop_of_version_1_is_refused():
             pipelined(loss, [], cut, x, 4)
 
 
-def test_refused_arguments():
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, [8, 5], name="x")
-        part = v1.placeholder(tf.float32, [3, 5], name="part")
-        w, loss = two_layers(x)
-        with pytest.raises(PlanError, match="'pipe' is no schedule"):
-            built(loss, w, x, schedule="pipe")
-        with pytest.raises(PlanError, match="micro_batches is 1 or more"):
-            built(loss, w, x, 0)
-        with pytest.raises(ArgumentTypeError, match="inputs are tensors"):
-            built(loss, w, ["x"])
-        with pytest.raises(TransformError, match=r"'part:0' .* is no part of 'x:0'"):
-            built(loss, w, [(part, x)])
-        with pytest.raises(TransformError, match="one number and has no batch"):
-            built(loss, w, [loss])
-        with pytest.raises(TransformError, match="'x' is, or leads to, a tensor"):
-            built(loss, [w, x], x)
-        with pytest.raises(TransformError, match="is behind the loss and in no stage"):
-            other = partition(tf.reduce_mean(x), DEVICES[:1])
-            pipelined(loss, w, other, x, COUNT)
+def test_refused_arguments(graph):
+    x = v1.placeholder(tf.float32, [8, 5], name="x")
+    part = v1.placeholder(tf.float32, [3, 5], name="part")
+    w, loss = two_layers(x)
+    with pytest.raises(PlanError, match="'pipe' is no schedule"):
+        built(loss, w, x, schedule="pipe")
+    with pytest.raises(PlanError, match="micro_batches is 1 or more"):
+        built(loss, w, x, 0)
+    with pytest.raises(ArgumentTypeError, match="inputs are tensors"):
+        built(loss, w, ["x"])
+    with pytest.raises(TransformError, match=r"'part:0' .* is no part of 'x:0'"):
+        built(loss, w, [(part, x)])
+    with pytest.raises(TransformError, match="one number and has no batch"):
+        built(loss, w, [loss])
+    with pytest.raises(TransformError, match="'x' is, or leads to, a tensor"):
+        built(loss, [w, x], x)
+    with pytest.raises(TransformError, match="is behind the loss and in no stage"):
+        other = partition(tf.reduce_mean(x), DEVICES[:1])
+        pipelined(loss, w, other, x, COUNT)
 
 
-def test_norms_in_training_are_told():
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, [8, 4, 4, 3])
-        ones = tf.ones([3])
-        y, *_ = v1.nn.fused_batch_norm(x, ones, ones, name="norm")
-        step = built(tf.reduce_mean(tf.tanh(y)), [ones], x)
+def test_norms_in_training_are_told(graph):
+    x = v1.placeholder(tf.float32, [8, 4, 4, 3])
+    ones = tf.ones([3])
+    y, *_ = v1.nn.fused_batch_norm(x, ones, ones, name="norm")
+    step = built(tf.reduce_mean(tf.tanh(y)), [ones], x)
     assert step.notes == ("'norm': its statistics are of each micro-batch",)
     assert "  'norm': its statistics" in str(step)
 

@@ -115,14 +115,13 @@ def test_names():
     assert name_of_policy(Mine()) == "Mine"
 
 
-def test_the_report_names_the_policy_and_its_errors_come_through():
-    with tf.Graph().as_default():
-        x = tf.ones([64])
-        y = tf.sin(tf.exp(tf.sin(x)))
-        gradients(tf.sin(tf.exp(y)), x, checkpoints=not_(by_type("Exp")))
-        assert last_report().mode == "not_(by_type('Exp'))"
-        with pytest.raises(ZeroDivisionError):
-            gradients(y, x, checkpoints=lambda t: 1 / 0, min_checkpoint_size=0)
+def test_the_report_names_the_policy_and_its_errors_come_through(graph):
+    x = tf.ones([64])
+    y = tf.sin(tf.exp(tf.sin(x)))
+    gradients(tf.sin(tf.exp(y)), x, checkpoints=not_(by_type("Exp")))
+    assert last_report().mode == "not_(by_type('Exp'))"
+    with pytest.raises(ZeroDivisionError):
+        gradients(y, x, checkpoints=lambda t: 1 / 0, min_checkpoint_size=0)
 
 
 def test_types_are_strings():

@@ -12,13 +12,17 @@ from tests.thorough import chosen
 HERE = Path(__file__).parent
 # What is run with which environment.
 PROCESSES = {
-    "two_devices": (["apart/test_two_devices.py"], {VARIABLE: "two_devices"}),
-    "two_devices, planned": (
-        ["apart/test_planned_offloading.py"],
-        {VARIABLE: "two_devices"},
+    # In one process, to start one less.
+    "two_devices, oneDNN off": (
+        ["apart/test_two_devices.py", "../memory/test_workspaces.py"],
+        {VARIABLE: "two_devices", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
-    "two_devices, wrapped": (
-        ["apart/test_two_devices_wrapped.py"],
+    "two_devices": (
+        [
+            "apart/test_two_devices.py",
+            "apart/test_planned_offloading.py",
+            "apart/test_two_devices_wrapped.py",
+        ],
         {VARIABLE: "two_devices"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
@@ -40,7 +44,7 @@ PROCESSES = {
 
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
-@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices", "XLA"))
+@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices, oneDNN off", "XLA"))
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
     check_in_a_process([HERE / file for file in files], variables)

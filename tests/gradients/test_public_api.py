@@ -1,7 +1,5 @@
 """The public surface of `geutil.gradients`, frozen; see tests/test_public_api.py."""
 
-from __future__ import annotations
-
 from geutil import gradients
 from tests.documented import check_surface
 

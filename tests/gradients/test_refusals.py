@@ -152,14 +152,13 @@ def test_keeping_nothing_gives_plain_gradients(sample, caplog):
     assert not any("recomputed" in op.name for op in y.graph.get_operations())
 
 
-def test_the_collection_of_a_graph_around(caplog):
-    with tf.Graph().as_default():
-        x = tf.ones([64])
-        v1.add_to_collection("checkpoints", tf.sin(x))
+def test_the_collection_of_a_graph_around(caplog, graph):
+    x = tf.ones([64])
+    v1.add_to_collection("checkpoints", tf.sin(x))
 
-        def body(i, h):
-            said = warnings_of(caplog, tf.sin(tf.exp(h)), h)
-            assert "no checkpoint is left" in said[-1]
-            return i + 1, h
+    def body(i, h):
+        said = warnings_of(caplog, tf.sin(tf.exp(h)), h)
+        assert "no checkpoint is left" in said[-1]
+        return i + 1, h
 
-        tf.while_loop(lambda i, h: i < 2, body, (0, x))
+    tf.while_loop(lambda i, h: i < 2, body, (0, x))

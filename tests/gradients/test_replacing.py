@@ -83,32 +83,30 @@ def test_optimizers_of_version_1(replaced):
     assert_close([ours], [plain])
 
 
-def test_hessians(replaced):
-    with tf.Graph().as_default() as graph:
-        x = tf.constant([0.3, -0.7, 1.1])
-        y = tf.reduce_sum(tf.sin(tf.exp(x)) * x)
-        v1.add_to_collection("checkpoints", y.op.inputs[0])
-        (hessian,) = tf.hessians(y, x)
-        a, e = np.array([0.3, -0.7, 1.1]), np.exp([0.3, -0.7, 1.1])
-        curve = 2 * np.cos(e) * e + a * (np.cos(e) * e - np.sin(e) * e * e)
-        np.testing.assert_allclose(run(graph, hessian), np.diag(curve), atol=1e-5)
+def test_hessians(replaced, graph):
+    x = tf.constant([0.3, -0.7, 1.1])
+    y = tf.reduce_sum(tf.sin(tf.exp(x)) * x)
+    v1.add_to_collection("checkpoints", y.op.inputs[0])
+    (hessian,) = tf.hessians(y, x)
+    a, e = np.array([0.3, -0.7, 1.1]), np.exp([0.3, -0.7, 1.1])
+    curve = 2 * np.cos(e) * e + a * (np.cos(e) * e - np.sin(e) * e * e)
+    np.testing.assert_allclose(run(graph, hessian), np.diag(curve), atol=1e-5)
 
 
-def test_gradients_of_loops_and_functions(replaced):
-    with tf.Graph().as_default() as graph:
-        x = tf.linspace(0.1, 1.0, 2048)
-        v1.add_to_collection("checkpoints", x)
-        h = tf.while_loop(
-            lambda i, h: i < 3, lambda i, h: (i + 1, tf.sin(h) * x), (0, x)
-        )[1]
-        h = tf.function(lambda a: tf.tanh(a) * a)(h)
-        h = tf.cond(h[0] > 0, lambda: tf.exp(h), lambda: h)
-        v1.add_to_collection("checkpoints", h)
-        ours, plain = (
-            tf.gradients(tf.exp(tf.sin(h)), x),
-            plain_gradients(tf.exp(tf.sin(h)), x),
-        )
-        assert_close(*run(graph, (ours, plain)))
+def test_gradients_of_loops_and_functions(replaced, graph):
+    x = tf.linspace(0.1, 1.0, 2048)
+    v1.add_to_collection("checkpoints", x)
+    h = tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.sin(h) * x), (0, x))[
+        1
+    ]
+    h = tf.function(lambda a: tf.tanh(a) * a)(h)
+    h = tf.cond(h[0] > 0, lambda: tf.exp(h), lambda: h)
+    v1.add_to_collection("checkpoints", h)
+    ours, plain = (
+        tf.gradients(tf.exp(tf.sin(h)), x),
+        plain_gradients(tf.exp(tf.sin(h)), x),
+    )
+    assert_close(*run(graph, (ours, plain)))
 
 
 @needs_eager

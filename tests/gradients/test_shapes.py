@@ -160,30 +160,28 @@ def test_calls_of_checkpointed_functions():
     assert not found[None].warnings
 
 
-def test_what_only_gpus_hold_is_no_guess(caplog):
-    with tf.Graph().as_default():
-        ones, zeros = tf.ones([8]), tf.zeros([8])
-        kernels = [v1.get_variable(f"k{i}", [3, 3, 8, 8]) for i in range(3)]
-        x = tf.ones([4, 16, 16, 8])
-        for kernel in kernels:
-            y = tf.nn.conv2d(x, kernel, 1, "SAME")
-            x = tf.nn.relu(v1.nn.fused_batch_norm(y, ones, zeros)[0])
-        gradients(tf.reduce_sum(x), kernels, checkpoints="memory")
-        assert not [w for w in last_report().warnings if "guess" in w]
-        # Nor is anything said of the variables that are copied to explain.
-        w = v1.get_variable("w", [8, 8], use_resource=False)
-        y = tf.tanh(tf.tanh(tf.ones([4, 8]) @ w) @ w)
-        explain(tf.reduce_sum(y), w, checkpoints="memory")
+def test_what_only_gpus_hold_is_no_guess(caplog, graph):
+    ones, zeros = tf.ones([8]), tf.zeros([8])
+    kernels = [v1.get_variable(f"k{i}", [3, 3, 8, 8]) for i in range(3)]
+    x = tf.ones([4, 16, 16, 8])
+    for kernel in kernels:
+        y = tf.nn.conv2d(x, kernel, 1, "SAME")
+        x = tf.nn.relu(v1.nn.fused_batch_norm(y, ones, zeros)[0])
+    gradients(tf.reduce_sum(x), kernels, checkpoints="memory")
+    assert not [w for w in last_report().warnings if "guess" in w]
+    # Nor is anything said of the variables that are copied to explain.
+    w = v1.get_variable("w", [8, 8], use_resource=False)
+    y = tf.tanh(tf.tanh(tf.ones([4, 8]) @ w) @ w)
+    explain(tf.reduce_sum(y), w, checkpoints="memory")
     assert "copied" not in caplog.text
 
 
-def test_how_many_dimensions_a_variable_has_is_no_guess_to_tell_of():
+def test_how_many_dimensions_a_variable_has_is_no_guess_to_tell_of(graph):
     """As in the body of a loop of the backward pass, whose handles have no shape."""
-    with tf.Graph().as_default() as graph:
-        handle = v1.placeholder(tf.resource, [])
-        shape = tf.raw_ops.VariableShape(input=handle)
-        x = v1.placeholder(tf.float32, [None, 3])
-        settle_shapes(graph.get_operations())
-        assumed = [t.name for t in open_shapes_of(graph).assumed]
+    handle = v1.placeholder(tf.resource, [])
+    shape = tf.raw_ops.VariableShape(input=handle)
+    x = v1.placeholder(tf.float32, [None, 3])
+    settle_shapes(graph.get_operations())
+    assumed = [t.name for t in open_shapes_of(graph).assumed]
     assert shape.shape.as_list() == [None]
     assert assumed == [x.name]

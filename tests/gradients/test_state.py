@@ -113,40 +113,36 @@ def test_reads_around_an_assignment():
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
-def test_version_1_assignments_run_once(use_resource):
-    with tf.Graph().as_default() as graph:
-        v = v1.get_variable("v", initializer=values(), use_resource=use_resource)
-        x = tf.constant(values(2))
-        kept = tf.sin(x)
-        moved = v1.assign_add(v, tf.ones(SHAPE))
-        y = deep(deep(kept * tf.identity(moved), "second"), "third")
-        (gradient,) = take(y, x, kept)
-        with tf.control_dependencies([gradient]):
-            after = tf.identity(v.read_value())
-        assert not types_of_copies() & {"AssignAdd", "AssignAddVariableOp"}
-        _, moved_by = run(graph, [gradient, after - values()])
+def test_version_1_assignments_run_once(use_resource, graph):
+    v = v1.get_variable("v", initializer=values(), use_resource=use_resource)
+    x = tf.constant(values(2))
+    kept = tf.sin(x)
+    moved = v1.assign_add(v, tf.ones(SHAPE))
+    y = deep(deep(kept * tf.identity(moved), "second"), "third")
+    (gradient,) = take(y, x, kept)
+    with tf.control_dependencies([gradient]):
+        after = tf.identity(v.read_value())
+    assert not types_of_copies() & {"AssignAdd", "AssignAddVariableOp"}
+    _, moved_by = run(graph, [gradient, after - values()])
     np.testing.assert_allclose(moved_by, np.ones(SHAPE), rtol=1e-6)
 
 
-def test_a_version_1_variable_is_not_read_again_after_it_moved():
-    with tf.Graph().as_default() as graph:
-        v = v1.get_variable("v", initializer=values(), use_resource=False)
-        # A copy of its value, not a view of it.
-        read = v + 0.0
-        kept = tf.sin(read)
-        squared = tf.square(kept * read)
-        with tf.control_dependencies([squared]):
-            moved = v1.assign_add(v, tf.ones(SHAPE))
-        with tf.control_dependencies([moved]):
-            seed = tf.ones(SHAPE) * 1.0
-        last = tf.sin(squared)
-        y = deep(last)
-        (plain,) = tf.gradients(y, read, seed)
-        (ours,) = gradients(
-            y, read, seed, checkpoints=[kept, last], min_checkpoint_size=0
-        )
-        assert not any(op.startswith("v") for op in copied(graph))
-        got = run(graph, [plain, ours])
+def test_a_version_1_variable_is_not_read_again_after_it_moved(graph):
+    v = v1.get_variable("v", initializer=values(), use_resource=False)
+    # A copy of its value, not a view of it.
+    read = v + 0.0
+    kept = tf.sin(read)
+    squared = tf.square(kept * read)
+    with tf.control_dependencies([squared]):
+        moved = v1.assign_add(v, tf.ones(SHAPE))
+    with tf.control_dependencies([moved]):
+        seed = tf.ones(SHAPE) * 1.0
+    last = tf.sin(squared)
+    y = deep(last)
+    (plain,) = tf.gradients(y, read, seed)
+    (ours,) = gradients(y, read, seed, checkpoints=[kept, last], min_checkpoint_size=0)
+    assert not any(op.startswith("v") for op in copied(graph))
+    got = run(graph, [plain, ours])
     assert_close(got[1:], got[:1])
 
 
@@ -177,47 +173,44 @@ def test_python_functions_are_called_and_prints_come_once(capfd):
     assert capfd.readouterr().err.count("once") == 1
 
 
-def test_a_queue_is_taken_from_once():
-    with tf.Graph().as_default() as graph:
-        queue = v1.FIFOQueue(10, tf.float32, [SHAPE])
-        fill = queue.enqueue_many([np.stack([values(1), values(2), values(3)])])
-        x = tf.constant(values())
-        kept = tf.sin(x)
-        y = deep(deep(kept * tf.cos(queue.dequeue()), "second"), "third")
-        (gradient,) = take(y, x, kept)
-        with v1.Session(graph=graph) as session:
-            session.run(fill)
-            session.run(gradient)
-            assert session.run(queue.size()) == 2
+def test_a_queue_is_taken_from_once(graph):
+    queue = v1.FIFOQueue(10, tf.float32, [SHAPE])
+    fill = queue.enqueue_many([np.stack([values(1), values(2), values(3)])])
+    x = tf.constant(values())
+    kept = tf.sin(x)
+    y = deep(deep(kept * tf.cos(queue.dequeue()), "second"), "third")
+    (gradient,) = take(y, x, kept)
+    with v1.Session(graph=graph) as session:
+        session.run(fill)
+        session.run(gradient)
+        assert session.run(queue.size()) == 2
 
 
 @pytest.mark.parametrize("stateful", [True, False])
-def test_stateless_random_numbers_alone_are_drawn_again(stateful):
-    with tf.Graph().as_default() as graph:
+def test_stateless_random_numbers_alone_are_drawn_again(stateful, graph):
 
-        @tf.function(autograph=False)
-        def noisy(a):
-            return tf.sin(a) * tf.random.uniform(SHAPE)
+    @tf.function(autograph=False)
+    def noisy(a):
+        return tf.sin(a) * tf.random.uniform(SHAPE)
 
-        x = tf.constant(values())
-        kept = tf.sin(x)
-        drawn = kept * tf.random.stateless_uniform(SHAPE, seed=[1, 2])
-        y = noisy(kept) if stateful else drawn
-        y = deep(deep(y, "second"), "third")
-        got = run(graph, [*plainly(y, x), *take(y, x, kept)])
-        types = types_of_copies(graph)
-        assert "StatefulPartitionedCall" not in types
-        assert ("StatelessRandomUniformV2" in types) is not stateful
-        ge.verify(graph)
+    x = tf.constant(values())
+    kept = tf.sin(x)
+    drawn = kept * tf.random.stateless_uniform(SHAPE, seed=[1, 2])
+    y = noisy(kept) if stateful else drawn
+    y = deep(deep(y, "second"), "third")
+    got = run(graph, [*plainly(y, x), *take(y, x, kept)])
+    types = types_of_copies(graph)
+    assert "StatefulPartitionedCall" not in types
+    assert ("StatelessRandomUniformV2" in types) is not stateful
+    ge.verify(graph)
     np.testing.assert_array_equal(got[1], got[0])
 
 
-def test_a_policy_cannot_make_stateful_ops_run_again():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(values())
-        drawn = tf.random.uniform(SHAPE, name="drawn")
-        y = deep(deep(tf.sin(x) * drawn, "second"), "third")
-        gradients(y, x, checkpoints=by_name("second/last"), min_checkpoint_size=0)
-        assert "RandomUniform" not in types_of_copies(graph)
+def test_a_policy_cannot_make_stateful_ops_run_again(graph):
+    x = tf.constant(values())
+    drawn = tf.random.uniform(SHAPE, name="drawn")
+    y = deep(deep(tf.sin(x) * drawn, "second"), "third")
+    gradients(y, x, checkpoints=by_name("second/last"), min_checkpoint_size=0)
+    assert "RandomUniform" not in types_of_copies(graph)
     reasons = {t.name: t.reason for t in last_report().kept}
     assert "must run only once" in reasons["drawn/RandomUniform:0"]

@@ -9,7 +9,6 @@ from geutil.gradients import gradients
 from geutil.gradients.tape.building import additions
 from geutil.select import get_backward_walk_ops
 from tests.gradients.checking import assert_close, assert_same, flat, run, unlike
-from tests.settings import control_flow
 from tests.thorough import some
 
 v1 = tf.compat.v1
@@ -72,65 +71,48 @@ def test_every_tensor_is_added_once_and_in_the_order_of_the_kernel():
     assert unlike(found, expected, assert_same) == {}
 
 
-def test_products_with_a_common_factor_stay_together():
-    with tf.Graph().as_default() as graph:
-        x = matrix()
-        a = tf.sin(x)
-        b = tf.tanh(a)
-        z = tf.reduce_sum(tf.exp(tf.sin(b))) + tf.reduce_sum(a * b * b)
-        ours = gradients(z, x, checkpoints=[b])
-        assert_close(*run(graph, [ours, tf.gradients(z, x)], optimize=True))
+def test_products_with_a_common_factor_stay_together(graph):
+    x = matrix()
+    a = tf.sin(x)
+    b = tf.tanh(a)
+    z = tf.reduce_sum(tf.exp(tf.sin(b))) + tf.reduce_sum(a * b * b)
+    ours = gradients(z, x, checkpoints=[b])
+    assert_close(*run(graph, [ours, tf.gradients(z, x)], optimize=True))
 
 
-def test_a_gradient_that_is_a_sum_itself():
-    with tf.Graph().as_default() as graph:
-        w = matrix()
-        h = tf.ones([32, 64])
-        kept = []
-        for _ in range(5):
-            h = tf.matmul(tf.tanh(h), w)
-            kept.append(h)
-        ours = gradients(tf.reduce_sum(tf.sin(h)), w, checkpoints=kept)
-        plain = tf.gradients(tf.reduce_sum(tf.sin(h)), w)
-        assert set(sums(ours)) == {2}
-        assert_close(*run(graph, [ours, plain]))
-        # Without recomputation sums stay as they are.
-        assert 5 in sums(gradients(tf.reduce_sum(tf.sin(h)), w, checkpoints=[w]))
+def test_a_gradient_that_is_a_sum_itself(graph):
+    w = matrix()
+    h = tf.ones([32, 64])
+    kept = []
+    for _ in range(5):
+        h = tf.matmul(tf.tanh(h), w)
+        kept.append(h)
+    ours = gradients(tf.reduce_sum(tf.sin(h)), w, checkpoints=kept)
+    plain = tf.gradients(tf.reduce_sum(tf.sin(h)), w)
+    assert set(sums(ours)) == {2}
+    assert_close(*run(graph, [ours, plain]))
+    # Without recomputation sums stay as they are.
+    assert 5 in sums(gradients(tf.reduce_sum(tf.sin(h)), w, checkpoints=[w]))
 
 
-def test_what_waits_for_a_sum_waits_for_the_new_one():
+def test_what_waits_for_a_sum_waits_for_the_new_one(graph):
     # The gradient of sin waits for what comes in before it computes the cosine.
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(np.linspace(-1, 1, 4096).astype("float32"))
-        z, y = fan_out(tf.identity(x), 4)
-        (ours,) = gradients(z, x, checkpoints=[y])
-        behind = get_backward_walk_ops([ours], control_inputs=True)
-        waiting = [
-            op
-            for op in behind
-            if any(c.type == "AddN" for c in op.control_inputs) and op.type == "Cos"
-        ]
-        assert waiting
-        # Of the old sums nothing is left that would run.
-        assert all(len(op.inputs) == 2 for op in behind if "_grad/AddN" in op.name)
-        assert np.isfinite(run(graph, ours)).all()
+    x = tf.constant(np.linspace(-1, 1, 4096).astype("float32"))
+    z, y = fan_out(tf.identity(x), 4)
+    (ours,) = gradients(z, x, checkpoints=[y])
+    behind = get_backward_walk_ops([ours], control_inputs=True)
+    waiting = [
+        op
+        for op in behind
+        if any(c.type == "AddN" for c in op.control_inputs) and op.type == "Cos"
+    ]
+    assert waiting
+    # Of the old sums nothing is left that would run.
+    assert all(len(op.inputs) == 2 for op in behind if "_grad/AddN" in op.name)
+    assert np.isfinite(run(graph, ours)).all()
 
 
-def test_sums_of_slices_stay_slices():
-    with tf.Graph().as_default() as graph:
-        table = matrix()
-        rows = [tf.gather(table, [i, i + 1, 2 * i]) for i in range(4)]
-        h = tf.concat([tf.tanh(tf.sin(r)) for r in rows], 0)
-        z = tf.reduce_sum(tf.tanh(tf.sin(h)))
-        ours = gradients(z, table, checkpoints=[h], min_checkpoint_size=0)
-        plain = tf.gradients(z, table)
-        assert isinstance(ours[0], tf.IndexedSlices)
-        dense = [tf.convert_to_tensor(g) for g in (*ours, *plain)]
-        a, b = run(graph, dense)
-        assert_close([a], [b])
-
-
-def test_slices_whose_values_are_a_sum():
+def test_slices_whose_values_are_a_sum(graph):
     @tf.custom_gradient
     def rows(table):
         def grad(dy):
@@ -138,32 +120,17 @@ def test_slices_whose_values_are_a_sum():
 
         return tf.identity(table), grad
 
-    with tf.Graph().as_default() as graph:
-        table = matrix()
-        a = rows(table)
-        y = tf.add_n([tf.sin(tf.sin(a)), tf.tanh(tf.sin(a)), tf.exp(tf.sin(a))])
-        y += tf.cos(a) * tf.sigmoid(a)
-        z = tf.reduce_sum(tf.exp(tf.sin(y)))
-        (ours,) = gradients(z, table, checkpoints=[y])
-        (plain,) = tf.gradients(z, table)
-        assert isinstance(ours, tf.IndexedSlices)
-        assert plain.values.op.type == "AddN" and len(plain.values.op.inputs) > 2
-        assert set(sums([ours])) == {2}
-        assert_close(*run(graph, [[ours.values], [plain.values]]))
-
-
-def test_loops_of_version_1_keep_their_sums():
-    with control_flow(1), tf.Graph().as_default() as graph:
-        x = tf.constant(np.linspace(0.1, 1, 2048).astype("float32"))
-        h = tf.tanh(tf.sin(x))
-        h = tf.while_loop(
-            lambda i, h: i < 3,
-            lambda i, h: (i + 1, tf.sin(h) * x + tf.cos(h) * x + tf.tanh(h) * x),
-            (0, h),
-        )[1]
-        z = tf.reduce_sum(tf.exp(tf.sin(h)))
-        ours = gradients(z, x, checkpoints=[h])
-        assert_close(*run(graph, [ours, tf.gradients(z, x)]))
+    table = matrix()
+    a = rows(table)
+    y = tf.add_n([tf.sin(tf.sin(a)), tf.tanh(tf.sin(a)), tf.exp(tf.sin(a))])
+    y += tf.cos(a) * tf.sigmoid(a)
+    z = tf.reduce_sum(tf.exp(tf.sin(y)))
+    (ours,) = gradients(z, table, checkpoints=[y])
+    (plain,) = tf.gradients(z, table)
+    assert isinstance(ours, tf.IndexedSlices)
+    assert plain.values.op.type == "AddN" and len(plain.values.op.inputs) > 2
+    assert set(sums([ours])) == {2}
+    assert_close(*run(graph, [[ours.values], [plain.values]]))
 
 
 def test_grappler_turns_no_sum_into_a_variable():

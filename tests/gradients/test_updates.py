@@ -1,7 +1,5 @@
 """Updates are a part of the order, wherever they are written."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 
@@ -192,80 +190,77 @@ def version_1_step(**how):
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )
-def test_a_train_op_of_version_1(optimizer):
-    with tf.Graph().as_default():
-        _, weights, loss, slopes = version_1_step(checkpoints=None)
-        train = optimizer.apply_gradients(zip(slopes, weights, strict=True))
-        assert worst_case([train, loss]).reached > 0.9 * LAYERS * BYTES
-        report = order_updates(train, loss)
-        assert report is last_report()
-        assert_little_is_held(worst_case([train, loss]), report, 3)
+def test_a_train_op_of_version_1(optimizer, graph):
+    _, weights, loss, slopes = version_1_step(checkpoints=None)
+    train = optimizer.apply_gradients(zip(slopes, weights, strict=True))
+    assert worst_case([train, loss]).reached > 0.9 * LAYERS * BYTES
+    report = order_updates(train, loss)
+    assert report is last_report()
+    assert_little_is_held(worst_case([train, loss]), report, 3)
 
 
 @pytest.mark.parametrize("finalized", [False, True])
-def test_a_session_orders_updates_at_a_first_run_that_has_them(finalized, caplog):
-    with tf.Graph().as_default() as graph:
-        x, weights, _, slopes = version_1_step(checkpoints=None)
-        updates = [u.op for u in descend(weights, slopes)]
-        before = len(waiting(graph))
-        if finalized:
-            graph.finalize()
-        with (
-            v1.Session() as session,
-            caplog.at_level(logging.WARNING, "geutil"),
-            pytest.raises(tf.errors.FailedPreconditionError, match="variable"),
-        ):
-            session.run(updates, {x: batch()})
+def test_a_session_orders_updates_at_a_first_run_that_has_them(
+    finalized, caplog, graph
+):
+    x, weights, _, slopes = version_1_step(checkpoints=None)
+    updates = [u.op for u in descend(weights, slopes)]
+    before = len(waiting(graph))
+    if finalized:
+        graph.finalize()
+    with (
+        v1.Session() as session,
+        caplog.at_level(logging.WARNING, "geutil"),
+        pytest.raises(tf.errors.FailedPreconditionError, match="variable"),
+    ):
+        session.run(updates, {x: batch()})
     assert (len(waiting(graph)) > before) is not finalized
     assert any("finalized" in message for message in caplog.messages) is finalized
 
 
-def test_updates_after_the_first_run_are_told_of(caplog):
-    with tf.Graph().as_default() as graph:
-        x, weights, loss, slopes = version_1_step(checkpoints=None)
-        train = tf.group(*(u.op for u in descend(weights, slopes)))
-        before = len(waiting(graph))
-        with v1.Session() as session, caplog.at_level(logging.WARNING, "geutil"):
-            session.run([v.initializer for v in weights])
-            assert caplog.messages == []
-            first = session.run([loss, train], {x: batch()})[0]
-            second = session.run([loss, train], {x: batch()})[0]
-            with pytest.raises(StaleGraphError, match="order_updates"):
-                order_updates(train)
-        assert second < first
-        assert len(waiting(graph)) == before
-        (message,) = caplog.messages
-        assert "order_updates" in message
+def test_updates_after_the_first_run_are_told_of(caplog, graph):
+    x, weights, loss, slopes = version_1_step(checkpoints=None)
+    train = tf.group(*(u.op for u in descend(weights, slopes)))
+    before = len(waiting(graph))
+    with v1.Session() as session, caplog.at_level(logging.WARNING, "geutil"):
+        session.run([v.initializer for v in weights])
+        assert caplog.messages == []
+        first = session.run([loss, train], {x: batch()})[0]
+        second = session.run([loss, train], {x: batch()})[0]
+        with pytest.raises(StaleGraphError, match="order_updates"):
+            order_updates(train)
+    assert second < first
+    assert len(waiting(graph)) == before
+    (message,) = caplog.messages
+    assert "order_updates" in message
 
 
-def test_no_run_changes_state_that_it_was_not_asked_to():
-    with tf.Graph().as_default():
-        x, weights, loss, slopes = version_1_step(checkpoints=None)
-        train = tf.group(*(u.op for u in descend(weights, slopes)))
-        order_updates(train, loss)
-        with v1.Session() as session:
-            session.run([v.initializer for v in weights])
-            values = session.run(weights)
-            # The forward pass waits for none of them.
-            session.run(loss, {x: batch()})
-            assert_close(session.run(weights), values)
-            with pytest.raises(StaleGraphError, match="does not ask for"):
-                session.run(slopes[0], {x: batch()})
-            assert_close(session.run(weights), values)
-            session.run([train, *slopes], {x: batch()})
-            assert not np.allclose(session.run(weights[0]), values[0])
+def test_no_run_changes_state_that_it_was_not_asked_to(graph):
+    x, weights, loss, slopes = version_1_step(checkpoints=None)
+    train = tf.group(*(u.op for u in descend(weights, slopes)))
+    order_updates(train, loss)
+    with v1.Session() as session:
+        session.run([v.initializer for v in weights])
+        values = session.run(weights)
+        # The forward pass waits for none of them.
+        session.run(loss, {x: batch()})
+        assert_close(session.run(weights), values)
+        with pytest.raises(StaleGraphError, match="does not ask for"):
+            session.run(slopes[0], {x: batch()})
+        assert_close(session.run(weights), values)
+        session.run([train, *slopes], {x: batch()})
+        assert not np.allclose(session.run(weights[0]), values[0])
 
 
-def test_what_cannot_be_ordered_is_refused():
-    with tf.Graph().as_default():
-        w = v1.get_variable("w", [4])
-        with pytest.raises(SelectionError, match=r"gradients\(..., order=True\)"):
-            order_updates(w.assign_sub([1.0] * 4))
-        (slope,) = gradients(tf.reduce_sum(w * w), [w], checkpoints=None)
-        with pytest.raises(SelectionError, match="pass the train op"):
-            order_updates(slope)
-        with pytest.raises(SelectionError, match="pass the train op"):
-            order_updates(w.assign_sub([1.0] * 4))
+def test_what_cannot_be_ordered_is_refused(graph):
+    w = v1.get_variable("w", [4])
+    with pytest.raises(SelectionError, match=r"gradients\(..., order=True\)"):
+        order_updates(w.assign_sub([1.0] * 4))
+    (slope,) = gradients(tf.reduce_sum(w * w), [w], checkpoints=None)
+    with pytest.raises(SelectionError, match="pass the train op"):
+        order_updates(slope)
+    with pytest.raises(SelectionError, match="pass the train op"):
+        order_updates(w.assign_sub([1.0] * 4))
 
 
 @pytest.mark.parametrize("threads", chosen([1, 8], 8))

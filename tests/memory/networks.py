@@ -19,14 +19,20 @@ class Step:
 class Builder:
     """Makes layers in a graph, and keeps their variables."""
 
-    def __init__(self):
-        self.variables = []
+    def __init__(self, dtype=tf.float32):
+        self.variables, self._dtype, self._next = [], dtype, None
+
+    def again(self):
+        """Let what is built from now on have the same variables."""
+        self._next = iter(self.variables)
 
     def variable(self, *shape):
+        if self._next is not None:
+            return next(self._next)
         initial = np.random.RandomState(len(self.variables)).normal(size=shape) * 0.05
         variable = tf.compat.v1.get_variable(
             f"v{len(self.variables)}",
-            initializer=tf.constant(initial, tf.float32),
+            initializer=tf.constant(initial, self._dtype),
             use_resource=True,
         )
         self.variables.append(variable)

@@ -1,7 +1,5 @@
 """Refusals in tables: a failure names its case."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The largest batch that fits into memory."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

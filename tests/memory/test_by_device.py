@@ -1,7 +1,5 @@
 """Memory by device: against one device, brute force over partitions, and refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -185,13 +183,12 @@ def test_predictions_of_the_whole_say_that_they_are_sums():
     assert not predict(alone).note
 
 
-def test_devices_of_one_process_share_a_memory():
-    with tf.Graph().as_default():
-        with tf.device("/device:CPU:0"):
-            x = v1.placeholder(tf.float32, [500, 1000])
-            h = tf.exp(x, name="h")
-        with tf.device("/device:CPU:1"):
-            y = tf.reduce_sum(h)
+def test_devices_of_one_process_share_a_memory(graph):
+    with tf.device("/device:CPU:0"):
+        x = v1.placeholder(tf.float32, [500, 1000])
+        h = tf.exp(x, name="h")
+    with tf.device("/device:CPU:1"):
+        y = tf.reduce_sum(h)
     found = predict_by_device(y)
     assert [row.peak for row in found.devices] == [2 * MEGABYTE, 4]
     assert [cut.copied for cut in found.cuts] == [False, False]
@@ -209,18 +206,17 @@ def test_feeds_come_in_at_the_default_device():
     assert [row.peak for row in found.devices] == [2 * MEGABYTE, 4 * MEGABYTE]
 
 
-def test_ops_without_a_device_go_where_tensorflow_puts_them():
-    with tf.Graph().as_default() as graph:
-        free = tf.constant(1.0, name="free")
-        shared = tf.constant(1.0, name="shared")
-        with tf.device("/job:worker/task:2"):
-            a = tf.exp(free, name="a") + shared
-            v = v1.get_variable("v", [3], use_resource=True)
-        read = v.read_value()
-        shape = tf.raw_ops.Shape(input=a, name="shape")
-        tf.add(tf.exp(shared, name="other"), read[0], name="last")
-        with v1.colocate_with(a.op):
-            tf.sin(shared, name="near")
+def test_ops_without_a_device_go_where_tensorflow_puts_them(graph):
+    free = tf.constant(1.0, name="free")
+    shared = tf.constant(1.0, name="shared")
+    with tf.device("/job:worker/task:2"):
+        a = tf.exp(free, name="a") + shared
+        v = v1.get_variable("v", [3], use_resource=True)
+    read = v.read_value()
+    shape = tf.raw_ops.Shape(input=a, name="shape")
+    tf.add(tf.exp(shared, name="other"), read[0], name="last")
+    with v1.colocate_with(a.op):
+        tf.sin(shared, name="near")
     places = places_of(graph.get_operations(), [], WORKERS[0])
     assert places["free"] == WORKERS[2]
     assert places["shared"] == WORKERS[0]
@@ -246,7 +242,6 @@ def test_what_is_refused():
         other = tf.ones([3])
     for fetches, options, error, reason in (
         (y, {}, PredictionError, "of 'x:0'; pass shapes="),
-        ([], {}, PredictionError, "nothing is asked for"),
         ([y, other], {}, SelectionError, "graph"),
         (np.ones(3), {}, ArgumentTypeError, "expected ops or tensors"),
         (other, {"default": "/nowhere"}, ArgumentTypeError, "'/nowhere' is no device"),

@@ -1,7 +1,5 @@
 """Orders of least peak: against every order, tried one by one."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

@@ -114,9 +114,8 @@ BY_HAND = {
 }
 
 
-def test_by_hand():
-    with tf.Graph().as_default():
-        found = {n: multiply_adds(counted(build)) for n, (build, _) in BY_HAND.items()}
+def test_by_hand(graph):
+    found = {n: multiply_adds(counted(build)) for n, (build, _) in BY_HAND.items()}
     assert found == {name: expected for name, (_, expected) in BY_HAND.items()}
 
 
@@ -135,14 +134,13 @@ SIZES = [
 ]
 
 
-def test_sizes():
-    with tf.Graph().as_default():
-        for dtype, shape, elements, size in SIZES:
-            tensor = v1.placeholder(dtype, shape)
-            found = tensor_elements(tensor), tensor_bytes(tensor)
-            assert found == (elements, size), (dtype, shape)
-        tensor = v1.placeholder(tf.float32, [None, 2, None])
-        assert tensor_bytes(tensor, unknown=3) == 4 * 3 * 2 * 3
+def test_sizes(graph):
+    for dtype, shape, elements, size in SIZES:
+        tensor = v1.placeholder(dtype, shape)
+        found = tensor_elements(tensor), tensor_bytes(tensor)
+        assert found == (elements, size), (dtype, shape)
+    tensor = v1.placeholder(tf.float32, [None, 2, None])
+    assert tensor_bytes(tensor, unknown=3) == 4 * 3 * 2 * 3
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.sampled_from([0.01, 0.1, 0.5]))
@@ -166,17 +164,16 @@ VIEWS = {
 }
 
 
-def test_what_shows_a_buffer_takes_no_time_and_what_is_copied_does():
-    with tf.Graph().as_default():
-        x = tf.tanh(zeros(64, 16))
-        views = {name: op_time(view(x).op) for name, view in VIEWS.items()}
-        # Variables are there already.
-        v = v1.get_variable("v", [64, 64], use_resource=True)
-        read = v.read_value().op
-        while read.type == "Identity":
-            read = read.inputs[0].op
-        # Columns, not rows.
-        ops = [x.op, x[:, :8].op, tf.transpose(x).op, tf.concat([x, x], 0).op]
+def test_what_shows_a_buffer_takes_no_time_and_what_is_copied_does(graph):
+    x = tf.tanh(zeros(64, 16))
+    views = {name: op_time(view(x).op) for name, view in VIEWS.items()}
+    # Variables are there already.
+    v = v1.get_variable("v", [64, 64], use_resource=True)
+    read = v.read_value().op
+    while read.type == "Identity":
+        read = read.inputs[0].op
+    # Columns, not rows.
+    ops = [x.op, x[:, :8].op, tf.transpose(x).op, tf.concat([x, x], 0).op]
     assert views == dict.fromkeys(VIEWS, 0)
     assert (read.type, op_time(read)) == ("ReadVariableOp", 0)
     assert all(op_time(op) >= 16 * 2 * 64 * 8 for op in ops)
@@ -190,17 +187,15 @@ SLOWER = [
 ]
 
 
-def test_what_computes_takes_longer_than_what_moves():
-    with tf.Graph().as_default():
-        x = zeros(64, 64)
-        for slow, fast in SLOWER:
-            assert op_time(slow(x).op) > op_time(fast(x).op) > 0
+def test_what_computes_takes_longer_than_what_moves(graph):
+    x = zeros(64, 64)
+    for slow, fast in SLOWER:
+        assert op_time(slow(x).op) > op_time(fast(x).op) > 0
 
 
-def test_a_depthwise_convolution_takes_more_than_its_multiply_adds():
+def test_a_depthwise_convolution_takes_more_than_its_multiply_adds(graph):
     """Next to a full one of as many; kernels reach a small part of the machine's."""
-    with tf.Graph().as_default():
-        narrow = depthwise((2, 32, 32, 64), (3, 3, 64, 1)).op
-        full = convolution((2, 32, 32, 64), (1, 1, 64, 9)).op
+    narrow = depthwise((2, 32, 32, 64), (3, 3, 64, 1)).op
+    full = convolution((2, 32, 32, 64), (1, 1, 64, 9)).op
     assert multiply_adds(narrow) == multiply_adds(full)
     assert op_time(narrow) > 2 * op_time(full)

@@ -1,7 +1,5 @@
 """How long ops take, each kind run for itself."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -87,9 +85,8 @@ def test_loops_take_what_they_run():
     assert 12 * op_time(product.op) < time_of(loop) < 12.1 * op_time(product.op)
 
 
-def test_unknown_shapes_have_no_times():
-    with tf.Graph().as_default() as graph:
-        tf.tanh(v1.placeholder(tf.float32, [None, 512]))
+def test_unknown_shapes_have_no_times(graph):
+    tf.tanh(v1.placeholder(tf.float32, [None, 512]))
     assert not op_times(graph.get_operations(), known_dims)
 
 

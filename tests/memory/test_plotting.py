@@ -1,7 +1,5 @@
 """Pictures: files that other programs can read, with the right words in them."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import struct

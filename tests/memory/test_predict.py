@@ -1,7 +1,5 @@
 """Predictions: what they count, what they refuse, and that traced Sessions agree."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -51,15 +49,14 @@ def possible_peaks(fetches, **options):
     return {simulate(with_onednn(program, seed), seed=seed).peak for seed in range(30)}
 
 
-def test_a_tensor_that_is_fed_where_an_input_was_set_anew():
+def test_a_tensor_that_is_fed_where_an_input_was_set_anew(graph):
     """TensorFlow writes such an input with its index, and others without it."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [256], name="x")
-        fed = tf.sin(x, name="fed")
-        y = tf.exp(tf.cos(x), name="y")
-        for _ in range(8):
-            tf.sin(x)
-        graph.get_operation_by_name("Cos")._update_input(0, fed)
+    x = tf.compat.v1.placeholder(tf.float32, [256], name="x")
+    fed = tf.sin(x, name="fed")
+    y = tf.exp(tf.cos(x), name="y")
+    for _ in range(8):
+        tf.sin(x)
+    graph.get_operation_by_name("Cos")._update_input(0, fed)
     assert predict(y, feeds=[fed]).peak == 1024
 
 
@@ -127,12 +124,6 @@ def small_step():
     return x, y, tf.reduce_sum(y, name="sum")
 
 
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def test_variables_and_constants_are_counted_apart(graph):
     _, _, total = small_step()
     before = graph.as_graph_def()
@@ -188,20 +179,6 @@ def test_what_is_refused(graph):
             predict(fetches, shapes=shapes)
 
 
-def test_a_function_is_predicted_like_a_graph():
-    w = tf.Variable(tf.ones([512, 1024]))
-
-    @tf.function
-    def step(x):
-        return tf.reduce_sum(tf.nn.relu(tf.matmul(x, w)))
-
-    function = step.get_concrete_function(tf.TensorSpec([None, 512], name="x"))
-    x = function.inputs[0]
-    timeline = predict(function.graph.outputs, shapes=[(x, [256, 512])])
-    assert timeline.peak == MEGABYTE + 4
-    assert timeline.variable_bytes == 512 * 1024 * 4
-
-
 def test_an_order_that_is_given_is_followed(graph):
     x = tf.compat.v1.placeholder(tf.float32, [64, 64], name="x")
     large = [tf.tile(tf.matmul(x, x), [16, 16], name=f"large{i}").op for i in range(2)]
@@ -236,16 +213,15 @@ def test_a_conditional_counts_as_its_larger_branch(graph, is_first):
     assert timeline.peak == pytest.approx(8 * MEGABYTE, rel=0.01)
 
 
-def test_bytes_of():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float16, [None, 3], name="x")
-        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[5])
-        assert bytes_of(x) is None
-        assert bytes_of(x, {"x": [4, 3]}) == 24
-        assert bytes_of(x, [(x, [4, 3])]) == 24
-        assert bytes_of(handle) == 0
-        assert bytes_of(tf.constant(["a", "b"])) == 48
-        assert bytes_of(tf.constant(np.zeros([2, 2]))) == 32
+def test_bytes_of(graph):
+    x = tf.compat.v1.placeholder(tf.float16, [None, 3], name="x")
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[5])
+    assert bytes_of(x) is None
+    assert bytes_of(x, {"x": [4, 3]}) == 24
+    assert bytes_of(x, [(x, [4, 3])]) == 24
+    assert bytes_of(handle) == 0
+    assert bytes_of(tf.constant(["a", "b"])) == 48
+    assert bytes_of(tf.constant(np.zeros([2, 2]))) == 32
 
 
 PARTS = {

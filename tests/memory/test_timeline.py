@@ -1,7 +1,5 @@
 """Timelines and comparisons as numbers and text."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,16 +1,15 @@
-"""Memory that kernels take for themselves, against TensorFlow's own records of it."""
+"""Memory that kernels take for themselves, against TensorFlow's own records of it.
 
-from __future__ import annotations
+`tests/gradients/test_processes.py` runs it again with oneDNN off.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import workspaces
 from geutil.memory.workspaces import runs_in_onednn, temporary_bytes
 from tests.memory.tracing import trace
-from tests.processes import check_in_a_process
 
 IMAGES = [4, 32, 32, 16]
 EXPLICIT = [[0, 0], [2, 2], [2, 2], [0, 0]]
@@ -43,25 +42,24 @@ ONEDNN_TAKES = 200_000
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16], ids=str)
-def test_kernels_take_what_they_are_said_to(dtype):
+def test_kernels_take_what_they_are_said_to(dtype, graph):
     slopes, compared = [], []
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(dtype, IMAGES)
-        for name, step in STEPS.items():
-            made = []
+    x = tf.compat.v1.placeholder(dtype, IMAGES)
+    for name, step in STEPS.items():
+        made = []
 
-            def weights(*shape, made=made):
-                value = tf.ones(shape, dtype)
-                made.append(tf.compat.v1.placeholder_with_default(value, shape))
-                return made[-1]
+        def weights(*shape, made=made):
+            value = tf.ones(shape, dtype)
+            made.append(tf.compat.v1.placeholder_with_default(value, shape))
+            return made[-1]
 
-            with tf.name_scope(name.replace(" ", "_")):
-                y = step(x, weights)
-                slopes += tf.gradients(y * y, [x, *made])
-            ops = graph.get_operations()
-            own = [op for op in ops if op.type in KINDS and op not in compared]
-            assert own, name
-            compared += own
+        with tf.name_scope(name.replace(" ", "_")):
+            y = step(x, weights)
+            slopes += tf.gradients(y * y, [x, *made])
+        ops = graph.get_operations()
+        own = [op for op in ops if op.type in KINDS and op not in compared]
+        assert own, name
+        compared += own
     stats = trace(graph, slopes, {x: np.ones(IMAGES)}, grappler=False)
     taken = {n.node_name: n.memory_stats.temp_memory_size for n in stats}
     wrong = {}
@@ -74,12 +72,6 @@ def test_kernels_take_what_they_are_said_to(dtype):
         if not is_right:
             wrong[op.name] = said, taken[op.name]
     assert wrong == {}
-
-
-@pytest.mark.skipif(not uses_onednn(), reason="this is such a process")
-def test_kernels_without_onednn():
-    tests = f"{__file__}::{test_kernels_take_what_they_are_said_to.__name__}"
-    check_in_a_process([tests], {"TF_ENABLE_ONEDNN_OPTS": "0"})
 
 
 def test_kernels_of_bfloat16_are_those_of_some_processors(tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def run_traced(graph, fetches, feeds, *, grappler=True, threads=1, before=0):
+def run_traced(
+    graph, fetches, feeds, *, grappler=True, threads=1, before=0, config=None
+):
     """Return what a step yields, and TensorFlow's metadata of it.
 
     Args:
@@ -15,18 +17,21 @@ def run_traced(graph, fetches, feeds, *, grappler=True, threads=1, before=0):
         grappler: whether it rewrites the graph.
         threads: how many ops may run at once.
         before: how many steps the Session runs first.
+        config: more settings of the Session.
     """
     # Otherwise the first session of the process says how many threads there are.
-    config = tf.compat.v1.ConfigProto(
+    settings = tf.compat.v1.ConfigProto(
         inter_op_parallelism_threads=threads, use_per_session_threads=True
     )
+    if config is not None:
+        settings.MergeFrom(config)
     if not grappler:
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        settings.graph_options.rewrite_options.disable_meta_optimizer = True
     data = tf.compat.v1.RunMetadata()
     options = tf.compat.v1.RunOptions(
         trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
     )
-    with tf.compat.v1.Session(graph=graph, config=config) as session:
+    with tf.compat.v1.Session(graph=graph, config=settings) as session:
         with graph.as_default():
             variables = tf.compat.v1.global_variables()
             session.run(tf.compat.v1.variables_initializer(variables))

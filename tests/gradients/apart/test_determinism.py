@@ -1,5 +1,7 @@
 """Bit for bit the gradients of `tf.gradients`, on networks with deterministic ops."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,22 +36,6 @@ OTHERS += [("encoder", "speed", True)]
 CASES = [*QUICK, *(pytest.param(*case, marks=thorough) for case in OTHERS)]
 
 
-@pytest.fixture
-def grappler(request):
-    """Whether Grappler rewrites graphs; the steps of some networks differently.
-
-    Of the plain step of an encoder it joins and reorders sums, and products with
-    constants, that it leaves as they are where something waits in between.
-    """
-    options = tf.config.optimizer.get_experimental_options()
-    off = {"disable_meta_optimizer": not request.param}
-    tf.config.optimizer.set_experimental_options(options | off)
-    yield request.param
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": False} | options
-    )
-
-
 def values(step, take):
     """Return the gradients of a step from its first state, slices as they are."""
 
@@ -65,22 +51,15 @@ def values(step, take):
     return tf.nest.flatten(result, expand_composites=True), after
 
 
-@pytest.fixture(scope="session")
-def plain():
-    """What plain gradients yield, by network and whether Grappler is on."""
-    known = {}
-
-    def look_up(name, grappler):
-        if (name, grappler) not in known:
-            step = NETWORKS[name](**SMALL[name] | LARGER.get(name, {}))
-            known[name, grappler] = step, *values(step, tf.gradients)
-        return known[name, grappler]
-
-    return look_up
+@cache
+def plain(name, grappler):
+    """Return a step and what plain gradients of it yield, with Grappler or without."""
+    step = NETWORKS[name](**SMALL[name] | LARGER.get(name, {}))
+    return step, *values(step, tf.gradients)
 
 
 @pytest.mark.parametrize(("name", "mode", "grappler"), CASES, indirect=["grappler"])
-def test_networks(name, mode, grappler, plain):
+def test_networks(name, mode, grappler):
     step, expected, moved = plain(name, grappler)
     actual, moved_too = values(
         step,

@@ -1,7 +1,5 @@
 """Plans whose results wait on another device instead of being computed again."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 
@@ -23,6 +21,7 @@ from geutil.gradients import (
 from tests.gradients.apart.test_two_devices import FIRST, SECOND, chain, pytestmark
 from tests.gradients.checking import trace_network
 from tests.gradients.networks import residual, with_skips
+from tests.memory.tracing import run_traced
 
 __all__ = ["pytestmark"]
 
@@ -101,24 +100,15 @@ def test_a_loaded_plan_serves_the_step_traced_anew(net, found, tmp_path):
     assert returned >= len(found.away)
 
 
-def run_traced(build, feeds=None):
+def built_and_traced(build):
     """Return what a Session yields, and its own records of the run."""
-    with tf.Graph().as_default(), tf.device(FIRST):
+    with tf.Graph().as_default() as graph, tf.device(FIRST):
         fetches = build()
-        options = v1.RunOptions(
-            trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True
-        )
-        metadata = v1.RunMetadata()
-        config = v1.ConfigProto(inter_op_parallelism_threads=1, device_count={"CPU": 2})
+        config = v1.ConfigProto(device_count={"CPU": 2})
         # TensorFlow would compute the gradient of the mean ahead, and hold it for good.
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
         config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
-        with v1.Session(config=config) as session:
-            session.run(v1.global_variables_initializer())
-            # The first run settles what kernels choose.
-            session.run(fetches, feeds)
-            values = session.run(fetches, feeds, options=options, run_metadata=metadata)
-    return values, metadata
+        # The first run settles what kernels choose.
+        return run_traced(graph, fetches, {}, grappler=False, before=1, config=config)
 
 
 def records_of(metadata, device):
@@ -187,7 +177,7 @@ def in_session(how, name):
         loss = tf.reduce_mean(tf.square(net(tf.constant(IMAGES), training=True)))
         return how(loss, [v.value for v in net.trainable_variables])
 
-    return run_traced(build)
+    return built_and_traced(build)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -226,7 +216,7 @@ def test_nothing_comes_back_before_its_turn():
                 (gates[op.name],) = (gate.name for gate in op.control_inputs)
         return slope
 
-    _, metadata = run_traced(build)
+    _, metadata = built_and_traced(build)
     here, there = (
         {r.node_name: end_of(r) for r in records_of(metadata, device)}
         for device in (FIRST, SECOND)

@@ -52,26 +52,6 @@ def traced(build):
     return tf.function(build, autograph=False).get_concrete_function()
 
 
-def test_copies_are_where_their_originals_are():
-    def build(take):
-        with tf.device(SECOND):
-            x = start()
-            a = deep(x)
-        with tf.device(FIRST):
-            b = deep(a)
-        with tf.device(SECOND):
-            c = deep(b)
-            d = deep(c)
-        return take(deep(d), x, [a, b, c, d])
-
-    ours = traced(lambda: build(by_list))
-    assert len({op.device for op in copied(ours.graph).values()}) == 2
-    for name, copy in copied(ours.graph).items():
-        assert copy.device == ours.graph.get_operation_by_name(name).device
-    plain = traced(lambda: build(plainly))
-    assert_as_near(as_numpy(ours()), as_numpy(plain()))
-
-
 def as_numpy(values):
     return [value.numpy() for value in values]
 
@@ -164,43 +144,50 @@ def test_offloading(offload, prefetch):
 
     ours = traced(lambda: build(by_list))
     graph = ours.graph
-    sent = [op for op in graph.get_operations() if op.name.endswith("/away")]
-    gone = {op.inputs[0].name for op in sent}
-    assert gone == set(last_report().offloaded)
-    assert sent
+    sent = journeys(graph)
+    assert {op.inputs[0].name for op, _, _ in sent} == set(last_report().offloaded)
     edges = dependencies(graph)
     segments = gates(graph)
-    for op in sent:
-        assert op.device.endswith(SECOND)
-        original = op.inputs[0]
-        forward = [r for r in original.consumers() if is_forward(r)]
+    for op, wait, back in sent:
+        forward = [r for r in op.inputs[0].consumers() if is_forward(r)]
         # It goes once the last of its readers has run.
         assert {r.name for r in op.control_inputs} >= {
             r.name for r in forward if r is not op
         }
+        # It comes back as many segments ahead as was asked for.
+        assert nx.descendants(edges, back)
+        needed = min(i for i, gate in enumerate(segments) if reads_at(gate, back))
+        awaited = set(wait.control_inputs)
+        if needed - prefetch >= 0:
+            assert awaited == {segments[needed - prefetch]}
+        else:
+            assert awaited
+            assert awaited.isdisjoint(segments)
+    plain = traced(lambda: build(plainly))
+    assert_as_near(as_numpy(ours()), as_numpy(plain()))
+
+
+def journeys(graph):
+    """Check what is sent to the other device; return each op there, wait and return."""
+    ge.verify(graph)
+    away = [op for op in graph.get_operations() if op.name.endswith("/away")]
+    found = []
+    for op in away:
+        assert op.device.endswith(SECOND)
+        assert op.outputs[0].consumers()
         for wait in op.outputs[0].consumers():
             # TensorFlow sends what a plain op there holds without its reader's gate.
             assert wait.type == "PlaceholderWithDefault"
             assert wait.device.endswith(SECOND)
             (back,) = wait.outputs[0].consumers()
             assert back.name.startswith("offloaded/")
-            assert back.device == original.op.device
-            # It comes back as many segments ahead as was asked for.
-            assert nx.descendants(edges, back)
-            needed = min(i for i, gate in enumerate(segments) if reads_at(gate, back))
-            awaited = set(wait.control_inputs)
-            if needed - prefetch >= 0:
-                assert awaited == {segments[needed - prefetch]}
-            else:
-                assert awaited
-                assert awaited.isdisjoint(segments)
-    # Nothing else reads what was sent.
-    for op in graph.get_operations():
-        if not is_forward(op) and not op.name.endswith("/away"):
-            assert not gone & {t.name for t in op.inputs}
-    plain = traced(lambda: build(plainly))
-    assert_as_near(as_numpy(ours()), as_numpy(plain()))
-    ge.verify(graph)
+            assert back.device == op.inputs[0].op.device
+            found.append((op, wait, back))
+        # Nothing else reads what was sent.
+        readers = [r for r in op.inputs[0].consumers() if not is_forward(r)]
+        assert all(reader in away for reader in readers)
+    assert found
+    return found
 
 
 def is_forward(op):
@@ -233,6 +220,8 @@ def test_micro_batches_of_a_function_go_through_both(schedule):
         found = partition(loss, [FIRST, SECOND], "time")
         built = pipelined(loss, weights, found, [x], 4, schedule=schedule)
         assert {op.device for op in built.passes[1, True]} >= {SECOND}
+        # Of captured variables.
+        assert sum(built.weights) == 4 * 64 * 64 * 4
         return built.loss, built.gradients
 
     total, found = step(start())

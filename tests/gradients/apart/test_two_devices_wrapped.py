@@ -5,9 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import geutil as ge
 from geutil.gradients import by_name, checkpointed, last_report
-from tests.gradients.apart.test_two_devices import FIRST, SECOND, pytestmark, start
+from tests.gradients.apart.test_two_devices import (
+    FIRST,
+    SECOND,
+    journeys,
+    pytestmark,
+    start,
+)
 from tests.gradients.wrapped.comparing import assert_same
 from tests.gradients.wrapped.test_functions import PLACES
 from tests.thorough import crossed
@@ -22,23 +27,13 @@ MODES = {
 OFFLOAD = {"offload": True, "offload_device": SECOND}
 
 
-def variables(devices):
+def variables(devices=(FIRST,)):
+    """Return weights that are by turns on the one device and on the other."""
     made = []
     for number in range(4):
         with tf.device(devices[number % len(devices)]):
             made.append(tf.Variable(start(number) / 8))
     return made
-
-
-@pytest.fixture
-def weights():
-    return variables([FIRST])
-
-
-@pytest.fixture
-def spread():
-    """Return weights that are by turns on one device and on the other."""
-    return variables([FIRST, SECOND])
 
 
 def chain(weights, devices=(FIRST,)):
@@ -53,13 +48,20 @@ def chain(weights, devices=(FIRST,)):
 
 
 @pytest.mark.parametrize(("mode", "place"), crossed(MODES, PLACES, together=1))
-def test_offloaded_gradients_are_the_plain_ones(mode, place, weights):
-    plain = chain(weights)
-    wrapped = checkpointed(plain, **MODES[mode], **OFFLOAD)
+def test_offloaded_gradients_are_the_plain_ones(mode, place):
+    weights = variables()
     with tf.device(FIRST):
-        found = PLACES[place](wrapped, weights)(start())
-        assert bool(last_report().offloaded) != (place in ("xla", "outside_xla"))
-        assert_same(found, PLACES[place](plain, weights)(start()))
+        report = assert_as_plain(chain(weights), weights, place, mode, **OFFLOAD)
+    assert bool(report.offloaded) != (place in ("xla", "outside_xla"))
+
+
+def assert_as_plain(plain, weights, place, mode, **options):
+    """Compare gradients of a function with those of its wrapping; return the report."""
+    wrapped = checkpointed(plain, **MODES[mode], **options)
+    found = PLACES[place](wrapped, weights)(start())
+    report = last_report()
+    assert_same(found, PLACES[place](plain, weights)(start()))
+    return report
 
 
 # XLA compiles for one device.
@@ -67,42 +69,27 @@ def test_offloaded_gradients_are_the_plain_ones(mode, place, weights):
     ("mode", "place"),
     crossed(MODES, [place for place in PLACES if "xla" not in place], together=1),
 )
-def test_parts_on_two_devices(mode, place, spread):
-    plain = chain(spread, (FIRST, SECOND))
-    found = PLACES[place](checkpointed(plain, **MODES[mode]), spread)(start())
-    assert last_report().recomputed
-    assert_same(found, PLACES[place](plain, spread)(start()))
-
-
-def graph_of(function, weights):
-    step = tf.function(PLACES["eager"](function, weights))
-    with tf.device(FIRST):
-        return step.get_concrete_function(start()).graph
+def test_parts_on_two_devices(mode, place):
+    devices = FIRST, SECOND
+    spread = variables(devices)
+    assert assert_as_plain(chain(spread, devices), spread, place, mode).recomputed
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_what_is_kept_waits_on_the_other_device(prefetch, weights):
+def test_what_is_kept_waits_on_the_other_device(prefetch):
+    weights = variables()
     first, second = (
         checkpointed(chain(weights), **MODES["policy"], **OFFLOAD, prefetch=prefetch)
         for _ in range(2)
     )
-    graph = graph_of(lambda x: second(first(x)), weights)
-    sent = [op for op in graph.get_operations() if op.name.endswith("/away")]
+    step = tf.function(PLACES["eager"](lambda x: second(first(x)), weights))
+    with tf.device(FIRST):
+        graph = step.get_concrete_function(start()).graph
+    sent = [(op, wait) for op, wait, _ in journeys(graph)]
     # What goes into each call, and three of what is kept in it.
-    assert len(sent) == 2 * 4
-    assert set(last_report().offloaded) <= {op.inputs[0].name for op in sent}
-    for op in sent:
-        assert op.device.endswith(SECOND)
-        (wait,) = op.outputs[0].consumers()
-        (back,) = wait.outputs[0].consumers()
-        assert back.name.startswith("offloaded/")
-        assert back.device == op.inputs[0].device
-        assert wait.control_inputs and wait.device.endswith(SECOND)
-        # Nothing in the backward pass reads what was sent.
-        readers = op.inputs[0].consumers()
-        late = [r for r in readers if r.name.startswith(("gradients/", "recomputed/"))]
-        assert not late
-    ge.verify(graph)
+    assert len(sent) == len({op for op, _ in sent}) == 2 * 4
+    assert set(last_report().offloaded) <= {op.inputs[0].name for op, _ in sent}
+    assert all(wait.control_inputs for _, wait in sent)
 
 
 def test_fit_with_a_model_that_is_offloaded():

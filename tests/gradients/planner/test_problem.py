@@ -1,7 +1,5 @@
 """Problems of the planner, and the schedules that are replayed."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

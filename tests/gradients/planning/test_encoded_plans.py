@@ -1,7 +1,5 @@
 """Budgets and plans of steps of which less is kept than their tensors."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest
@@ -23,39 +21,13 @@ from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory.op_costs import op_time
 from tests.gradients.checking import measured_peak, trace_network
-from tests.gradients.networks import with_skips
+from tests.gradients.networks import convolutions, with_skips
 
 PIXELS, SHARE = 32, 0.6
 
 
-def convolutions(blocks, pool):
-    """Return a network of blocks, each of a width and a number of convolutions."""
-    keras.utils.set_random_seed(0)
-    net = keras.Sequential([keras.Input([PIXELS, PIXELS, 3])])
-    for width, layers in blocks:
-        for _ in range(layers):
-            net.add(keras.layers.Conv2D(width, 3, padding="same", activation="relu"))
-        net.add(pool())
-    net.add(keras.layers.GlobalAveragePooling2D())
-    net.add(keras.layers.Dense(10))
-    return net
-
-
-@pytest.fixture(scope="module")
-def net():
-    return convolutions([(8, 4), (16, 3)], keras.layers.MaxPooling2D)
-
-
 HELD = {"holds_gradients": True}
 BATCH = [16, PIXELS, PIXELS, 3]
-
-
-@pytest.fixture(scope="module")
-def found(net):
-    def found(loss, xs):
-        return plan(loss, xs, SHARE, encode="lossless", **HELD)
-
-    return trace_network(net, found, BATCH)[0]
 
 
 def ran_as_planned(net, found, **options):
@@ -74,45 +46,34 @@ def ran_as_planned(net, found, **options):
     return report, ours.graph
 
 
-def test_a_plan_of_an_encoded_step(net, found):
-    report, _ = ran_as_planned(net, found, **HELD)
+def test_a_plan_of_an_encoded_step():
+    net = convolutions(PIXELS, [(8, 4), (16, 3)])
+
+    def planned(loss, xs):
+        return plan(loss, xs, SHARE, encode="lossless", **HELD)
+
+    report, _ = ran_as_planned(net, trace_network(net, planned, BATCH)[0], **HELD)
     assert report.encoded and report.recomputed
     assert report.peak <= SHARE * report.plain_peak
 
 
-def test_less_runs_again_where_less_is_kept_and_plans_know_which_step_they_are_of(
-    net, found
-):
-    def reports(loss, xs):
-        whole = plan(loss, xs, SHARE, **HELD)
-        with pytest.raises(PlanError, match="another step"):
-            gradients(loss, xs, checkpoints=found)
-        return whole, explain(loss, xs, checkpoints=whole, encode="lossless", **HELD)
-
-    (whole, as_planned), _ = trace_network(net, reports, BATCH)
-    assert whole.budget == found.budget
-    assert found.extra_time < whole.extra_time
-    # The plan of a plain step serves where encodings are asked for.
-    assert not as_planned.encoded
-    assert as_planned.peak == whole.peak
-
-
-@pytest.fixture(scope="module")
-def pooled():
-    """A network of which some tensors are worth a mask, and others run again."""
+def test_tensors_are_encoded_one_by_one():
+    """Those that nothing runs again for; without them and with all it takes longer."""
 
     def pool():
         return keras.layers.AveragePooling2D(2, 1, "same")
 
-    return convolutions(3 * [(16, 2)], pool)
-
-
-def test_tensors_are_encoded_one_by_one(pooled):
-    """Those that nothing runs again for; without them and with all it takes longer."""
+    # Some tensors are worth a mask, and others run again.
+    pooled = convolutions(PIXELS, 3 * [(16, 2)], pool)
 
     def planned(loss, xs):
         found = plan(loss, xs, 0.5, encode="lossless")
         whole = plan(loss, xs, 0.5)
+        with pytest.raises(PlanError, match="another step"):
+            gradients(loss, xs, checkpoints=found)
+        # The plan of a plain step serves where encodings are asked for.
+        plainly = explain(loss, xs, checkpoints=whole, encode="lossless")
+        assert (plainly.encoded, plainly.peak) == ((), whole.peak)
         budget = Budget(0.5)
         told = explain(loss, xs, checkpoints=budget, encode="lossless")
         all_encoded = Encoder()
@@ -126,6 +87,7 @@ def test_tensors_are_encoded_one_by_one(pooled):
         return found, whole, extra, told
 
     (found, whole, extra, told), _ = trace_network(pooled, planned, BATCH)
+    assert whole.budget == found.budget
     assert 0 < len(found.encoded) < 3
     assert found.extra_time < min(whole.extra_time, extra)
     assert found.bound <= found.extra_time

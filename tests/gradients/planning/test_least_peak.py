@@ -155,15 +155,14 @@ def test_nothing_smaller_than_asked_for_is_chosen():
     assert any(t.shape.num_elements() < smallest for t in choose(step).kept)
 
 
-def test_a_tiny_tensor_that_every_layer_reads_is_kept_along():
-    with tf.Graph().as_default():
-        x = y = v1.placeholder(tf.float32, [256, 64])
-        mask = tf.greater(v1.placeholder(tf.float32, [64]), 0.0)
-        for _ in range(20):
-            shares = tf.cast(mask, tf.float32)
-            y = tf.sin(y) * tf.broadcast_to(shares, [256, 64])
-        step = build_step(tf.reduce_sum(y), x)
-        choice = choose(step, 1024)
+def test_a_tiny_tensor_that_every_layer_reads_is_kept_along(graph):
+    x = y = v1.placeholder(tf.float32, [256, 64])
+    mask = tf.greater(v1.placeholder(tf.float32, [64]), 0.0)
+    for _ in range(20):
+        shares = tf.cast(mask, tf.float32)
+        y = tf.sin(y) * tf.broadcast_to(shares, [256, 64])
+    step = build_step(tf.reduce_sum(y), x)
+    choice = choose(step, 1024)
     assert choice.peak < 0.6 * choice.plain_peak
     assert [t for t in choice.kept if t.shape.num_elements() < 1024] == [mask]
 

@@ -1,7 +1,5 @@
 """Plans that are saved, loaded, and used for the same step traced anew."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from functools import partial
@@ -90,23 +88,22 @@ def test_gradients_of_any_activation_are_those_that_were_planned():
     assert_plain(ours, net)
 
 
-def test_a_graph_of_version_1_takes_its_own_plan_and_no_other(found):
-    with tf.Graph().as_default() as graph:
-        net = network()
-        x = v1.placeholder(tf.float32, IMAGES.shape, name="images")
-        loss = tf.reduce_mean(tf.square(net(x, training=True)))
-        xs = [v.value for v in net.trainable_variables]
-        before = len(graph.get_operations())
-        with pytest.raises(PlanError, match=r"call geutil\.gradients\.plan again"):
-            gradients(loss, xs, checkpoints=found)
-        assert len(graph.get_operations()) == before
-        # The forward pass of a function has other ops: variables are captured.
-        own = plan(loss, xs, "45%")
-        slopes = gradients(loss, xs, checkpoints=own, order=False)
-        wanted = tf.gradients(loss, xs)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            pairs = session.run([slopes, wanted], {x: IMAGES})
+def test_a_graph_of_version_1_takes_its_own_plan_and_no_other(found, graph):
+    net = network()
+    x = v1.placeholder(tf.float32, IMAGES.shape, name="images")
+    loss = tf.reduce_mean(tf.square(net(x, training=True)))
+    xs = [v.value for v in net.trainable_variables]
+    before = len(graph.get_operations())
+    with pytest.raises(PlanError, match=r"call geutil\.gradients\.plan again"):
+        gradients(loss, xs, checkpoints=found)
+    assert len(graph.get_operations()) == before
+    # The forward pass of a function has other ops: variables are captured.
+    own = plan(loss, xs, "45%")
+    slopes = gradients(loss, xs, checkpoints=own, order=False)
+    wanted = tf.gradients(loss, xs)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        pairs = session.run([slopes, wanted], {x: IMAGES})
     assert last_report(graph).recomputed
     for slope, other in zip(*pairs, strict=True):
         np.testing.assert_allclose(slope, other, rtol=0, atol=1e-6)

@@ -1,7 +1,5 @@
 """Recomputation as a schedule has it: any op, any number of times."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import keras
@@ -82,7 +80,7 @@ def swish_blocks():
     """
     inputs = keras.Input([64], batch_size=512)
     y = inputs
-    for _ in range(4):
+    for _ in range(2):
         z = keras.layers.LayerNormalization()(y)
         z = keras.layers.Dense(256, activation="swish")(z)
         y = y + keras.layers.Dense(64)(z)
@@ -134,7 +132,7 @@ def test_a_step_holds_what_its_schedule_does(network):
         for node, ops in enumerate(told.ops)
         if any(op.type == "IdentityN" for op in ops)
     }
-    assert len(swishes - set(told.problem.no_recompute)) == 4
+    assert len(swishes - set(told.problem.no_recompute)) == 2
     # Within a budget the gradients are the plain ones.
     with graph.as_default():
         plain = tf.gradients(loss, weights)
@@ -157,15 +155,14 @@ def assert_told(told, step, alone):
     assert not any(t.op in step.backward for _, t in told.tensors)
 
 
-def test_what_is_made_of_forward_tensors_alone_reads_what_ran_again():
+def test_what_is_made_of_forward_tensors_alone_reads_what_ran_again(graph):
     """As a copy in the place of its only run, so that it takes no more time."""
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
-        made = tf.exp(x)
-        y = tf.maximum(made, tf.tanh(x))
-        step = build_step(tf.reduce_sum(y * y), [x])
-        always = AlwaysKept(step)
-        told = step_problem(step, always, StepProgram(step))
+    x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+    made = tf.exp(x)
+    y = tf.maximum(made, tf.tanh(x))
+    step = build_step(tf.reduce_sum(y * y), [x])
+    always = AlwaysKept(step)
+    told = step_problem(step, always, StepProgram(step))
     number = {op: v for v, ops in enumerate(told.ops) for op in ops}
     # The mask of the gradient waits for nothing.
     mask = next(op for op in step.ops() if op.type in ("GreaterEqual", "LessEqual"))

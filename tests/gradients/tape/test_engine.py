@@ -39,17 +39,6 @@ def values(step, take, **options):
     return [g.numpy() for g in traced(*step.tensors())]
 
 
-@pytest.fixture
-def exact():
-    """Without Grappler, which reorders sums and products in each graph its own way."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
-    )
-
-
 def take_by_tape(checkpoints, engine="tape"):
     def take(loss, variables):
         return gradients(loss, variables, checkpoints=checkpoints, engine=engine)
@@ -57,9 +46,10 @@ def take_by_tape(checkpoints, engine="tape"):
     return take
 
 
-@pytest.mark.usefixtures("exact")
+# Grappler reorders sums and products in each graph its own way.
+@pytest.mark.parametrize("grappler", [False], indirect=True)
 @pytest.mark.parametrize("case", CASES)
-def test_networks(case):
+def test_networks(case, grappler):
     name, way = case
     step = small_step(name)
     actual = values(step, take_by_tape(way, EAGER_SUMS if way else "tape"))
@@ -94,14 +84,13 @@ def dense_block():
     return [x, *weights], made, tf.reduce_sum(tf.concat(made, 1) ** 2)
 
 
-def test_sums_in_the_same_order_are_the_same_bits():
-    with tf.Graph().as_default() as graph:
-        x = h = tf.reshape(tf.cos(tf.range(64.0)), [8, 8])
-        for i in range(8):  # Residual blocks: sums of two.
-            w = tf.sin(tf.reshape(tf.range(i, i + 64.0), [8, 8]))
-            h = h + tf.nn.relu(tf.matmul(h, w)) * 0.1
-        y = tf.reduce_sum(h * h)
-        both = tf.gradients(y, x), gradients(y, x, checkpoints=None, engine="tape")
+def test_sums_in_the_same_order_are_the_same_bits(graph):
+    x = h = tf.reshape(tf.cos(tf.range(64.0)), [8, 8])
+    for i in range(8):  # Residual blocks: sums of two.
+        w = tf.sin(tf.reshape(tf.range(i, i + 64.0), [8, 8]))
+        h = h + tf.nn.relu(tf.matmul(h, w)) * 0.1
+    y = tf.reduce_sum(h * h)
+    both = tf.gradients(y, x), gradients(y, x, checkpoints=None, engine="tape")
     for optimize in (False, True):
         (expected,), (actual,) = run(graph, both, optimize=optimize)
         np.testing.assert_array_equal(actual, expected)
@@ -148,14 +137,13 @@ def test_what_comes_after_a_sum_waits_for_it():
 
 
 @pytest.mark.parametrize("engine", ["tensorflow", "tape"])
-def test_nothing_is_recomputed_and_nothing_is_said(engine, caplog):
-    with tf.Graph().as_default() as graph:
-        xs, _, y = dense_block()
-        plain = tf.gradients(y, xs)
-        options = {"checkpoints": None, "engine": engine, "order": False}
-        expected = explain(y, xs, **options)
-        ours = gradients(y, xs, **options)
-        report = last_report()
+def test_nothing_is_recomputed_and_nothing_is_said(engine, caplog, graph):
+    xs, _, y = dense_block()
+    plain = tf.gradients(y, xs)
+    options = {"checkpoints": None, "engine": engine, "order": False}
+    expected = explain(y, xs, **options)
+    ours = gradients(y, xs, **options)
+    report = last_report()
     assert caplog.messages == []
     assert report.mode == expected.mode == "none"
     assert report.warnings == expected.warnings == ()
@@ -168,15 +156,14 @@ def test_nothing_is_recomputed_and_nothing_is_said(engine, caplog):
     assert_close(b, a)
 
 
-def test_explaining_a_tape_builds_with_a_tape():
-    with tf.Graph().as_default() as graph:
-        weights = tf.cos(tf.range(64.0))
-        x = tf.sin(weights)
-        y = tf.add_n([tf.reduce_sum(tf.sin(tf.sin(x * float(i)))) for i in range(40)])
-        before = len(graph.get_operations())
-        with pytest.raises(TypeError, match="gate_gradients"):
-            explain(y, x, engine="tape", gate_gradients=True)
-        few = explain(y, x, checkpoints=None, engine=EAGER_SUMS)
-        assert len(graph.get_operations()) == before
-        gradients(y, x, checkpoints=None, engine=EAGER_SUMS)
+def test_explaining_a_tape_builds_with_a_tape(graph):
+    weights = tf.cos(tf.range(64.0))
+    x = tf.sin(weights)
+    y = tf.add_n([tf.reduce_sum(tf.sin(tf.sin(x * float(i)))) for i in range(40)])
+    before = len(graph.get_operations())
+    with pytest.raises(TypeError, match="gate_gradients"):
+        explain(y, x, engine="tape", gate_gradients=True)
+    few = explain(y, x, checkpoints=None, engine=EAGER_SUMS)
+    assert len(graph.get_operations()) == before
+    gradients(y, x, checkpoints=None, engine=EAGER_SUMS)
     assert last_report() == few

@@ -1,7 +1,5 @@
 """The surface of `geutil.gradients.tape`, frozen; see tests/test_public_api.py."""
 
-from __future__ import annotations
-
 import geutil as ge
 from geutil.gradients import tape
 from tests.documented import check_surface, missing_parts

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import by_name, checkpointed
+from tests.gradients.planning.graphs import chain_weights
 from tests.gradients.wrapped.comparing import needs_statistics, peak_bytes
 from tests.thorough import crossed
 
@@ -16,8 +17,7 @@ X = np.random.default_rng(0).normal(size=(1024, WIDTH)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def weights():
-    values = np.random.default_rng(1).normal(size=(BLOCKS * LAYERS, WIDTH, WIDTH))
-    return [tf.Variable(v.astype(np.float32) / 8) for v in values]
+    return chain_weights(BLOCKS * LAYERS, WIDTH)
 
 
 def block(weights):

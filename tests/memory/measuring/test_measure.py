@@ -111,12 +111,6 @@ def function():
 
 
 @pytest.fixture(scope="module")
-def of_function(function) -> Measurement:
-    kwargs = {"flowing": VALUE, "depth": 3, "update": False}
-    return measure(function, [VALUE], kwargs, steps=1)
-
-
-@pytest.fixture(scope="module")
 def of_compiled(function) -> Measurement:
     return measure(function, [VALUE, VALUE], steps=1, jit_compile=True)
 
@@ -172,7 +166,9 @@ def test_what_it_was_measured_with(of_graph, of_plain_graph):
     assert (other.inter_op_threads, other.intra_op_threads) == (1, 2)
 
 
-def test_a_function(of_function):
+def test_a_function(function):
+    kwargs = {"flowing": VALUE, "depth": 3, "update": False}
+    of_function = measure(function, [VALUE], kwargs, steps=1)
     assert of_function.source == TRACE
     assert of_function.peak == training_peak(3)
     assert of_function.timeline.variable_bytes == MIB

@@ -1,7 +1,5 @@
 """Tensors that a device has received, from records made by hand; meters on request."""
 
-from __future__ import annotations
-
 import io
 import json
 

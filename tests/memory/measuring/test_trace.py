@@ -1,7 +1,5 @@
 """The timeline of a traced step, from records made by hand and from real ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from hypothesis import given
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from geutil.memory import predict
 from geutil.memory.measuring.child import aligned
 from geutil.memory.measuring.trace import timeline_of
+from tests.memory.measuring.test_measure import MIB, SIDE
 from tests.memory.tracing import run_traced
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -121,12 +120,6 @@ def test_the_peak_is_that_of_the_intervals(drawn):
     assert timeline.peak == max(at.values(), default=0)
     assert sum(tensor.bytes for tensor in timeline.at_peak) == timeline.peak
     assert [m.bytes for m in timeline.moments] == [at[t] for t in sorted(at)]
-
-
-MIB = 2**20
-SIDE = 512
-"""A float32 matrix of this many rows and columns is a MiB, a size that the allocator
-hands out without rounding."""
 
 
 def chain(x):
