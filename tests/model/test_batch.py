@@ -618,10 +618,13 @@ def cheap(monkeypatch, marker):
 
 def test_where_no_process_forks_there_is_no_server(three, monkeypatch):
     cheap(monkeypatch, three / "a.pb")
-    monkeypatch.setattr(executors, "can_fork", lambda: False)
-    monkeypatch.setattr(executors, "ForkServer", None)
+    server = SimpleNamespace(address="a server", close=lambda: None)
+    monkeypatch.setattr(executors, "ForkServer", lambda: server)
     # What no server does is noted.
-    assert [e.reason for e in plan(three, None).entries] == ["without a server"] * 3
+    for platform, reason in (("linux", "by a server"), ("darwin", "without a server")):
+        monkeypatch.setattr(processes, "sys", SimpleNamespace(platform=platform))
+        report = plan(three, None, output=platform)
+        assert [entry.reason for entry in report.entries] == [reason] * 3
 
 
 def killing(folder, count):
