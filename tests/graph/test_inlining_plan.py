@@ -38,6 +38,9 @@ SCOPES = {
     ("model/dense", "StatefulPartitionedCall"): "model/dense/",
     ("Foo_1", "Foo"): "",
     ("scope/f", "__inference_f_12"): "scope/",
+    # Longer ones nobody reads.
+    ("a" * 1000, "f"): "a" * 1000 + "/",
+    ("a" * 1001, "f"): "",
     ("dense_1", "PartitionedCall"): "dense_1/",
 }
 
