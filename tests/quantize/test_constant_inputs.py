@@ -93,6 +93,8 @@ def test_every_read_of_a_variable_is_the_input():
         x = _read(True)
         y = tf.matmul(tf.reshape(x, [-1, 3]), _variable("w", 3, 3))
         y = tf.nn.relu(y) + tf.reshape(x, [-1, 3])
+        # Noise is no input.
+        y += tf.random.normal([3])
         tf.matmul(y, _variable("v", 3, 2), name="last")
     report = quantize(graph, is_training=False)
     reads = [e for e in report.quantized if e.op_type == "ReadVariableOp"]
