@@ -179,6 +179,20 @@ def test_what_is_refused(graph):
             predict(fetches, shapes=shapes)
 
 
+def test_a_function_is_predicted_like_a_graph():
+    w = tf.Variable(tf.ones([512, 1024]))
+
+    @tf.function
+    def step(x):
+        return tf.reduce_sum(tf.nn.relu(tf.matmul(x, w)))
+
+    function = step.get_concrete_function(tf.TensorSpec([None, 512], name="x"))
+    x = function.inputs[0]
+    timeline = predict(function.graph.outputs, shapes=[(x, [256, 512])])
+    assert timeline.peak == MEGABYTE + 4
+    assert timeline.variable_bytes == 512 * 1024 * 4
+
+
 def test_an_order_that_is_given_is_followed(graph):
     x = tf.compat.v1.placeholder(tf.float32, [64, 64], name="x")
     large = [tf.tile(tf.matmul(x, x), [16, 16], name=f"large{i}").op for i in range(2)]
