@@ -203,28 +203,11 @@ def _part(graph: Graph, names: set[str]) -> Any:
         ) from error
     part = tf.compat.v1.GraphDef(versions=whole.versions)
     part.node.extend(node for node in whole.node if node.name in names)
-    functions = {f.signature.name: f for f in whole.library.function}
-    called = _called(part.node, functions)
-    part.library.function.extend(functions[name] for name in called)
-    part.library.gradient.extend(
-        g for g in whole.library.gradient if g.function_name in called
-    )
+    called = call_graph.Library(whole.library).still_called(part.node)
+    part.library.CopyFrom(called)
     for node in part.node:
         _drop_colocation(node, names)
     return part
-
-
-def _called(nodes: Iterable[Any], functions: dict[str, Any]) -> dict[str, None]:
-    """Return the functions that nodes call, and those that these call in turn."""
-    names: dict[str, None] = {}
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            for name in call_graph.names_of_functions(node):
-                if name in functions and name not in names:
-                    names[name] = None
-                    waiting.append(functions[name].node_def)
-    return names
 
 
 def _drop_colocation(node: Any, names: set[str]) -> None:

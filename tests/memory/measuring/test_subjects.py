@@ -18,6 +18,7 @@ from geutil.memory.measuring.child import FunctionStep, SessionStep, initial_val
 from geutil.memory.measuring.job import GraphJob, MeasureOptions
 from geutil.memory.measuring.jobs import job_of
 from tests.memory.refusals import refused
+from tests.settings import evaluate
 
 OPTIONS = MeasureOptions(1, 1, None, True, None, False, None)
 
@@ -179,6 +180,18 @@ def test_functions_that_are_not_called_stay_behind():
         library = tf.compat.v1.GraphDef.FromString(graph_def).library
         assert 0 < len(library.function) < whole
         assert len(library.gradient) == gradient_count
+
+
+def test_the_gradient_of_a_function_goes_along():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [], name="x")
+        five = Defun(tf.float32, tf.float32, func_name="five")(lambda x, dy: 5.0 * dy)
+        square = Defun(tf.float32, func_name="square", grad_func=five)(lambda x: x * x)
+        (slope,) = tf.gradients(square(x), x)
+    graph_def = job((graph, slope, {x: 3.0})).graph_def
+    with tf.Graph().as_default() as part:
+        tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def), name="")
+    assert evaluate(part, [slope.name], {"x:0": 3.0}) == [5.0]
 
 
 REFUSED = [
