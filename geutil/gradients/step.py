@@ -287,9 +287,11 @@ def _seed(y: Tensor, gradient: Any) -> Any:
             # begins with that one, and no constant's can be taken over.
             return tf.identity(tf.fill(tf.shape(y), tf.ones([], y.dtype)))
         if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                tf.identity(gradient.values), gradient.indices, gradient.dense_shape
-            )
+            values, shape = tf.identity(gradient.values), gradient.dense_shape
+            if shape is not None:
+                # It may be a list, of which slices cannot tell their shape.
+                shape = tf.convert_to_tensor(shape)
+            return tf.IndexedSlices(values, gradient.indices, shape)
         return tf.identity(gradient)
 
 
