@@ -230,7 +230,9 @@ def test_gradients_go_through_in_range_and_not_into_ranges(
         assert (low.min(), high.max()) == (-1.0, 1.5)
     expected = _data(1) * passes(x, low, high, 4)
     np.testing.assert_array_equal(actual, expected)
-    assert 0 < np.mean(expected == 0) < 0.95
+    # Ranges that are learnt clip little.
+    least = 0 if is_training else 0.05
+    assert least < np.mean(expected == 0) < 0.95
 
 
 def test_names_and_collections():
