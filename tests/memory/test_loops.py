@@ -74,6 +74,13 @@ def test_ordered_loops_run_few_iterations_at_once():
     assert max(peaks) <= 1.05 * last_report().peak
 
 
+def test_lists_of_a_result_are_counted(graph):
+    x = tf.compat.v1.placeholder(tf.float32, [TIMES, WIDTH, WIDTH], name="x")
+    y = tf.reduce_sum(tf.map_fn(tf.exp, x, parallel_iterations=1))
+    traced = peak_of(trace(graph, [y], {x: [[[0.5] * WIDTH] * WIDTH] * TIMES}))
+    assert predict(y).peak == pytest.approx(traced, rel=0.1)
+
+
 def states(graph):
     """Return how many states are piled up by the loop of a graph."""
     calls = calls_in(graph, lambda t: bytes_of(t) or 0)

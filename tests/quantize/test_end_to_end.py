@@ -196,6 +196,20 @@ def test_eight_bits_trained_with_a_delay_and_reestimated(trained):
     assert trained.lost(m) <= 1.0
 
 
+def test_int8_does_what_the_simulation_does(trained):
+    trained.network.set_weights(trained.weights)
+    m = trained.opened(is_training=False)
+    calibrate(m, trained.sample())
+    comparison = compare_int8(m, to_int8(m), {"image": trained.digits.test[0]})
+    (logits,) = comparison.outputs
+    assert comparison.float_ops == ()
+    assert comparison.samples == 599
+    assert logits.share(1) >= 0.999
+    assert logits.most <= 2
+    assert logits.agreement == 1.0
+    assert trained.lost(m) <= 1.0
+
+
 @pytest.mark.parametrize("statistics", chosen(["exact", "one_pass"], "one_pass"))
 @pytest.mark.parametrize(
     ("bits", "points"), [pytest.param(8, 0.5, marks=thorough), (4, 2.0)]
