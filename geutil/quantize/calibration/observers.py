@@ -112,15 +112,15 @@ def squared_error_range(histogram: Histogram, bits: int) -> Range:
     values, counts = histogram.centers[filled], histogram.counts[filled]
 
     def errors(ranges: Sequence[Range]) -> Array:
-        low, high = np.transpose(ranges)[..., np.newaxis]
-        rounded = _rounded(values, low, high, bits)
-        return np.asarray((counts * (values - rounded) ** 2).sum(-1))
+        parts = []
+        for start in range(0, len(ranges), _AT_ONCE):
+            tried = ranges[start : start + _AT_ONCE]
+            low, high = np.transpose(tried)[..., np.newaxis]
+            rounded = _rounded(values, low, high, bits)
+            parts.append((counts * (values - rounded) ** 2).sum(-1))
+        return np.concatenate(parts)
 
-    def all_errors(ranges: Sequence[Range]) -> Array:
-        starts = range(0, len(ranges), _AT_ONCE)
-        return np.concatenate([errors(ranges[i : i + _AT_ONCE]) for i in starts])
-
-    return _best(histogram, all_errors)
+    return _best(histogram, errors)
 
 
 def entropy_range(histogram: Histogram, bits: int) -> Range:
