@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 
 from geutil import GeutilError, model
-from tests.documented import frozen, missing_parts, signature
+from tests.documented import check_surface, frozen, missing_parts
 
-NAMES = """
-    BatchEntry BatchReport BatchStep Body Comparison Difference Inspection Layer Model
-    ModelError ModelFunction Power Powers RayExecutor StripReport Stripped
-    TFLiteInspection batch inspect open powers
+OTHERS = """
+    BatchEntry BatchReport BatchStep Comparison Difference Inspection Layer ModelError
+    ModelFunction Power Powers RayExecutor StripReport Stripped TFLiteInspection
 """
 # What methods and functions take and give, annotations included.
 SIGNATURES = """
@@ -55,50 +54,24 @@ Body.add_output(self, name: str, tensor: Tensor | Mapping[str, Tensor]) ->
     tuple[Tensor, ...]
 Body.remove_output(self, name: str) -> None
 """
-FROZEN = frozen(SIGNATURES)
-PROPERTIES = ["assets", "functions", "graph", "layers", "signatures", "variables"]
+METHODS = [name.partition(".")[::2] for name in frozen(SIGNATURES) if "." in name]
+PROPERTIES = "assets functions graph layers signatures variables"
 # For tools that are built on models: they are documented, and may still change.
 FOR_TOOLS = """
     concrete_function derived holdings opened_signatures program reached_ops rebuilt
     unopened_signatures
 """
-CLASSES = {"Model": model.Model, "Body": model.Body}
 
 
-def member(name: str) -> object:
-    owner, _, method = name.rpartition(".")
-    return getattr(CLASSES[owner], method) if owner else getattr(model, name)
-
-
-def test_the_public_names():
-    assert sorted(model.__all__) == sorted(NAMES.split())
-
-
-def test_signatures():
-    found = {name: f"{name}{signature(member(name))}" for name in FROZEN}
-    assert found == FROZEN
-
-
-def test_a_model_has_no_other_members():
-    public = {name for name in dir(model.Model) if not name.startswith("_")}
-    methods = {n.partition(".")[2] for n in FROZEN if n.startswith("Model.")}
-    assert public == methods | set(PROPERTIES) | set(FOR_TOOLS.split())
-
-
-def test_docstrings():
-    missing = {
-        name: missing_parts(member(name), raises=True, cost=True) for name in FROZEN
-    }
-    # Bodies have one example, at their class.
-    needed = {
-        n: [p for p in parts if p != "Example" or not n.startswith("Body")]
-        for n, parts in missing.items()
-    }
-    assert {name: parts for name, parts in needed.items() if parts} == {}
+def test_the_public_surface():
+    of_bodies = [name for owner, name in METHODS if owner == "Body"]
+    check_surface(model, OTHERS, SIGNATURES, [f"Body.{name}" for name in of_bodies])
+    for name in of_bodies:
+        # Bodies have one example, at their class.
+        parts = missing_parts(getattr(model.Body, name), raises=True, cost=True)
+        assert set(parts) <= {"Example"}, name
     public = [name for name in dir(model.Model) if not name.startswith("_")]
+    methods = [name for owner, name in METHODS if owner == "Model"]
+    assert {*public} == {*methods, *PROPERTIES.split(), *FOR_TOOLS.split()}
     assert [n for n in public if not inspect.getdoc(getattr(model.Model, n))] == []
-
-
-def test_a_model_error_is_a_value_error():
-    assert issubclass(model.ModelError, GeutilError)
-    assert issubclass(model.ModelError, ValueError)
+    assert {GeutilError, ValueError} <= {*model.ModelError.__mro__}
