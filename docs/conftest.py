@@ -1,11 +1,10 @@
 """Runs the blocks of every page: see tests/documentation/pages.py."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import tensorflow as tf
 
 from tests.documentation.pages import pages
 from tests.settings import V1
@@ -19,7 +18,7 @@ OLDEST = (2, 20)
 REPEATING = ("start.md", "howto/batch.md", "howto/scripts.md")
 THOROUGH = [Path(__file__).parent / page for page in REPEATING]
 
-if not V1 and tuple(map(int, tf.__version__.split(".")[:2])) >= OLDEST:
+if not V1 and tuple(map(int, version("tensorflow").split(".")[:2])) >= OLDEST:
     pytest_collect_file = pages().pytest()
 
 

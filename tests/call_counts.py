@@ -11,8 +11,7 @@ from typing import Any
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the garbage collector from freeing what others left, once it has done so."""
-    gc.collect()
+    """Keep the garbage collector from freeing meanwhile what others left."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -11,20 +11,28 @@ if platform.machine() in ("x86_64", "AMD64"):
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import pytest
-import tensorflow as tf
 
 from tests import settings, thorough
 
 if settings.V1:
-    tf.compat.v1.disable_v2_behavior()
+    import tensorflow as tf
 
-# The first Session sets the number of threads of the whole process: not one of a test,
-# after which others would measure something else.
-tf.compat.v1.Session(graph=tf.Graph()).close()
+    tf.compat.v1.disable_v2_behavior()
 
 
 def pytest_configure(config):
     thorough.select(config.getoption("markexpr"))
+
+
+def pytest_sessionstart(session):
+    # It takes 4 s to import, and the process that hands out the tests runs none.
+    if session.config.pluginmanager.hasplugin("dsession"):
+        return
+    import tensorflow as tf
+
+    # The first Session sets the number of threads of the whole process: not one of a
+    # test, after which others would measure something else.
+    tf.compat.v1.Session(graph=tf.Graph()).close()
 
 
 def pytest_collection_finish():
@@ -32,6 +40,11 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 25)
+
+
+def pytest_sessionfinish():
+    # The process ends; to collect first what its tests left takes seconds.
+    gc.freeze()
 
 
 @pytest.fixture(params=settings.NAMES)
@@ -43,6 +56,8 @@ def setting(request):
 @pytest.fixture
 def graph():
     """A graph, the default one of the test."""
+    import tensorflow as tf
+
     with tf.Graph().as_default() as made:
         yield made
 

@@ -8,6 +8,9 @@
 
 The last one holds for a whole process: `tests/test_v1_behavior.py` runs the tests again
 in one with `GEUTIL_TEST_V1=1`.
+
+Functions import TensorFlow, since the process that hands out the tests reads this, too,
+and does without.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 V1_VARIABLE = "GEUTIL_TEST_V1"
 V1 = os.environ.get(V1_VARIABLE) == "1"
@@ -38,6 +43,8 @@ class Setting:
 
     def run(self, body: Callable[[], Any]) -> list[np.ndarray]:
         """Call `body` with a new default graph; return the values of its tensors."""
+        import tensorflow as tf
+
         if self.name == "func_graph":
             return self._trace(body)
         with tf.Graph().as_default() as graph:
@@ -45,6 +52,8 @@ class Setting:
         return evaluate(graph, tensors or [])
 
     def _trace(self, body: Callable[[], Any]) -> list[np.ndarray]:
+        import tensorflow as tf
+
         @tf.function(autograph=False)
         def traced() -> Any:
             return tuple(body() or ())
@@ -55,6 +64,8 @@ class Setting:
 @contextlib.contextmanager
 def control_flow(version: int) -> Iterator[None]:
     """Let loops and conditionals be Enter and Switch (1), or While and If (2)."""
+    import tensorflow as tf
+
     choices = {
         1: tf.compat.v1.disable_control_flow_v2,
         2: tf.compat.v1.enable_control_flow_v2,
@@ -83,6 +94,8 @@ def evaluate(
     graph: tf.Graph, tensors: Any, feed: dict[Any, Any] | None = None
 ) -> list[np.ndarray]:
     """Return the values of tensors of a `tf.Graph`, variables initialized."""
+    import tensorflow as tf
+
     with graph.as_default():
         config = tf.compat.v1.ConfigProto(
             inter_op_parallelism_threads=1, intra_op_parallelism_threads=1
@@ -102,6 +115,8 @@ def evaluate(
 
 
 def default_graph() -> tf.Graph:
+    import tensorflow as tf
+
     return tf.compat.v1.get_default_graph()
 
 

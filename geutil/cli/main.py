@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -50,7 +51,7 @@ def run(app: Any, arguments: list[str]) -> int:
     logging.getLogger("geutil").addHandler(warnings)
     everywhere = ("--debug", "--verbose")
     arguments = [argument for argument in arguments if argument not in everywhere]
-    command = typer.main.get_command(app)
+    command = _command(app)
     try:
         result = command.main(arguments, prog_name="geutil", standalone_mode=False)
         # Now, since whoever reads may have gone.
@@ -74,6 +75,14 @@ def run(app: Any, arguments: list[str]) -> int:
         output.VERBOSE.reset(before)
         logging.getLogger("geutil").removeHandler(warnings)
     return result if isinstance(result, int) else 0
+
+
+@functools.cache
+def _command(app: Any) -> Any:
+    """Return the parser of the command, which takes 50 ms to make."""
+    import typer
+
+    return typer.main.get_command(app)
 
 
 class _Warnings(logging.Handler):

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -295,9 +296,12 @@ def _scan() -> None:
     functions = _with_subclasses(AtomicFunction)
     bodies = _with_subclasses(Version1FuncGraph)
     being_traced = {id(graph) for graph in _tf.default_graph_stack.stack}
+    kinds = sessions | functions | bodies
+    everything = gc.get_objects()
     # type() and not isinstance(): the latter asks proxies for their __class__, which
-    # makes lazily loaded modules load.
-    for obj in gc.get_objects():
+    # makes lazily loaded modules load. There are a million objects, so no loop.
+    chosen = map(kinds.__contains__, map(type, everything))
+    for obj in itertools.compress(everything, chosen):
         kind = type(obj)
         if kind in sessions and hasattr(obj, "_graph"):
             _note_session(obj)

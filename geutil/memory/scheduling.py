@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
@@ -49,14 +49,13 @@ def planned_order(
     Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
         some 80 us for each node.
     """
-    usual = execution_order(program)
-    runs = [simulate(program, usual)]
+    edges = _Edges(program)
+    runs = [simulate(program, edges.usual)]
     for rank in ("length", "usual", "creation"):
-        order = _Scheduler(program, rank, usual).order()
-        runs.append(simulate(program, order))
+        runs.append(simulate(program, _Scheduler(edges, rank).order()))
     if known:
         for greedy in (True, False):
-            order = _Scheduler(program, known, usual, greedy=greedy).order()
+            order = _Scheduler(edges, known, greedy=greedy).order()
             runs.append(simulate(program, order))
     return min(runs, key=lambda run: run.peak)
 
@@ -99,7 +98,7 @@ def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
         >>> [nodes[i].name for i in order]
         ['x', 'first', 'long', 'short', 'both']
     """
-    return _Scheduler(program, rank, execution_order(program)).order()
+    return _Scheduler(_Edges(program), rank).order()
 
 
 def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
@@ -123,40 +122,69 @@ def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
         >>> order_around(Program([a, b, c], sizes=[8, 8, 8]), {1: 0, 2: 1})
         [1, 0, 2]
     """
-    usual = execution_order(program)
-    return _Scheduler(program, known, usual, greedy=False).order()
+    return _Scheduler(_Edges(program), known, greedy=False).order()
+
+
+class _Edges:
+    """A program and what all schedules of it ask of its edges.
+
+    Attributes:
+        usual: the order of TensorFlow's executor.
+        successors: the nodes that each node makes ready, once for each edge.
+        readers: the nodes that read each tensor, once for each place.
+        read_behind: the nodes that read what each node makes.
+        most: the bytes of the largest tensor that each node makes; without end if the
+            step hands one on.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.usual = execution_order(program)
+        self.successors = list(program.successors())
+        self.readers: list[list[int]] = [[] for _ in program.sizes]
+        for i, node in enumerate(program.nodes):
+            for tensor in node.inputs:
+                self.readers[tensor].append(i)
+        self.read_behind: list[set[int]] = []
+        self.most: list[float] = []
+        fetched, sizes = frozenset(program.fetched), program.sizes
+        for node in program.nodes:
+            made = [t for t in node.outputs if sizes[t]]
+            self.read_behind.append({r for t in made for r in self.readers[t]})
+            kept = not fetched.isdisjoint(made)
+            self.most.append(
+                math.inf if kept else max((sizes[t] for t in made), default=0)
+            )
 
 
 class _Scheduler:
     """List scheduling of one program.
 
     Args:
-        program: the nodes and their edges.
+        edges: those of the program.
         rank: what decides between nodes that hold more.
-        usual: the order of TensorFlow's executor.
         greedy: whether nodes that hold no more come first, whatever their rank.
     """
 
     def __init__(
         self,
-        program: Program,
+        edges: _Edges,
         rank: Rank | Mapping[int, int],
-        usual: list[int],
         *,
         greedy: bool = True,
     ) -> None:
+        program = edges.program
         self._greedy = greedy
         self._program = program
-        self._usual = usual
-        self._successors = list(program.successors())
+        self._edges = edges
+        self._successors = edges.successors
         self._rank: Sequence[float] = (
-            _ranks(rank, usual, self._successors)
+            _ranks(rank, edges.usual, self._successors)
             if isinstance(rank, str)
-            else _ranks_around(rank, usual, self._successors, program)
+            else _ranks_around(rank, edges.usual, self._successors, program)
         )
-        self._buffers = _Buffers(program)
+        self._buffers = _Buffers(program, edges.readers)
         self._small = negligible_size(program)
-        self._fetched = frozenset(program.fetched)
         # Nodes whose burst has to wait until a variable is read, by its old buffer.
         self._blocked: dict[int, set[int]] = {}
         nodes = program.nodes
@@ -167,7 +195,7 @@ class _Scheduler:
 
     def order(self) -> list[int]:
         """Return the numbers of the nodes in their order."""
-        for i in self._usual:
+        for i in self._edges.usual:
             if not self._pending[i]:
                 self._offer(i)
         while self._ready:
@@ -217,8 +245,9 @@ class _Scheduler:
         something larger is made on the way, or if a variable is changed on the way that
         others are still to read.
         """
-        nodes, sizes = self._program.nodes, self._program.sizes
-        largest = max(sizes[t] for t in nodes[i].outputs)
+        edges, pending = self._edges, self._pending
+        sizes = self._program.sizes
+        largest = max(sizes[t] for t in self._program.nodes[i].outputs)
         burst: list[int] = []
         left: dict[int, int] = {}
         readers: set[int] = set()
@@ -227,16 +256,13 @@ class _Scheduler:
             # Depth first, so that one branch is used up before the next begins.
             j = waiting.pop()
             burst.append(j)
-            outputs = [t for t in nodes[j].outputs if sizes[t]]
-            if len(burst) > _LONGEST_BURST or any(
-                t in self._fetched or sizes[t] > largest for t in outputs
-            ):
+            if len(burst) > _LONGEST_BURST or edges.most[j] > largest:
                 return None
-            readers.update(r for t in outputs for r in self._buffers.readers[t])
-            for after in self._successors[j]:
-                left[after] = left.get(after, self._pending[after]) - 1
+            readers |= edges.read_behind[j]
+            for after in edges.successors[j]:
+                rest = left[after] = left.get(after, pending[after]) - 1
                 # What only waits (for all updates, say) is no part of it.
-                if not left[after] and after in readers:
+                if not rest and after in readers:
                     waiting.append(after)
         if not readers.issubset(burst):
             return None
@@ -300,20 +326,19 @@ def _ranks_around(
 class _Buffers:
     """The buffers that are held while nodes run.
 
-    Attributes:
+    Args:
+        program: the nodes.
         readers: the nodes that read each tensor, once for each place.
+
+    Attributes:
         let_go: the variables' buffers that the last node was the last to read.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, readers: Sequence[list[int]]) -> None:
         self._sizes = program.sizes
         self._small = negligible_size(program)
-        self._reads = [0] * len(program.sizes)
-        self.readers: list[list[int]] = [[] for _ in program.sizes]
-        for i, node in enumerate(program.nodes):
-            for tensor in node.inputs:
-                self._reads[tensor] += 1
-                self.readers[tensor].append(i)
+        self._readers = readers
+        self._reads = list(map(len, readers))
         for tensor in program.fetched:
             self._reads[tensor] += 1
         # Reads are counted by tensor in `_left` and by buffer in `_holders`; a tensor's
@@ -331,16 +356,18 @@ class _Buffers:
 
     def growth(self, node: Node) -> int:
         """Return how many bytes more are held once a node has run."""
-        counts = Counter(self._buffer[tensor] for tensor in node.inputs)
-        freed = {b for b, count in counts.items() if self._holders[b] == count}
+        sizes, reads, holders = self._sizes, self._reads, self._holders
+        counts: dict[int, int] = {}
+        for tensor in node.inputs:
+            buffer = self._buffer[tensor]
+            counts[buffer] = counts.get(buffer, 0) + 1
+        freed = {b for b, count in counts.items() if holders[b] == count}
         shared = dict(self._shared(node))
-        freed.difference_update(b for t, b in shared.items() if self._reads[t])
-        new_buffers = [t for t in node.outputs if t not in shared and self._reads[t]]
-        if any(self._holders[self._buffer[tensor]] for tensor in node.updates):
-            new_buffers.append(node.outputs[0])
-        return sum(self._sizes[t] for t in new_buffers) - sum(
-            self._sizes[b] for b in freed
-        )
+        freed.difference_update(b for t, b in shared.items() if reads[t])
+        more = sum(sizes[t] for t in node.outputs if reads[t] and t not in shared)
+        if any(holders[self._buffer[tensor]] for tensor in node.updates):
+            more += sizes[node.outputs[0]]
+        return more - sum(sizes[b] for b in freed)
 
     def read_besides(self, i: int, readers: Collection[int]) -> Iterator[int]:
         """Yield the old buffers of what a node changes that others are to read."""
@@ -379,7 +406,7 @@ class _Buffers:
             few = 0 < self._holders[buffer] <= _FEW
             if few and self._sizes[buffer] > self._small:
                 for other in self._sharing.get(buffer, [buffer]):
-                    last += self.readers[other]
+                    last += self._readers[other]
         return last
 
     def _shared(self, node: Node) -> Iterator[tuple[int, int]]:

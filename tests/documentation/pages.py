@@ -52,7 +52,7 @@ def enter(namespace: dict[str, Any]) -> None:
     os.chdir(folder)
     # Pages measure; a process that starts TensorFlow takes seconds.
     stack.enter_context(forked())
-    tf.keras.backend.clear_session()
+    tf.keras.utils.clear_session(free_memory=False)
     tf.keras.utils.set_random_seed(0)
     namespace.update({_PAGE: stack, "__name__": "page"})
 

@@ -144,7 +144,7 @@ def write_all(folder):
         network.save(folder / f"a.{suffix}")
     (folder / "a.tflite").write_bytes(flex().blob)
     FILES["MetaGraph"].write(folder, folder / "marker")
-    tf.keras.backend.clear_session()
+    tf.keras.utils.clear_session(free_memory=False)
 
 
 def damaged(folder, target, seed, scratch):
