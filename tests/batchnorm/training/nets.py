@@ -248,14 +248,11 @@ class Trial:
 
     def _check_close(self, expected):
         """Run a step, and check that the folded nets' values are close to others."""
-        wrong = {}
         found = self.session.run((self.values, expected), self.feeds)
-        for net, (values, _), (others, _) in zip(self.nets, *found, strict=True):
-            try:
-                close(values, others)
-            except AssertionError as error:
-                wrong[net.name] = str(error)
-        assert not wrong, wrong
+        check_close(*(self._by_name(form) for form in found))
+
+    def _by_name(self, form):
+        return {net.name: of[0] for net, of in zip(self.nets, form, strict=True)}
 
     def check(self):
         """Check two steps in training, and two behind a freeze."""
@@ -277,6 +274,17 @@ def close(actual, expected):
     for one, other in zip(actual, expected, strict=True):
         size = max(1.0, np.abs(other).max())
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * size)
+
+
+def check_close(found, expected):
+    """Check that lists of values are close to others, and name all that are not."""
+    wrong = {}
+    for name, values in expected.items():
+        try:
+            close(found[name], values)
+        except AssertionError as error:
+            wrong[name] = str(error)
+    assert not wrong, wrong
 
 
 def ops_by_type(graph, kind):

@@ -11,7 +11,7 @@ from keras import layers
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.calibrated import with_random_norms
 from tests.batchnorm.test_norms import KERAS
-from tests.batchnorm.training.nets import STATISTICS, close
+from tests.batchnorm.training.nets import STATISTICS, check_close, close
 from tests.thorough import chosen
 
 
@@ -89,14 +89,8 @@ def _steps(makes, x, modes, *, statistics=None):
 
 
 def _check(folded, plain):
-    wrong = {}
-    for one, other in zip(folded[0], plain[0], strict=True):
-        for name in other:
-            try:
-                close([one[name]], [other[name]])
-            except AssertionError as error:
-                wrong[name] = str(error)
-    assert not wrong, wrong
+    for steps in zip(folded[0], plain[0], strict=True):
+        check_close(*({n: [value] for n, value in step.items()} for step in steps))
     close(folded[1], plain[1])
 
 
