@@ -55,7 +55,7 @@ def calibrated(strategy, folder):
             function = found.to_function()
         results += found.run(xs).values()
     copies = [strategy.experimental_local_results(v) for v in function.variables]
-    step = tf.function(lambda x: strategy.run(function, args=(x,)))
+    step = tf.function(lambda x: strategy.run(function, args=(x,)), autograph=False)
     return {
         "without": results[0],
         "within": results[1],
@@ -106,7 +106,7 @@ def trained(kind, strategy, source, folder):
         context.merge_call(update, args=[0.01 * g for g in found])
         return context.all_reduce(tf.distribute.ReduceOp.SUM, loss)
 
-    step = tf.function(lambda x: strategy.run(replica, args=(x,)))
+    step = tf.function(lambda x: strategy.run(replica, args=(x,)), autograph=False)
     rng = np.random.default_rng(0)
     numbers = {}
     for index in range(STEPS):

@@ -73,7 +73,7 @@ def on_a_cluster(coordinator, start, batches, edits):
         variables = [tf.Variable(value) for value in start]
     reports = []
     replica = replica_of(variables, reports, edits)
-    step = tf.function(lambda x, y: strategy.run(replica, args=(x, y)))
+    step = tf.function(lambda x, y: strategy.run(replica, args=(x, y)), autograph=False)
     losses = []
     for batch in batches:
         losses.append(coordinator.schedule(step, args=batch).fetch())
@@ -85,7 +85,7 @@ def on_a_cluster(coordinator, start, batches, edits):
 
 def on_one_device(start, batches, edits):
     variables, reports = [tf.Variable(value) for value in start], []
-    step = tf.function(replica_of(variables, reports, edits))
+    step = tf.function(replica_of(variables, reports, edits), autograph=False)
     return numbers_of([step(x, y) for x, y in batches], reports, variables)
 
 

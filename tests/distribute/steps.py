@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.gradients import gradients
+from geutil.gradients import gradients, last_report
 from geutil.quantize import quantize
 from tests.batchnorm.calibrated import with_random_norms
 from tests.distribute.programs import LIMIT, distributed, held_ports, mirrored, start
@@ -58,6 +58,7 @@ class Step:
         self.edits = edits
         self.reports = []
         self.misplaced = []
+        self.recomputed = []
 
     def replica(self, x, y):
         graph = tf.compat.v1.get_default_graph()
@@ -67,8 +68,10 @@ class Step:
             result = self.edited(graph, result, edit)
         loss = tf.reduce_sum(tf.square(result - y)) / BATCH
         handles = [v.value for v in self.net.trainable_variables]
-        if "memory" in self.edits:
-            found = gradients(loss, handles, checkpoints="memory")
+        modes = [edit for edit in self.edits if edit in ("memory", "speed")]
+        if modes:
+            found = gradients(loss, handles, checkpoints=modes[0])
+            self.recomputed.append(len(last_report().recomputed))
         else:
             found = tf.gradients(loss, handles)
         self.misplaced += [
@@ -110,7 +113,9 @@ def run(strategy, name, edits):
     ys = rng.normal(size=(STEPS, BATCH, CLASSES)).astype(np.float32)
     # Each step has other extremes, and one of the replicas has them.
     xs *= np.linspace(1, 2, STEPS * BATCH).reshape([STEPS, BATCH] + [1] * (xs.ndim - 2))
-    every = tf.function(lambda x, y: strategy.run(step.replica, args=(x, y)))
+    every = tf.function(
+        lambda x, y: strategy.run(step.replica, args=(x, y)), autograph=False
+    )
     numbers = {}
     for index in range(STEPS):
         x, y = (distributed(strategy, values[index]) for values in (xs, ys))
@@ -131,6 +136,7 @@ def run(strategy, name, edits):
         **{key: np.asarray(value) for key, value in numbers.items()},
         "reports": [str(report) for report in step.reports],
         "misplaced": step.misplaced,
+        "recomputed": step.recomputed,
     }
 
 

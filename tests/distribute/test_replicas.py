@@ -36,7 +36,7 @@ def heads(numbers, about=""):
 
 
 def test_replicas_equal_one_device_on_the_whole_batch():
-    edits = "fold,delayed,memory"
+    edits = "fold,delayed,speed"
     one, two = results_of("steps", f"one conv {edits}", f"two conv {edits}")
     close(one, two, QUANTIZED)
     # Copies of a range stay equal.
@@ -48,6 +48,7 @@ def test_replicas_equal_one_device_on_the_whole_batch():
     assert sorted(heads(one) * 2) == heads(two)
     assert not any("replica_1" in key for key in two)
     assert two["misplaced"] == []
+    assert all(one["recomputed"] + two["recomputed"])
     # Steps are counted once for all replicas.
     assert two["step"] == 4
 
@@ -90,6 +91,7 @@ def test_workers_equal_one_device_on_the_whole_batch():
         assert [h[:8] for h in heads(numbers, "norm")] == ["2 of 2 b"]
         close(one, numbers, SYNCHRONIZED | {"range/0/": 1e-5})
         assert numbers["misplaced"] == []
+        assert all(numbers["recomputed"])
 
 
 def test_steps_of_a_coordinator_equal_those_of_one_device():

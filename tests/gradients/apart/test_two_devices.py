@@ -214,7 +214,7 @@ def test_micro_batches_of_a_function_go_through_both(schedule):
             x = tf.tanh(x @ w)
         return tf.reduce_mean(x**2)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         loss = loss_of(x)
         found = partition(loss, [FIRST, SECOND], "time")
