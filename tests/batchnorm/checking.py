@@ -57,15 +57,36 @@ class Builder:
         )
         return tf.convert_to_tensor(variable)
 
+    def values(self, count):
+        """A mean, a variance, an offset and a scale."""
+        return [make(count) for make in (self.weights, self.positive) * 2]
+
     def norm(self, x, count=None, name="norm", center=True, scale=True):
         """A batch norm by the function of TensorFlow that writes out its ops."""
-        count = x.shape[-1] if count is None else count
-        mean, variance = self.weights(count), self.positive(count)
-        offset = self.weights(count) if center else None
-        gamma = self.positive(count) if scale else None
+        mean, variance, offset, gamma = self.values(
+            x.shape[-1] if count is None else count
+        )
+        offset, gamma = offset if center else None, gamma if scale else None
         return tf.nn.batch_normalization(
             x, mean, variance, offset, gamma, EPSILON, name=name
         )
+
+    def fused(self, x, data_format="NHWC"):
+        """A batch norm that is one op."""
+        mean, variance, *rest = self.values(x.shape[data_format.index("C")])
+        return tf.compat.v1.nn.fused_batch_norm(
+            x, *rest[::-1], mean, variance, EPSILON, data_format, is_training=False
+        )[0]
+
+    def norm_of_first(self, x):
+        """A batch norm of channels on axis 1, written out."""
+        values = (tf.reshape(t, [-1, 1, 1]) for t in self.values(x.shape[1]))
+        return tf.nn.batch_normalization(x, *values, EPSILON)
+
+    def by_hand(self, x):
+        """A batch norm in arithmetic."""
+        mean, variance, offset, scale = self.values(x.shape[-1])
+        return scale * (x - mean) / tf.sqrt(variance + EPSILON) + offset
 
 
 def built(build, parameters="constants", seed=0):

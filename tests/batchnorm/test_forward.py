@@ -2,12 +2,7 @@
 
 import tensorflow as tf
 
-from tests.batchnorm.checking import (
-    EPSILON,
-    TURNED,
-    check_bare,
-    check_together,
-)
+from tests.batchnorm.checking import TURNED, check_bare, check_together
 
 
 def image(b, size=5, **options):
@@ -21,18 +16,6 @@ def rows(b):
 def conv(b, y, window=2, count=3, stride=1, **options):
     weights = b.weights(window, window, count, 4)
     return tf.nn.conv2d(y, weights, stride, "VALID", **options)
-
-
-def by_hand(b):
-    x, mean, variance = b.data(2, 5, 5, 3), b.weights(3), b.positive(3)
-    return b.positive(3) * (x - mean) / tf.sqrt(variance + EPSILON) + b.weights(3)
-
-
-def fused(b):
-    parameters = b.positive(3), b.weights(3), b.weights(3), b.positive(3)
-    return tf.compat.v1.nn.fused_batch_norm(
-        b.data(2, 5, 5, 3), *parameters, is_training=False
-    )[0]
 
 
 def concatenated(b):
@@ -68,8 +51,8 @@ LAYERS = {
     "einsum": lambda b: tf.einsum("abc,cd->abd", rows(b), b.weights(3, 4)),
     "concatenated": lambda b: conv(b, concatenated(b), 1),
     "added": lambda b: conv(b, added(b), 1),
-    "by hand": lambda b: conv(b, by_hand(b)),
-    "fused": lambda b: conv(b, fused(b)),
+    "by hand": lambda b: conv(b, b.by_hand(b.data(2, 5, 5, 3))),
+    "fused": lambda b: conv(b, b.fused(b.data(2, 5, 5, 3))),
     "one channel": lambda b: conv(b, b.norm(b.data(2, 6, 6, 1)), 3, 1, 2),
     "transposed of one": lambda b: tf.nn.conv2d_transpose(
         image(b, 4), b.weights(1, 1, 4, 3), [2, 4, 4, 4], 1

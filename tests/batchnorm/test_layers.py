@@ -56,14 +56,7 @@ def first(b, x, *shape):
 
 
 def norm_first(b, y, fused):
-    count = y.shape[1]
-    values = b.positive(count), b.weights(count), b.weights(count), b.positive(count)
-    if fused:
-        return tf.compat.v1.nn.fused_batch_norm(
-            y, *values, 1e-3, data_format="NCHW", is_training=False
-        )[0]
-    scale, offset, mean, variance = (tf.reshape(t, [count, 1, 1]) for t in values)
-    return tf.nn.batch_normalization(y, mean, variance, offset, scale, 1e-3)
+    return b.fused(y, "NCHW") if fused else b.norm_of_first(y)
 
 
 def before(b, fused):

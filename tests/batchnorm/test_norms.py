@@ -24,14 +24,9 @@ def conv(b, dtype=tf.float32):
     return tf.nn.conv2d(x, b.weights(3, 3, 3, 4, dtype=dtype), 1, "SAME")
 
 
-def values(b):
-    """Return a mean, a variance, an offset and a scale."""
-    return b.weights(4), b.positive(4), b.weights(4), b.positive(4)
-
-
 def fused(version, first=False):
     def build(b):
-        mean, variance, offset, scale = values(b)
+        mean, variance, offset, scale = b.values(4)
         y = tf.transpose(conv(b), [0, 3, 1, 2]) if first else conv(b)
         y = getattr(tf.raw_ops, f"FusedBatchNorm{version}")(
             x=y,
@@ -50,13 +45,13 @@ def fused(version, first=False):
 
 def along_axis_1(b):
     y = tf.transpose(conv(b), [0, 3, 1, 2])
-    shaped = (tf.reshape(t, [1, 4, 1, 1]) for t in values(b))
+    shaped = (tf.reshape(t, [1, 4, 1, 1]) for t in b.values(4))
     return tf.nn.batch_normalization(y, *shaped, EPSILON)
 
 
 def by_hand(norm):
     def build(b):
-        mean, variance, offset, scale = values(b)
+        mean, variance, offset, scale = b.values(4)
         return norm(conv(b), mean, variance + EPSILON, offset, scale)
 
     return build

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.batchnorm.checking import EPSILON, PARAMETERS, folded
+from tests.batchnorm.checking import PARAMETERS, Builder, folded
 from tests.thorough import examples
 
 SIZE = 6
@@ -84,33 +84,12 @@ OTHER = {
     "relu": lambda b, y: tf.nn.leaky_relu(y),
     "residual of batch 1": lambda b, y: y + tf.reduce_mean(y, [0, 1, 2], keepdims=True),
 }
-
-
-def _fused(b, y):
-    count = y.shape[-1]
-    return tf.compat.v1.nn.fused_batch_norm(
-        y,
-        b.positive(count),
-        b.weights(count),
-        b.weights(count),
-        b.positive(count),
-        EPSILON,
-        is_training=False,
-    )[0]
-
-
-def _by_hand(b, y):
-    count = y.shape[-1]
-    mean, root = b.weights(count), tf.sqrt(b.positive(count) + EPSILON)
-    return b.positive(count) * (y - mean) / root + b.weights(count)
-
-
 NORMS = {
-    "tf.nn": lambda b, y: b.norm(y, y.shape[-1]),
-    "no scale": lambda b, y: b.norm(y, y.shape[-1], scale=False),
-    "no center": lambda b, y: b.norm(y, y.shape[-1], center=False),
-    "fused": _fused,
-    "by hand": _by_hand,
+    "tf.nn": Builder.norm,
+    "no scale": lambda b, y: b.norm(y, scale=False),
+    "no center": lambda b, y: b.norm(y, center=False),
+    "fused": Builder.fused,
+    "by hand": Builder.by_hand,
 }
 BEHIND = {
     "none": lambda x, y: y,
