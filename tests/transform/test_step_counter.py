@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, TransformError
+from geutil.errors import TransformError
 from geutil.transform.step_counter import step_counter
 from tests.settings import needs_eager
 
@@ -48,11 +48,3 @@ def test_traces_share_a_variable(jit):
     assert int(step(tf.zeros([1]))) == 2
     assert int(step(tf.zeros([5]))) == 7
     assert int(step(tf.zeros([1]))) == 4
-
-
-def test_wrong_variables():
-    graph, variable = tf.Graph(), tf.Variable(0)
-    for wrong, message in ((7, r"not in .*int"), (variable, "is of type int32")):
-        with pytest.raises(ArgumentTypeError, match=message):
-            step_counter(graph, wrong)
-    assert not graph.get_operations()

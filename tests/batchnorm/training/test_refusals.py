@@ -200,7 +200,8 @@ train(freeze_batch_norm_delay=2.0)
     => ArgumentTypeError: a number of steps or None, not; float
 train(freeze_batch_norm_delay=True) => ArgumentTypeError: a number of steps
 train(step=3) => FoldError: pass freeze_batch_norm_delay= as well
-train(freeze_batch_norm_delay=2, step=3) => ArgumentTypeError: resource variable
+train(freeze_batch_norm_delay=2, step=3) => ArgumentTypeError: resource variable; int
+train(freeze_batch_norm_delay=2, step=v) => ArgumentTypeError: is of type int32
 train(assume_inference=True) => FoldError: exclude each other
 train(statistics='float') => FoldError: pass 'exact' or 'one_pass'
 train(statistics=None)
@@ -213,7 +214,7 @@ def test_arguments():
     graph = _graph(_no_moving_mean)
     tables.check_refusals(
         ARGUMENTS,
-        SimpleNamespace(graph=graph),
+        SimpleNamespace(graph=graph, v=tf.Variable(0)),
         fold=partial(fold_batch_norms, graph),
         train=partial(fold_batch_norms, graph, is_training=True),
     )
