@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.processes import run_python
 from tests.thorough import chosen, is_quick, thorough
 from zoo import page
 from zoo.models import (
@@ -136,7 +137,6 @@ def test_a_process_that_dies_is_a_cell(journeys, tmp_path):
     assert cells["open"].note == "KeyError: 'no model'"
 
 
-# Two processes each, which start TensorFlow: some 25 s a model.
 QUICK = {
     "UNet": ("open", "fold", "strip", "fit"),
     "WhileV1": ("open", "memory"),
@@ -151,7 +151,9 @@ def test_quick_models(name, tmp_path):
     if entry.missing:
         pytest.skip(f"{entry.needs} is not installed: it is in the extra zoo")
     journeys = QUICK[name][:1] if is_quick() else QUICK[name]
-    row = run(name, journeys, tmp_path)
+    done = run_python("-m", "tests.zoo.forked_run", name, tmp_path, *journeys)
+    assert done.returncode == 0, done.stderr.decode()
+    row = read_row(tmp_path, name)
     wrong = {n: c for n, c in row.cells.items() if c.state not in (OK, NONE)}
     assert not row.failed
     assert not wrong
