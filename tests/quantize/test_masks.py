@@ -151,7 +151,7 @@ def test_a_mask_that_is_an_output_is_not_cut_off():
         m = opened(both, ROWS)
         overrides = {f"^{name}$": "skip" for name in skipped}
         quantize(m, is_training=False, overrides=overrides)
-        calibrate(m, data)
+        calibrate(m, data, "min_max")
         return m, to_int8(m)
 
     for skipped in ([], ["add"], ["mul", "add"]):
