@@ -150,10 +150,11 @@ def test_a_slash_opens_the_search_and_arrows_go_from_tab_to_tab(browse):
 
 
 def faults(page, within="html"):
-    page.page.evaluate(AXE.read_text(encoding="utf-8"))
+    if not page.page.evaluate("'axe' in window"):
+        page.page.evaluate(AXE.read_text(encoding="utf-8"))
     result = page.page.evaluate(
-        """([part, tags]) =>
-          axe.run(part, { runOnly: { type: 'tag', values: tags } })""",
+        """([part, tags]) => axe.run(part, {
+          runOnly: { type: 'tag', values: tags }, resultTypes: ['violations'] })""",
         [within, RULES],
     )
     assert len(result["passes"]) > (15 if within == "html" else 5)
