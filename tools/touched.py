@@ -20,7 +20,9 @@ import networkx as nx
 from tools.house import ROOT, Module, imported_names
 
 FOLDERS = ("geutil", "tests", "tools", "benchmarks", "zoo", "examples")
-EVERYTHING = ("setup.py", "pyproject.toml", "Makefile", "tests/conftest.py")
+EVERYTHING = frozenset(
+    ("setup.py", "pyproject.toml", "Makefile", "conftest.py", "tests/conftest.py")
+)
 """A change of one of these reaches all tests."""
 DATA = {
     "web": ["geutil.report"],

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TapeError
 from geutil.gradients.tape.entries import Tape, TapeEntry
@@ -331,6 +332,7 @@ def _key(shape: Any, dtype: Any) -> Any:
         return None
 
 
+@tf.autograph.experimental.do_not_convert
 def imperative_grad(
     vspace: VSpace,
     tape: Tape,
