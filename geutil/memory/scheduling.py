@@ -357,17 +357,22 @@ class _Buffers:
     def growth(self, node: Node) -> int:
         """Return how many bytes more are held once a node has run."""
         sizes, reads, holders = self._sizes, self._reads, self._holders
+        shared = dict(self._shared(node)) if node.aliases or node.reuses else {}
+        handed_on = {b for t, b in shared.items() if reads[t]}
+        growth = 0
+        for tensor in node.outputs:
+            if reads[tensor] and tensor not in shared:
+                growth += sizes[tensor]
+        if any(holders[self._buffer[tensor]] for tensor in node.updates):
+            growth += sizes[node.outputs[0]]
         counts: dict[int, int] = {}
         for tensor in node.inputs:
             buffer = self._buffer[tensor]
             counts[buffer] = counts.get(buffer, 0) + 1
-        freed = {b for b, count in counts.items() if holders[b] == count}
-        shared = dict(self._shared(node))
-        freed.difference_update(b for t, b in shared.items() if reads[t])
-        more = sum(sizes[t] for t in node.outputs if reads[t] and t not in shared)
-        if any(holders[self._buffer[tensor]] for tensor in node.updates):
-            more += sizes[node.outputs[0]]
-        return more - sum(sizes[b] for b in freed)
+        for buffer, count in counts.items():
+            if holders[buffer] == count and buffer not in handed_on:
+                growth -= sizes[buffer]
+        return growth
 
     def read_besides(self, i: int, readers: Collection[int]) -> Iterator[int]:
         """Yield the old buffers of what a node changes that others are to read."""
