@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
+from tests.model.body_samples import gradients
 
 X = np.array([0.3, -0.7], np.float32)
 SPEC = tf.TensorSpec([2], name="x")
@@ -37,15 +38,12 @@ def test_loops_in_calls_in_loops(function):
         return {"y": function(x) + function(x * 2.0)}
 
     m = model.open(outer, inline=False)
-    slopes = []
-    for f in (outer, m.to_function(), tf.function(m.to_function())):
-        x = tf.constant(X)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = f(x)["y"]
-        slopes.append(tape.gradient(y, x))
-    for slope in slopes[1:]:
-        np.testing.assert_allclose(slope, slopes[0], rtol=1e-6)
+    first, *others = (
+        gradients(lambda x, f=f: f(x)["y"], X)[0]
+        for f in (outer, m.to_function(), tf.function(m.to_function()))
+    )
+    for slope in others:
+        np.testing.assert_allclose(slope, first, rtol=1e-6)
 
 
 def test_a_graph_of_somebody_else_has_the_gradient_that_it_had():

@@ -16,12 +16,29 @@ def close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
-def gradients(function, x, variables):
+def gradients(function, x, variables=()):
+    """Return the gradients of the sum of a function's results.
+
+    Args:
+        x: what the function is given: a tensor, or several by name.
+        variables: whose gradients come behind those of `x`.
+    """
+    # Anew for each name, even if one tensor is given for several.
+    new = tf.identity
+    x = {n: new(v) for n, v in x.items()} if isinstance(x, dict) else new(x)
     with tf.GradientTape() as tape:
-        x = tf.convert_to_tensor(x)
         tape.watch(x)
         y = function(x)
     return tape.gradient(y, [x, *variables])
+
+
+def slopes(function, inputs):
+    """Return the gradients of the squares of the outputs, by the inputs' names."""
+
+    def squares(x):
+        return [y**2 for y in function(**x).values() if y.dtype.is_floating]
+
+    return {n: s for n, s in gradients(squares, inputs)[0].items() if s is not None}
 
 
 def key_of(opened, part):

@@ -20,17 +20,22 @@ def affine():
 
 
 def two_signatures():
-    """Return a module with signatures `encode` and `decode` that share a variable."""
+    """Return a module with signatures `encode` and `decode`.
+
+    They share a variable, and each has one of its own.
+    """
     module = tf.Module()
     module.w = tf.Variable(np.eye(3, 2, dtype=np.float32) * 2, name="weight")
+    module.gain = tf.Variable(2.0, name="gain", trainable=False)
+    module.bias = tf.Variable([1.0, -1.0, 0.5], name="bias")
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
     def encode(x):
-        return {"code": tf.matmul(x, module.w)}
+        return {"code": tf.matmul(x, module.w) * module.gain}
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2], name="code")])
     def decode(code):
-        return {"x": tf.matmul(code, module.w, transpose_b=True)}
+        return {"x": tf.matmul(code, module.w, transpose_b=True) + module.bias}
 
     module.encode, module.decode = encode, decode
     return module

@@ -8,6 +8,7 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import quantize
+from tests.model.body_samples import slopes
 
 _random = np.random.default_rng(5)
 IMAGES = _random.normal(size=(2, 6, 6, 3)).astype(np.float32)
@@ -102,15 +103,6 @@ def behind_layers(functions):
     return {name: behind_layer(function) for name, function in functions.items()}
 
 
-def slopes(function, names, value=IMAGES):
-    """Return the gradient of the squares of the outputs at each input."""
-    inputs = {name: tf.constant(value) for name in names}
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        loss = tf.add_n([tf.reduce_sum(y**2) for y in function(**inputs).values()])
-    return {n: t.numpy() for n, t in tape.gradient(loss, inputs).items()}
-
-
 def saved_and_loaded(m, path):
     m.save(path)
     loaded = tf.saved_model.load(str(path))
@@ -156,7 +148,7 @@ def test_models_differentiate_also_once_folded_and_once_loaded(
     m = model.open(traced(parts))
     values = traced(parts)(**inputs)
     known = {name: f for name, f in parts.items() if name != "swish_in_cond"}
-    expected = slopes(traced(known), known)
+    expected = slopes(traced(known), dict.fromkeys(known, IMAGES))
     for state in ("unedited", "folded"):
         if state == "folded":
             assert len(fold_batch_norms(m).folded) == len(parts)
@@ -167,7 +159,7 @@ def test_models_differentiate_also_once_folded_and_once_loaded(
             functions.append(model.open(tmp_path / state).to_function())
         functions += [loaded] * (tensorflow_can == "differentiate")
         for function in functions:
-            assert_near(slopes(function, parts), expected)
+            assert_near(slopes(function, inputs), expected)
         functions += [loaded] * (tensorflow_can == "run")
         for function in functions:
             for name, value in function(**inputs).items():
@@ -187,7 +179,7 @@ def test_the_gradient_of_a_rerouted_model_is_at_the_new_tensor(tmp_path):
     # y = exp(3 x / 4), differentiated as 3 y for each of the 3 x.
     expected = 9 * np.exp(1.5) * 2 * np.exp(1.5)
     for f in (m.to_function(), saved_and_loaded(m, tmp_path / "m")):
-        assert_near(slopes(f, ["x"], np.float32(2.0)), {"x": expected})
+        assert_near(slopes(f, {"x": 2.0}), {"x": expected})
 
 
 def test_models_made_of_a_folded_model(tmp_path):
@@ -196,14 +188,15 @@ def test_models_made_of_a_folded_model(tmp_path):
     fold_batch_norms(m)
     m = m.replace_op("Sigmoid", lambda x: 1 / (1 + tf.exp(-x)))
     m = m.set_batch_size(len(IMAGES))
-    expected = slopes(traced(parts), parts)
+    inputs = {"swish": IMAGES}
+    expected = slopes(traced(parts), inputs)
     for name, made in (("variables", m), ("frozen", m.freeze())):
         for f in (made.to_function(), saved_and_loaded(made, tmp_path / name)):
-            assert_near(slopes(f, parts), expected)
+            assert_near(slopes(f, inputs), expected)
     quantize(m, is_training=False)
-    m.run(swish=IMAGES)
-    found = slopes(saved_and_loaded(m, tmp_path / "quantized"), parts)
-    expected = slopes(m.to_function(), parts)
+    m.run(**inputs)
+    found = slopes(saved_and_loaded(m, tmp_path / "quantized"), inputs)
+    expected = slopes(m.to_function(), inputs)
     np.testing.assert_array_equal(found["swish"], expected["swish"])
 
 
@@ -222,8 +215,8 @@ def test_what_only_a_gradient_reads_needs_no_input_that_was_cut_off():
     part = model.open(function).cut(inputs={"n": "negative"})
     assert part.run(n=3.0)["y"] == 6.0
     with pytest.raises(ge.TransformError, match="'Exp:0', which was not copied"):
-        slopes(part.to_function(), ["n"], np.float32(1.0))
+        slopes(part.to_function(), {"n": 1.0})
     # z = exp(n / 4), differentiated as 3 z; of its square.
     part = part.cut(outputs=["z"])
-    found = slopes(part.to_function(), ["n"], np.float32(1.0))
+    found = slopes(part.to_function(), {"n": 1.0})
     assert_near(found, {"n": 6 * np.exp(0.5)})

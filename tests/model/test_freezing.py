@@ -26,6 +26,7 @@ from tests.model.frozen_samples import (
     version_1_loop,
 )
 from tests.model.refusal_tables import not_refused
+from tests.model.small_models import save_two_signatures
 from tests.thorough import crossed, length
 
 VARIABLE_OPS = {
@@ -416,21 +417,16 @@ def test_freeze_gives_constants_their_names_back():
 
 
 def test_signatures_share_the_variable_again(tmp_path):
-    root = tf.Module()
-    root.v = variable(3)
-    first = tf.function(lambda x: {"y": x * root.v}, input_signature=[FLOATS])
-    second = tf.function(lambda x: {"z": x + root.v}, input_signature=[FLOATS])
-    tf.saved_model.save(
-        root, str(tmp_path / "m"), {"serving_default": first, "other": second}
-    )
-    frozen = model.open(tmp_path / "m").freeze()
-    (name,) = [op.name for op in frozen.graph.get_operations() if op.type == "Const"]
-    thawed = frozen.thaw(f"^{re.escape(name)}$")
+    module = save_two_signatures(tmp_path / "m")
+    frozen = model.open(tmp_path / "m", signature="encode").freeze()
+    thawed = frozen.thaw("^weight$")
     (v,) = thawed.variables.values()
-    v.assign([1.0, 2.0, 3.0])
-    assert_same([thawed.run(x=floats())["y"]], [floats() * v.numpy()])
-    other = thawed.signatures["other"]
-    assert_same([other.run(x=floats())["z"]], [floats() + v.numpy()])
+    v.assign(floats(3, 2))
+    module.w.assign(v)
+    code = thawed.run(x=floats())["code"]
+    assert_same([code], [module.encode(floats())["code"].numpy()])
+    other = thawed.signatures["decode"]
+    assert_same([other.run(code=code)["x"]], [module.decode(code)["x"].numpy()])
 
 
 def test_an_output_that_is_a_constant_follows():

@@ -42,56 +42,66 @@ def second():
     return m
 
 
-def test_append_feeds_the_output(first, second):
-    both = first.append(second)
-    assert list(both.outputs) == ["z"]
-    np.testing.assert_array_equal(both.run(x=X)["z"], (X * 2 + 1) * 10)
+def hidden_of(m):
+    return m.graph.get_tensor_by_name("hidden:0")
 
 
-def test_append_can_keep_what_is_not_read(first, second):
-    first.outputs["hidden"] = first.graph.get_tensor_by_name("hidden:0")
-    both = first.append(second, {"x": "hidden"})
-    assert list(both.outputs) == ["y", "z"]
-    np.testing.assert_array_equal(both.run(x=X)["z"], X * 20)
-    np.testing.assert_array_equal(both.run(x=X)["y"], X * 2 + 1)
+def keeping_hidden(m):
+    m.outputs["hidden"] = hidden_of(m)
+    return m
 
 
-def test_prepend_feeds_the_input(first, second):
-    both = first.prepend(second)
-    assert list(both.inputs) == ["x"]
-    assert list(both.outputs) == ["y"]
-    np.testing.assert_array_equal(both.run(x=X)["y"], X * 20 + 1)
+# How two models are joined, and what comes of an x.
+JOINS = {
+    "append": (lambda a, b: a.append(b), {"z": (X * 2 + 1) * 10}),
+    "append, what is not read is kept": (
+        lambda a, b: keeping_hidden(a).append(b, {"x": "hidden"}),
+        {"y": X * 2 + 1, "z": X * 20},
+    ),
+    "prepend": (lambda a, b: a.prepend(b), {"y": X * 20 + 1}),
+    "a tensor in the middle is replaced": (
+        lambda a, b: a.splice(b, {"hidden": "z"}, {"x": "x"}),
+        {"y": X * 10 + 1},
+    ),
+    "behind a tensor the original is read": (
+        lambda a, b: a.splice(b, {"hidden": "z"}, {"x": "hidden"}),
+        {"y": X * 20 + 1},
+    ),
+    "tensors as such": (
+        lambda a, b: a.splice(
+            b, [(hidden_of(a), b.outputs["z"])], {"x": a.inputs["x"]}
+        ),
+        {"y": X * 10 + 1},
+    ),
+    "a reference to a tensor": (
+        lambda a, b: a.splice(b, {hidden_of(a).ref(): "z"}, {"x": a.inputs["x"]}),
+        {"y": X * 10 + 1},
+    ),
+    "inputs that nothing feeds": (
+        lambda a, b: a.splice(b, {"hidden": "z"}),
+        {"y": X * 10 + 1},
+    ),
+}
 
 
-def test_splice_replaces_a_tensor_in_the_middle(first, second):
-    both = first.splice(second, {"hidden": "z"}, {"x": "x"})
-    np.testing.assert_array_equal(both.run(x=X)["y"], X * 10 + 1)
-    assert set(both.variables) == {"w", "w_1"}
-
-
-def test_splice_behind_a_tensor_reads_the_original(first, second):
-    both = first.splice(second, {"hidden": "z"}, {"x": "hidden"})
+@pytest.mark.parametrize("name", JOINS)
+def test_joins(name, first, second):
+    join, expected = JOINS[name]
+    both = join(first, second)
     ge.verify(both.graph)
-    np.testing.assert_array_equal(both.run(x=X)["y"], X * 20 + 1)
-
-
-def test_inputs_that_nothing_feeds_become_inputs(first, second):
-    both = first.splice(second, {"hidden": "z"})
     assert list(both.inputs) == ["x"]
-    np.testing.assert_array_equal(both.run(x=X)["y"], X * 10 + 1)
-    first.outputs["hidden"] = first.graph.get_tensor_by_name("hidden:0")
-    both = first.splice(second, {"sum": "z"})
+    assert list(both.outputs) == list(expected)
+    assert set(both.variables) == {"w", "w_1"}
+    for end, value in both.run(x=X).items():
+        np.testing.assert_array_equal(value, expected[end])
+
+
+def test_an_input_that_nothing_feeds_becomes_another(first, second):
+    both = keeping_hidden(first).splice(second, {"sum": "z"})
     assert list(both.inputs) == ["x", "x_1"]
     result = both.run(x=X, x_1=X * 2)
     np.testing.assert_array_equal(result["y"], X * 20)
     np.testing.assert_array_equal(result["hidden"], X * 2)
-
-
-def test_tensors_can_be_given_as_such(first, second):
-    hidden = first.graph.get_tensor_by_name("hidden:0")
-    for replaced in ([(hidden, second.outputs["z"])], {hidden.ref(): "z"}):
-        both = first.splice(second, replaced, {"x": first.inputs["x"]})
-        np.testing.assert_array_equal(both.run(x=X)["y"], X * 10 + 1)
 
 
 def test_names_are_kept_apart(first):

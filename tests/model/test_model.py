@@ -7,6 +7,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from tests.model import small_models
+from tests.model.body_samples import gradients
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
@@ -73,15 +74,12 @@ def test_a_function_is_differentiable(opened):
     f = m.to_function()
     assert [id(v) for v in f.variables] == [id(w), id(b)]
     assert [id(v) for v in f.trainable_variables] == [id(w)]
-    x = tf.constant(X)
-    gradients = []
-    for callable_ in (f, function, tf.function(f)):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(callable_(x)["y"] ** 3)
-        gradients.append(tape.gradient(loss, [x, w]))
-    for found in (gradients[0], gradients[2]):
-        for g, expected in zip(found, gradients[1], strict=True):
+    first, *others = (
+        gradients(lambda x, f=callable_: f(x)["y"] ** 3, X, [w])
+        for callable_ in (function, f, tf.function(f))
+    )
+    for found in others:
+        for g, expected in zip(found, first, strict=True):
             np.testing.assert_array_equal(g, expected)
 
 

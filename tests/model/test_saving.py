@@ -62,7 +62,7 @@ def test_a_model_can_be_saved_over_the_one_it_was_opened_from(tmp_path):
             m.outputs["code"] = m.outputs["code"] * 2.0
         m.save(tmp_path / "m", overwrite=True)
     code = model.open(tmp_path / "m", signature="encode").run(x=[[1.0, 0.0, 0.0]])
-    assert code["code"].tolist() == [[8.0, 0.0]]
+    assert code["code"].tolist() == [[16.0, 0.0]]
 
 
 ORDERS = {

@@ -91,15 +91,18 @@ def _variables(loaded):
 
 def _gradients(loaded, signature, inputs, output):
     function = loaded.signatures[signature]
+    tensors = _tensors(function, inputs)
     variables = [v for v in loaded.variables if v.trainable]
+    return gradients_of(lambda: function(**tensors)[output], variables)
+
+
+def gradients_of(call, variables):
+    """Return the gradients of the sum of squares, by the names of the variables."""
     with tf.GradientTape() as tape:
-        value = function(**_tensors(function, inputs))[output]
-        loss = tf.reduce_sum(tf.square(value))
-    gradients = tape.gradient(loss, variables)
+        squares = tf.square(call())
+    found = zip(variables, tape.gradient(squares, variables), strict=True)
     return {
-        _name(v): tf.convert_to_tensor(g).numpy()
-        for v, g in zip(variables, gradients, strict=True)
-        if g is not None
+        _name(v): tf.convert_to_tensor(g).numpy() for v, g in found if g is not None
     }
 
 

@@ -10,6 +10,7 @@ from geutil import model as geutil_model
 from tests.model.networks import fresh
 from tests.model.round_trips import assert_same, loaded_function
 from tests.model.samples import Lookup
+from tests.model.small_models import save_two_signatures
 
 WORDS = ["a", "cat", "dog", "the"]
 ASKED = ["dog", "bird", "the"]
@@ -83,19 +84,6 @@ KERAS = {
 }
 
 
-def gradients_of(call, end, variables):
-    with tf.GradientTape() as tape:
-        outputs = call()
-        value = outputs[end] if isinstance(outputs, dict) else outputs
-        loss = tf.reduce_sum(tf.square(value))
-    found = zip(variables, tape.gradient(loss, variables), strict=True)
-    return {
-        v.name.partition(":")[0]: tf.convert_to_tensor(slope)
-        for v, slope in found
-        if slope is not None
-    }
-
-
 def assert_close(gradients, expected):
     for name, slope in expected.items():
         np.testing.assert_allclose(gradients[name], slope, 1e-4, 1e-6, err_msg=name)
@@ -132,9 +120,15 @@ def test_a_keras_model_and_its_export(name, tmp_path):
     function = opened.to_function()
     variables = [v.value for v in model.trainable_variables]
     assert {id(v) for v in function.trainable_variables} == {id(v) for v in variables}
-    wanted = gradients_of(lambda: model(inputs), end, variables)
+
+    def of_keras():
+        outputs = model(inputs)
+        return outputs[end] if isinstance(outputs, dict) else outputs
+
+    wanted = fresh.gradients_of(of_keras, variables)
     assert wanted
-    assert_close(gradients_of(lambda: function(**inputs), end, variables), wanted)
+    found = fresh.gradients_of(lambda: function(**inputs)[end], variables)
+    assert_close(found, wanted)
     assert_close(slopes, wanted)
 
 
@@ -189,40 +183,17 @@ def test_a_table_keeps_its_asset(vocabulary, tmp_path):
     np.testing.assert_array_equal(tailed, expected)
 
 
-class Autoencoder(tf.Module):
-    """Two signatures that share a variable, each with one of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.shared = tf.Variable(numbers(3, 2), name="shared")
-        self.gain = tf.Variable(2.0, name="gain", trainable=False)
-        self.bias = tf.Variable(numbers(3), name="bias")
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
-    def encode(self, x):
-        return {"code": x @ self.shared * self.gain}
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], name="code")])
-    def decode(self, code):
-        return {"x": tf.matmul(code, self.shared, transpose_b=True) + self.bias}
-
-    def save(self, path):
-        signatures = {"encode": self.encode, "decode": self.decode}
-        tf.saved_model.save(self, str(path), signatures)
-        return path
-
-
 def test_signatures_share_their_variables(tmp_path):
     """One was opened, or both; or one was changed, and the other is as it was."""
-    module = Autoencoder()
-    source = module.save(tmp_path / "source")
+    source = tmp_path / "source"
+    module = save_two_signatures(source)
     one, both, spliced = (
         geutil_model.open(source, signature="encode") for _ in range(3)
     )
     for name in ("encode", "decode"):
         assert both.signatures[name].variables == both.variables
     assert {n: v.trainable for n, v in one.variables.items()} == {
-        "shared": True,
+        "weight": True,
         "gain": False,
         "bias": True,
     }
@@ -236,21 +207,21 @@ def test_signatures_share_their_variables(tmp_path):
     x, code, new = numbers(2, 3), numbers(2, 2), numbers(3, 2) + 1
     calls = [
         ("run", "encode", {"x": x}),
-        ("assign", "shared", new),
+        ("assign", "weight", new),
         ("run", "encode", {"x": x}),
         ("run", "decode", {"code": code}),
         ("variables",),
     ]
     *results, spliced = fresh.do_all(*((path, calls) for path in paths))
     first = module.encode(x)["code"]
-    module.shared.assign(new)
+    module.w.assign(new)
     second, decoded = module.encode(x)["code"], module.decode(code)["x"]
     for before, _, after, found, variables in results:
         np.testing.assert_array_equal(before["code"], first)
         np.testing.assert_array_equal(after["code"], second)
         np.testing.assert_array_equal(found["x"], decoded)
         assert variables == {
-            "shared": ([3, 2], True),
+            "weight": ([3, 2], True),
             "gain": ([], False),
             "bias": ([3], True),
         }
