@@ -39,7 +39,7 @@ def pytest_collection_finish():
     # What is imported stays; each full collection would go through all of it.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 25)
+    gc.set_threshold(50_000, 20, 10)
 
 
 def pytest_sessionfinish():

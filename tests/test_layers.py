@@ -71,15 +71,21 @@ OWN_PRIVATE = {
 parsed = functools.cache(ast.parse)
 
 
+@functools.cache
+def walked(source: str) -> list[ast.AST]:
+    """Return all nodes of a source, for several checks."""
+    return list(ast.walk(parsed(source)))
+
+
 def module_name(path: Path) -> str:
     """Return "select.walks" for geutil/select/walks.py, and "" for the root."""
     parts = [*path.relative_to(ROOT).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+def imports(source: str) -> Iterator[str]:
     """Yield every module that may be imported, anywhere in the source."""
-    for node in ast.walk(tree):
+    for node in walked(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -88,9 +94,9 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own_imports(tree: ast.AST) -> Iterator[str]:
+def own_imports(imported: list[str]) -> Iterator[str]:
     """Yield what is imported from geutil, as names of packages and top modules."""
-    for name in imports(tree):
+    for name in imported:
         top, *rest = name.split(".")
         if top == "geutil" and rest:
             yield rest[0]
@@ -102,10 +108,10 @@ def layer_faults(name: str, source: str) -> list[str]:
     if not package:
         return []  # geutil/__init__.py exports all layers.
     faults = []
-    tree = parsed(source)
-    if "geutil" in imports(tree) or "geutil.*" in imports(tree):
+    everything = list(imports(source))
+    if "geutil" in everything or "geutil.*" in everything:
         faults.append("imports all of geutil")
-    for imported in own_imports(tree):
+    for imported in own_imports(everything):
         if imported in FOR_ALL or imported == package:
             continue
         if imported in COMPOSITIONS.get(name, ()):
@@ -134,15 +140,14 @@ def layer_faults(name: str, source: str) -> list[str]:
 
 def private_faults(name: str, source: str) -> list[str]:
     """Return the uses of TensorFlow's private API outside their places."""
-    tree = parsed(source)
     faults = []
     if name != PRIVATE_SEAM:
-        imported = private_imports(ast.walk(tree))
+        imported = private_imports(walked(source))
         faults = [f"imports {n}: {PRIVATE_SEAM} alone may" for n in imported]
     if name.split(".", 1)[0] == PRIVATE_ROOM:
         return faults
     allowed = OWN_PRIVATE.get(name, set())
-    for node in ast.walk(tree):
+    for node in walked(source):
         if isinstance(node, ast.Attribute):
             if node.attr in {"python", "core"} and ast.unparse(node.value) == "tf":
                 faults.append(f"line {node.lineno}: {ast.unparse(node)}")
@@ -213,7 +218,7 @@ def statement_faults(name: str, source: str) -> list[str]:
     """Return uses of `print` (the command line's apart) and `assert`."""
     speaks = name.split(".", 1)[0] in {"cli", "demo"}
     faults = []
-    for node in ast.walk(parsed(source)):
+    for node in walked(source):
         if isinstance(node, ast.Assert):
             faults.append(f"line {node.lineno}: assert")
         elif (

@@ -14,7 +14,7 @@ pytestmark = needs_eager
 
 def test_damage_neither_ends_hangs_nor_swells_the_process():
     folder = kept(fuzzing.write_all, testdata.powers, samples, tflite_files)
-    jobs = fuzzing.jobs_for(100 if is_quick() else 800)
+    jobs = fuzzing.jobs_for(80 if is_quick() else 800)
     # The process ends of what is no target; another one goes on.
     middle = len(jobs) // 2
     listed = [*jobs[:middle], ("nothing", 0), *jobs[middle:]]

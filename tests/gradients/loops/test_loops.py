@@ -41,7 +41,7 @@ RECURRENT = {
     "both_ways": (
         [8, 10, 16],
         lambda: layers.Bidirectional(
-            layers.GRU(16, reset_after=False, recurrent_dropout=0.2, seed=1)
+            layers.SimpleRNN(16, "swish", recurrent_dropout=0.2, seed=1)
         ),
     ),
     # Biases are of another type than what its lists hold.
@@ -298,7 +298,7 @@ def test_loops_are_differentiated_again():
 
 @pytest.mark.parametrize("is_layer", [False, True])
 def test_lists_that_another_loop_reads_stay(is_layer):
-    layer = lstm()
+    layer = layers.SimpleRNN(32, return_sequences=True)
 
     @tf.function(autograph=False)
     def slopes(x):
@@ -383,25 +383,21 @@ def test_choices_are_tried_until_the_least_that_can_be_met():
 
 def test_with_encodings():
     def make():
-        return keras.Sequential(
-            [
-                layers.Dense(64, activation="relu"),
-                layers.LSTM(32, return_sequences=True),
-                layers.Dense(64, activation="relu"),
-            ]
-        )
+        around = [layers.Dense(64, activation="relu") for _ in range(2)]
+        loop = layers.SimpleRNN(32, "softsign", return_sequences=True)
+        return keras.Sequential([around[0], loop, around[1]])
 
     found = []
 
     def ours(loss, xs):
-        budget = Budget(extra_time=0.02)
+        budget = Budget(extra_time=0.05)
         found.append(explain(loss, xs, checkpoints=budget, encode="lossless"))
         return gradients(loss, xs, checkpoints="memory", encode="lossless")
 
     function = traced(ours, make, SEQUENCES)
     report = last_report(function.graph)
     assert report.loops[0].reason is None
-    assert found[0].extra_time <= 0.02 + 1e-9
+    assert found[0].extra_time <= 0.05 + 1e-9
     assert found[0].encoded and found[0].peak < found[0].plain_peak
     assert report.peak < report.plain_peak
     check_gradients(function, traced(tf.gradients, make, SEQUENCES), SEQUENCES)
