@@ -18,59 +18,56 @@ TIMES = 20
 STATE = 4 * WIDTH * WIDTH
 
 
-def recurrent(graph, *, times=TIMES, at_once=1, weights=None):
+def recurrent(*, times=TIMES, at_once=1, weights=None):
     """Return the loss of a loop, and the weights that it reads each time."""
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH], name="x")
-        if weights is None:
-            weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
-        _, last = tf.while_loop(
-            lambda i, _: i < times,
-            lambda i, state: (i + 1, tf.tanh(tf.matmul(state, weights))),
-            [tf.constant(0), x],
-            parallel_iterations=at_once,
-        )
-        return tf.reduce_sum(last), weights
+    x = tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH], name="x")
+    if weights is None:
+        weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
+    _, last = tf.while_loop(
+        lambda i, _: i < times,
+        lambda i, state: (i + 1, tf.tanh(tf.matmul(state, weights))),
+        [tf.constant(0), x],
+        parallel_iterations=at_once,
+    )
+    return tf.reduce_sum(last), weights
 
 
-def feeds(graph):
-    return {graph.get_tensor_by_name("x:0"): [[0.5] * WIDTH] * WIDTH}
+FEEDS = {"x:0": [[0.5] * WIDTH] * WIDTH}
 
 
-def fetches_of(graph, loss, *weights):
-    with graph.as_default():
-        return [loss, *tf.gradients(loss, weights)]
+def fetches_of(loss, *weights):
+    return [loss, *tf.gradients(loss, weights)]
 
 
-def test_the_lists_of_a_gradient_are_counted():
-    graph = tf.Graph()
-    fetches = fetches_of(graph, *recurrent(graph))
-    traced = peak_of(trace(graph, fetches, feeds(graph)))
+def check_counted(graph, fetches, feeds):
+    """Check what is predicted of a loop that piles up its states."""
+    traced = peak_of(trace(graph, fetches, feeds))
     # The state each time, once though it is result and argument, and no weights.
     assert traced >= TIMES * STATE
     assert predict(fetches).peak == pytest.approx(traced, rel=0.1)
     assert worst_case(fetches).peak >= traced
 
 
-def test_weights_of_many_iterations_are_in_the_worst_case():
-    graph = tf.Graph()
-    fetches = fetches_of(graph, *recurrent(graph, at_once=32))
+def test_the_lists_of_a_gradient_are_counted(graph):
+    check_counted(graph, fetches_of(*recurrent()), FEEDS)
+
+
+def test_weights_of_many_iterations_are_in_the_worst_case(graph):
+    fetches = fetches_of(*recurrent(at_once=32))
     worst = worst_case(fetches).peak
-    assert max(traced_peaks(graph, fetches, feeds(graph))) <= worst
+    assert max(traced_peaks(graph, fetches, FEEDS)) <= worst
     assert predict(fetches).peak < 2 / 3 * worst
 
 
-def test_ordered_loops_run_few_iterations_at_once():
-    graph = tf.Graph()
-    with graph.as_default():
-        weights = tf.Variable(tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH)
-        loss, _ = recurrent(graph, at_once=32, weights=weights)
-        (slope,) = gradients(loss, [weights], checkpoints=None)
-        update = weights.assign_sub(slope).op
-        order_updates(update)
+def test_ordered_loops_run_few_iterations_at_once(graph):
+    weights = tf.Variable(tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH)
+    loss, _ = recurrent(at_once=32, weights=weights)
+    (slope,) = gradients(loss, [weights], checkpoints=None)
+    update = weights.assign_sub(slope).op
+    order_updates(update)
     loops = [op for op in graph.get_operations() if "While" in op.type]
     assert {op.get_attr("parallel_iterations") for op in loops} == {2}
-    peaks = traced_peaks(graph, [loss, update], feeds(graph))
+    peaks = traced_peaks(graph, [loss, update], FEEDS)
     assert max(peaks) <= 1.05 * last_report().peak
 
 
@@ -105,26 +102,24 @@ def test_how_often_a_loop_runs():
     expected = {(0, 10, 3): 4, (2, 10, 4): 2, (9, 10, 1): 1, (10, 10, 1): 0}
     assert {given: states(counting(*given)) for given in expected} == expected
     for times in (0, 1, 7):
-        graph = tf.Graph()
-        fetches_of(graph, *recurrent(graph, times=times))
+        with tf.Graph().as_default() as graph:
+            fetches_of(*recurrent(times=times))
         assert states(graph) == times
 
 
-def test_a_bound_that_data_decides_is_not_guessed_but_told(caplog):
-    graph = tf.Graph()
-    with graph.as_default():
-        times = tf.compat.v1.placeholder(tf.int32, [], name="times")
-    loss, weights = recurrent(graph, times=times)
+def test_a_bound_that_data_decides_is_not_guessed_but_told(graph, caplog):
+    times = tf.compat.v1.placeholder(tf.int32, [], name="times")
+    loss, weights = recurrent(times=times)
     predict(loss)
     assert "how often" not in caplog.text
-    fetches = fetches_of(graph, loss, weights)
+    fetches = fetches_of(loss, weights)
     assert states(graph) == 0
     predict(fetches)
     assert "how often 'while' runs does not follow" in caplog.text
 
 
 @pytest.mark.parametrize("by_shape", [False, True])
-def test_lists_that_a_function_returns_are_counted(by_shape):
+def test_lists_that_a_function_returns_are_counted(graph, by_shape):
     """As in tf_keras, whose recurrent layers are functions with a loop inside."""
 
     @tf.function(autograph=False)
@@ -138,42 +133,31 @@ def test_lists_that_a_function_returns_are_counted(by_shape):
         )
         return last
 
-    graph = tf.Graph()
-    with graph.as_default():
-        weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
-        x = tf.compat.v1.placeholder(tf.float32, [TIMES, 1, WIDTH], name="x")
-        loss = tf.reduce_sum(layer(x, weights))
-    fetches = fetches_of(graph, loss, weights)
-    traced = peak_of(trace(graph, fetches, {x: [[[0.5] * WIDTH]] * TIMES}))
-    assert traced >= TIMES * STATE
-    assert predict(fetches).peak == pytest.approx(traced, rel=0.1)
-    assert worst_case(fetches).peak >= traced
+    weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
+    x = tf.compat.v1.placeholder(tf.float32, [TIMES, 1, WIDTH], name="x")
+    fetches = fetches_of(tf.reduce_sum(layer(x, weights)), weights)
+    check_counted(graph, fetches, {x: [[[0.5] * WIDTH]] * TIMES})
 
 
-def test_functions_have_the_shapes_of_their_call():
+def test_functions_have_the_shapes_of_their_call(graph):
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None)])
     def half(x):
         return tf.reduce_sum(tf.exp(x), [0, 1])
 
-    graph = tf.Graph()
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH])
-        fetch = half(x)
+    fetch = half(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
     (called,) = calls_in(graph, bytes_of).values()
     assert called.temporary == STATE
     assert fetch.shape.rank == 0
 
 
-def test_functions_are_read_once_however_often_they_are_called(monkeypatch):
+def test_functions_are_read_once_however_often_they_are_called(graph, monkeypatch):
     def calling(layer):
         return tf.function(lambda x: layer(layer(layer(layer(x)))), autograph=False)
 
     layer = tf.function(tf.exp, autograph=False)
     for _ in range(4):
         layer = calling(layer)
-    graph = tf.Graph()
-    with graph.as_default():
-        layer(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
+    layer(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
     read = []
 
     def counted(graph, name, arguments):
@@ -187,13 +171,11 @@ def test_functions_are_read_once_however_often_they_are_called(monkeypatch):
     assert called.temporary >= STATE
 
 
-def test_functions_that_data_is_mapped_by_have_the_shapes_of_their_trace():
-    graph = tf.Graph()
-    with graph.as_default():
-        shift = tf.compat.v1.placeholder(tf.float32, [3, 1], name="shift")
-        data = tf.data.Dataset.from_tensors(tf.ones([WIDTH, WIDTH]))
-        data = data.map(lambda x: tf.reduce_sum(tf.exp(x)) + shift[0])
-        tf.compat.v1.data.make_initializable_iterator(data)
+def test_functions_that_data_is_mapped_by_have_the_shapes_of_their_trace(graph):
+    shift = tf.compat.v1.placeholder(tf.float32, [3, 1], name="shift")
+    data = tf.data.Dataset.from_tensors(tf.ones([WIDTH, WIDTH]))
+    data = data.map(lambda x: tf.reduce_sum(tf.exp(x)) + shift[0])
+    tf.compat.v1.data.make_initializable_iterator(data)
     sizes = [called.temporary for called in calls_in(graph, bytes_of).values()]
     assert STATE <= max(sizes) <= STATE + 8
 
@@ -216,36 +198,34 @@ def _function(name):
     return reference
 
 
-def arrays(graph):
+def arrays():
     """Return the loss of a loop over arrays as Keras has it, and its weights."""
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [TIMES, None, WIDTH], name="x")
-        weights = tf.random.normal([2 * WIDTH, WIDTH], seed=1) / WIDTH
-        rows = tf.TensorArray(tf.float32, TIMES, element_shape=[None, WIDTH])
-        rows = rows.unstack(x)
-        results = tf.TensorArray(tf.float32, TIMES, element_shape=[None, WIDTH])
+    x = tf.compat.v1.placeholder(tf.float32, [TIMES, None, WIDTH], name="x")
+    weights = tf.random.normal([2 * WIDTH, WIDTH], seed=1) / WIDTH
+    rows = tf.TensorArray(tf.float32, TIMES, element_shape=[None, WIDTH])
+    rows = rows.unstack(x)
+    results = tf.TensorArray(tf.float32, TIMES, element_shape=[None, WIDTH])
 
-        def body(i, state, results):
-            read = tf.concat([rows.read(i), state], -1)
-            state = tf.tanh(tf.matmul(read, weights) + state)
-            return i + 1, state, results.write(i, state)
+    def body(i, state, results):
+        read = tf.concat([rows.read(i), state], -1)
+        state = tf.tanh(tf.matmul(read, weights) + state)
+        return i + 1, state, results.write(i, state)
 
-        state = tf.zeros([tf.shape(x)[1], WIDTH])
-        _, _, results = tf.while_loop(
-            lambda i, *_: i < TIMES,
-            body,
-            [tf.constant(0), state, results],
-            [tf.TensorShape([]), tf.TensorShape([None, WIDTH]), tf.TensorShape(None)],
-            parallel_iterations=1,
-        )
-        return tf.reduce_sum(tf.square(results.stack())), weights
+    state = tf.zeros([tf.shape(x)[1], WIDTH])
+    _, _, results = tf.while_loop(
+        lambda i, *_: i < TIMES,
+        body,
+        [tf.constant(0), state, results],
+        [tf.TensorShape([]), tf.TensorShape([None, WIDTH]), tf.TensorShape(None)],
+        parallel_iterations=1,
+    )
+    return tf.reduce_sum(tf.square(results.stack())), weights
 
 
 @pytest.mark.parametrize("with_gradients", [False, True])
-def test_open_sizes_follow_through_lists_and_out_of_loops(with_gradients):
-    graph = tf.Graph()
-    loss, weights = arrays(graph)
-    fetches = fetches_of(graph, loss, weights) if with_gradients else [loss]
+def test_open_sizes_follow_through_lists_and_out_of_loops(graph, with_gradients):
+    loss, weights = arrays()
+    fetches = fetches_of(loss, weights) if with_gradients else [loss]
     shape = [TIMES, WIDTH, WIDTH]
     traced = peak_of(trace(graph, fetches, {"x:0": np.full(shape, 0.5)}))
     assert traced >= TIMES * STATE
