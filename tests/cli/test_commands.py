@@ -174,7 +174,8 @@ def test_memory_of_a_loop_grows_with_the_batch(geutil, recurrent):
 def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
     data = ["--data", folder / "data.npz", "--batch", "3"]
     file = tmp_path / "net.tflite"
-    said = geutil.done("quantize", folder / "net", "-o", file, *data)
+    method = ["--method", "min_max"]
+    said = geutil.done("quantize", folder / "net", "-o", file, *data, *method)
     assert "coverage 1.000" in said
     interpreter = new_interpreter(file.read_bytes())
     assert interpreter.get_input_details()[0]["dtype"] == np.int8
@@ -225,7 +226,8 @@ def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):
     chosen = geutil.done("bits", folder / "net", *data, "--size", "90%", "-o", plan)
     # 108 and 20 weights: the few are what can be halved last.
     assert "bytes of weights" in chosen
-    told = geutil.json("bits", folder / "net", *data, "--noise", "10", "--html", page)
+    least = ["--noise", "10", "--method", "min_max"]
+    told = geutil.json("bits", folder / "net", *data, *least, "--html", page)
     assert {layer["bits"] for layer in told["layers"]} <= {4, 8}
     assert "<svg" in page.read_text()
     bits = {op: la.bits for la in BitPlan.load(plan).layers for op in la.ops}
