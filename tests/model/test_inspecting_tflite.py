@@ -57,15 +57,23 @@ def test_an_int8_file(inspected):
 
 def test_floats_among_integers_are_told(inspected):
     found = inspected("mixed")
-    assert found.precisions["float32"] == {"SIN": 1}
-    assert found.precisions["int8 to float32"] == {"DEQUANTIZE": 1}
+    assert found.precisions == {
+        "int8": {"CONV_2D": 2},
+        "int8 to float32": {"DEQUANTIZE": 1},
+        "float32": {"SIN": 1},
+        "float32 to int8": {"QUANTIZE": 1},
+    }
     assert "ops in float32: 1 (1 SIN)" in str(found)
+    assert set(inspected("floats").precisions) == {"float32"}
+    assert inspected("flow").precisions["int32"]["LESS"] == 1
 
 
 def test_dynamic_range_subgraphs_and_signatures(inspected):
     found = inspected("dynamic_range")
-    hybrid = "float32 with int8 weights (hybrid)"
-    assert found.precisions[hybrid] == {"FULLY_CONNECTED": 1}
+    assert found.precisions == {
+        "float32 with int8 weights (hybrid)": {"FULLY_CONNECTED": 1},
+        "float32": {"FULLY_CONNECTED": 1},
+    }
     assert found.weights["int8"] == 64 * 64
     found = inspected("lstm")
     assert [f.ops for f in found.functions] == [3, 19]
