@@ -22,6 +22,7 @@ from tests.model.training.helpers import (
 )
 from tests.select.layer_norms import fused_layer_norm
 from tests.thorough import examples
+from tests.transform.rewrite.rules import test_dropout
 
 layers = tf.keras.layers
 IMAGES = tf.TensorSpec([None, 8, 8, 3], name="x")
@@ -183,35 +184,18 @@ def test_nothing_to_strip():
     np.testing.assert_array_equal(stripped.run(x=x)["y"], function(x)["y"])
 
 
-def uniform_like(x):
-    return tf.random.uniform(tf.shape(x))
-
-
-DROPOUTS = [
-    lambda x: tf.nn.dropout(x, rate=0.4),
-    lambda x: tf.nn.dropout(x, rate=tf.constant(0.4) * 1.0),
-    lambda x: tf.nn.dropout(x, rate=0.4, noise_shape=[1, 3]),
-    lambda x: tf.compat.v1.nn.dropout(x, keep_prob=0.6),
-    lambda x: tf.nn.experimental.stateless_dropout(x, rate=0.4, seed=[1, 2]),
-    # What version 1 itself built.
-    lambda x: x / (p := tf.constant(0.6)) * tf.floor(p + uniform_like(x)),
-    lambda x: x / 0.6 * tf.cast(uniform_like(x) >= 0.4, x.dtype),
-]
-
-
 def test_dropout_of_version_1_graphs():
     with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
-        for i, drop in enumerate(DROPOUTS):
+        x = tf.compat.v1.placeholder(tf.float32, [None, 8], name="x")
+        for i, drop in enumerate(test_dropout.BUILDERS.values()):
             tf.negative(drop(x), name=f"y{i}")
     stripped = model.open(graph).strip_training()
-    value = np.random.default_rng(0).normal(size=[4, 3]).astype(np.float32)
-    found = stripped.run(x=value)
-    for i in range(len(DROPOUTS)):
-        np.testing.assert_array_equal(found[f"y{i}"], -value, err_msg=f"{i}")
+    found = stripped.run(x=test_dropout.X)
+    for i, name in enumerate(test_dropout.BUILDERS):
+        np.testing.assert_array_equal(found[f"y{i}"], -test_dropout.X, err_msg=name)
     assert is_deterministic(stripped)
     removed = [entry.kind for entry in stripped.strip_report.removed]
-    assert removed == ["dropout"] * len(DROPOUTS)
+    assert removed == ["dropout"] * len(test_dropout.BUILDERS)
 
 
 def test_a_rate_that_is_an_input_goes_with_the_dropout():

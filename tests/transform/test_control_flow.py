@@ -8,6 +8,7 @@ import geutil as ge
 from tests import settings
 from tests.graph.building import snapshot
 from tests.settings import evaluate
+from tests.transform.test_transformer import transformer_of
 
 v1 = tf.compat.v1
 
@@ -41,11 +42,6 @@ def nested(x):
 def branches(x):
     """Return x squared where it is positive, else minus x."""
     return v1.cond(x > 0.0, lambda: x * x, lambda: -x)
-
-
-def disguised_copy(info, op, new_inputs):
-    """A handler that geutil cannot know for a copy: it goes op by op."""
-    return ge.copy_op_handler(info, op, new_inputs)
 
 
 MODELS = {"loop": power, "nested": nested, "conditional": branches}
@@ -94,8 +90,7 @@ def what_the_output_needs(x, y):
 
 
 def op_by_op(x, y):
-    transformer = ge.Transformer()
-    transformer.transform_op_handler = disguised_copy
+    transformer = transformer_of(ge.copy_op_handler, "one by one")
     return transformer(x.graph, tf.Graph(), "c")[1]
 
 
