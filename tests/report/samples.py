@@ -9,11 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 import geutil as ge
-from geutil import memory, model
+from geutil import memory, model, report
 from geutil.batchnorm import fold_batch_norms
 from geutil.gradients import gradients, last_report
 from geutil.quantize import quantize
 from tests import tflite_files
+
+MB = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,31 @@ def _flow(x, n):
 def flow():
     """Return a model that loops, branches and calls."""
     return model.open(_flow, inline=False)
+
+
+def squash(model):
+    """Put a tanh in the place of the relu in a model's loop; return the body's name."""
+    name = next(name for name in model.functions if "body" in name)
+    graph = model.functions[name].graph
+    (relu,) = (op.outputs[0] for op in graph.get_operations() if op.type == "Relu")
+    with graph.as_default():
+        ge.reroute_ts(tf.tanh(relu.op.inputs[0], name="squashed"), relu)
+    return name
+
+
+def marked_up(text):
+    """Return a page with a text wherever one may come from outside."""
+    with tf.Graph().as_default() as graph:
+        tf.constant(text, name="text")
+    labels = (text, "after")
+    told = f"{text}\n{text}"
+    return report.diff(graph, tf.Graph(), title=text, labels=labels, report=told)
+
+
+def timeline(sizes, held=()):
+    """Return a timeline of ops with sizes in MB."""
+    moments = [memory.Moment(f"op{i}", s * MB, "forward") for i, s in enumerate(sizes)]
+    return memory.Timeline(tuple(moments), tuple(held), 0, 0, "predicted")
 
 
 def wired(nodes):

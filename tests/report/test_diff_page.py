@@ -6,7 +6,6 @@ import re
 
 import tensorflow as tf
 
-import geutil as ge
 from geutil import report
 from geutil.model import Stripped, StripReport
 from tests.report import samples
@@ -167,12 +166,8 @@ def test_of_graphs_only_the_graphs_are_compared(browse, flow):
 
 
 def test_bodies_are_compared(browse, flow, keep):
-    name = next(name for name in flow.functions if "body" in name)
     edited = samples.flow()
-    graph = edited.functions[name].graph
-    (relu,) = (op.outputs[0] for op in graph.get_operations() if op.type == "Relu")
-    with graph.as_default():
-        ge.reroute_ts(tf.tanh(relu.op.inputs[0], name="squashed"), relu)
+    name = samples.squash(edited)
     page = browse(report.diff(flow, edited, title="A loop's body edited"))
     picker = page.page.get_by_label("graph", exact=True)
     options = picker.locator("option").all_text_contents()

@@ -10,16 +10,10 @@ import pytest
 from geutil import report
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import Plan, PlanCurve
-from geutil.memory import LiveTensor, Moment, Timeline
+from geutil.memory import LiveTensor
 from geutil.memory.program import PHASES
 from tests.report.browsing import numbers
-
-MEGABYTE = 1_000_000
-
-
-def timeline(sizes, held=()):
-    moments = [Moment(f"op{i}", s * MEGABYTE, "forward") for i, s in enumerate(sizes)]
-    return Timeline(tuple(moments), tuple(held), 3 * MEGABYTE, 0, "predicted")
+from tests.report.samples import MB, timeline
 
 
 @pytest.fixture
@@ -100,7 +94,7 @@ def test_the_peaks_are_told_and_drawn(trained, steps, keep):
 
 
 def test_smaller_ones_are_listed_on_request(browse):
-    held = [LiveTensor(f"held{i}:0", "MatMul", (40 - i) * MEGABYTE) for i in range(40)]
+    held = [LiveTensor(f"held{i}:0", "MatMul", (40 - i) * MB) for i in range(40)]
     page = browse(report.memory(timeline([1, 820], held)))
     rows = page.page.locator(".held tr")
     assert rows.count() == 25
@@ -160,5 +154,5 @@ def test_one_timeline_has_one_curve(browse, steps):
     assert page.page.locator(".held").count() == 1
     assert "ratio" not in page.page.locator(".headline").inner_text()
     # So has a step without ops.
-    page = browse(report.memory(Timeline((), (), 0, 0, "predicted")))
+    page = browse(report.memory(timeline([])))
     assert "peak 0 B" in page.page.locator(".headline").inner_text()

@@ -18,6 +18,7 @@ from geutil import memory, model, report
 from geutil.errors import ReportError
 from geutil.report import page
 from geutil.report.rows import rows_of
+from tests.report.samples import timeline
 from tests.settings import needs_eager
 
 pytestmark = [needs_eager]
@@ -118,12 +119,10 @@ def notebook(tabs, tmp_path):
 
 
 def test_frames_draw_with_the_viewer_of_another(kernel, notebook, folded):
-    moments = (memory.Moment("a", 4_000_000), memory.Moment("b", 8_000_000))
-    timeline = memory.Timeline(moments, (), 0, 0, "predicted")
     shown = [
         kernel.run("a", folded.before),
         kernel.run("b", report.view(folded.after, title="after")),
-        kernel.run("c", timeline),
+        kernel.run("c", timeline([4, 8])),
     ]
     assert [has_viewer(output) for output in shown] == [True, False, False]
     # Its own frame may come last.
@@ -206,11 +205,10 @@ def test_a_model_and_a_selection_show_their_ops(folded):
 
 
 def test_timelines_show_their_curves():
-    moments = (memory.Moment("a", 4_000_000), memory.Moment("b", 8_000_000))
-    timeline = memory.Timeline(moments, (), 0, 0, "predicted")
-    (line,) = framed(timeline)["memory"]["timelines"]
+    step = timeline([4, 8])
+    (line,) = framed(step)["memory"]["timelines"]
     assert line["bytes"] == [4_000_000, 8_000_000]
-    both = framed(memory.compare(timeline, timeline))["memory"]["timelines"]
+    both = framed(memory.compare(step, step))["memory"]["timelines"]
     assert len(both) == 2
 
 
@@ -227,7 +225,6 @@ def test_without_the_viewer_the_text_is_shown(monkeypatch):
         raise ReportError("the viewer's script was not built; call `make web`")
 
     monkeypatch.setattr(page, "read_bundle", missing)
-    timeline = memory.Timeline((memory.Moment("a", 8),), (), 0, 0, "predicted")
-    told = timeline._repr_html_()
+    told = timeline([8])._repr_html_()
     assert told.startswith("<pre>")
     assert "make web" in told

@@ -9,7 +9,6 @@ import zlib
 from html.parser import HTMLParser
 
 import pytest
-import tensorflow as tf
 
 from geutil import report
 from geutil.errors import ReportError
@@ -53,11 +52,7 @@ def page():
 
 @pytest.fixture(scope="module")
 def nasty():
-    with tf.Graph().as_default() as graph:
-        tf.constant(NASTY, name="text")
-    return report.diff(
-        graph, tf.Graph(), title=NASTY, labels=(NASTY, "after"), report=NASTY
-    )
+    return samples.marked_up(NASTY)
 
 
 def test_a_page_is_saved_as_it_is_and_replaces_nothing(page, tmp_path):

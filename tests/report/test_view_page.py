@@ -255,16 +255,12 @@ def test_bodies_can_be_picked(browse, flow, keep):
     assert flowing.search("in_loop") != []
 
 
-def test_loops_of_version_1_are_drawn(browse):
+def test_loops_of_version_1_are_drawn(browse, control_flow_v1):
     with tf.Graph().as_default() as graph:
-        tf.compat.v1.disable_control_flow_v2()
-        try:
-            x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-            tf.compat.v1.while_loop(
-                lambda i, _: i < 10, lambda i, y: (i + 1, tf.tanh(y)), [0, x]
-            )
-        finally:
-            tf.compat.v1.enable_control_flow_v2()
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        tf.compat.v1.while_loop(
+            lambda i, _: i < 10, lambda i, y: (i + 1, tf.tanh(y)), [0, x]
+        )
     page = browse(report.view(graph))
     page.press("open all")
     edges = {(edge["source"], edge["target"]) for edge in page.edges()}
@@ -290,12 +286,7 @@ def test_an_op_and_a_scope_of_one_name_are_two_things(browse):
 
 def test_markup_in_a_graph_stays_text(browse):
     nasty = '</script><img src=x onerror="window.hacked=1">'
-    with tf.Graph().as_default() as graph:
-        tf.constant(nasty, name="text")
-    labels = (nasty, "after")
-    told = f"{nasty}\n{nasty}"
-    page = report.diff(graph, tf.Graph(), title=nasty, labels=labels, report=told)
-    page = browse(page)
+    page = browse(samples.marked_up(nasty))
     page.go("text")
     assert nasty in page.details
     assert page.page.title() == nasty
