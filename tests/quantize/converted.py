@@ -216,6 +216,11 @@ class Together:
         ops = list(zip(ops_of(self.blob), places, strict=True))
         return ops, {name: detail["index"] for name, detail in details.items()}
 
+    @functools.cached_property
+    def unpacked(self):
+        """The file as objects, with the constants of all tensors."""
+        return unpacked(self.blob)
+
     def _part_of_file(self, name):
         ops, outputs = self._file
         wanted = {index for n, index in outputs.items() if self.is_of(n, name)}
@@ -231,8 +236,8 @@ class Together:
         return self._part_of_file(name)[0]
 
     def tensors(self, name):
-        """Return the tensors of the (unpacked) file that these ops read or make."""
-        (graph,) = unpacked(self.blob).subgraphs
+        """Return the tensors of the unpacked file that these ops read or make."""
+        (graph,) = self.unpacked.subgraphs
         return [graph.tensors[i] for i in self._part_of_file(name)[1] if i >= 0]
 
     def results(self):

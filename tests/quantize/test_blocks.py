@@ -178,7 +178,7 @@ def test_layers_compute_with_rounded_blocks():
         scheme=SCHEME,
         overrides={f"of_{n}_bits/MatMul": Spec(weight_bits=n) for n in FEWER.values()},
     )
-    simulated, file = made.model.run(**made.data), unpacked(made.blob)
+    simulated, file = made.model.run(**made.data), made.unpacked
     found = [
         new_interpreter(made.blob, delegates=delegates).get_signature_runner()(
             **made.data

@@ -185,7 +185,7 @@ def test_files_compute_what_is_simulated(scheme, caplog):
     made = Together({**networks, **shared, **scaled}, scheme=scheme)
     told = [r.message for r in caplog.records if "computes in float" in r.message]
     may_be_float = ["transposed"] if SCHEMES[scheme].at_run_time else []
-    file = unpacked(made.blob)
+    file = made.unpacked
     # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
     bits = SCHEMES[scheme].activation_bits
     wrong = {}
@@ -310,7 +310,7 @@ def test_fewer_bits_are_stored_on_their_levels_in_one_file_too():
         layers = f"^bits_{bits}/(left/conv|right/depthwise|dense/product)$"
         overrides[layers] = Spec(weight_bits=bits)
     made = Together(cases, overrides=overrides)
-    file, wrong = unpacked(made.blob), {}
+    file, wrong = made.unpacked, {}
     for case, part in made.parts().items():
         stored = {
             tuple(t.shape): tflite_edits.type_of(t)
