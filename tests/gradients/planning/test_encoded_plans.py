@@ -47,7 +47,7 @@ def ran_as_planned(net, found, **options):
 
 
 def test_a_plan_of_an_encoded_step():
-    net = convolutions(PIXELS, [(8, 4), (16, 3)])
+    net = convolutions(PIXELS, [(8, 3), (16, 2)])
 
     def planned(loss, xs):
         return plan(loss, xs, SHARE, encode="lossless", **HELD)

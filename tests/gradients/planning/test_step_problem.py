@@ -32,7 +32,7 @@ from tests.gradients.planning.graphs import (
 )
 from tests.thorough import examples
 
-ROWS, WIDTH, LAYERS = 512, 32, 16
+ROWS, WIDTH, LAYERS = 512, 32, 12
 
 
 def values(step, built):
