@@ -28,19 +28,21 @@ def deadly(file):
 
 def test_the_death_of_the_process_is_one_line(tmp_path):
     command = [*COMMAND, "ops", str(deadly(tmp_path / "a.pb"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("geutil: TensorFlow ended the process (SIGABRT) while ")
-    assert "opening a.pb" in last
-    # What TensorFlow says at its start is held back, too.
-    assert all(line.startswith("geutil: ") for line in done.stderr.splitlines())
-    # What it said is shown on request: here by a process that is such a child.
-    variables = {**os.environ, child._VARIABLE: str(tmp_path / "noted")}
-    dead = run_python(*command[1:], "--verbose", environment=variables)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        # What it said is shown on request: here by a process that is such a child.
+        variables = {**os.environ, child._VARIABLE: str(tmp_path / "noted")}
+        dead = run_python(*command[1:], "--verbose", environment=variables)
+        out, said = process.communicate()
     assert dead.returncode == -signal.SIGABRT
     assert b"Check failed" in dead.stderr
     assert (tmp_path / "noted").read_text() == "opening a.pb"
+    assert (process.returncode, out) == (1, "")
+    last = said.splitlines()[-1]
+    assert last.startswith("geutil: TensorFlow ended the process (SIGABRT) while ")
+    assert "opening a.pb" in last
+    # What TensorFlow says at its start is held back, too.
+    assert all(line.startswith("geutil: ") for line in said.splitlines())
 
 
 def test_a_call_in_python_stays_in_its_process():
