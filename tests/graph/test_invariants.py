@@ -24,9 +24,9 @@ def ops():
     return [t.op for t in building.line()]
 
 
-def only(violations):
-    (violation,) = violations
-    return violation
+def told(checked):
+    """Return what is broken in a graph or among ops: the invariant, op and reason."""
+    return [(v.invariant, v.op, v.reason) for v in ge.find_violations(checked)]
 
 
 class Stub(SimpleNamespace):
@@ -120,11 +120,8 @@ def test_a_graph_with_everything_in_it(control_flow_v1):
 def test_a_cycle_is_named_in_the_direction_of_its_edges(ops):
     ops[1]._update_input(0, ops[3].outputs[0])
     before = building.serialized(ops[0].graph)
-    violation = only(ge.find_violations(ops[0].graph))
+    (violation,) = ge.find_violations(ops[0].graph)
     assert building.serialized(ops[0].graph) == before
-    assert violation.invariant == "acyclic"
-    assert violation.op == "op1"
-    assert violation.reason == "is on the cycle op1 -> op2 -> op3 -> op1"
     with pytest.raises(ge.VerificationError) as caught:
         ge.verify(ops[0].graph)
     assert caught.value.violations == (violation,)
@@ -143,9 +140,7 @@ def test_a_cycle_counts_only_when_all_of_it_is_among_the_ops(ops):
 def test_a_loop_with_a_cycle_that_is_not_its_back_edge(loops):
     op = loops.inside1.op
     op._update_input(0, op.outputs[0])
-    assert [(v.invariant, v.op) for v in ge.find_violations(loops.graph)] == [
-        ("acyclic", "loop1/double")
-    ]
+    assert [found[:2] for found in told(loops.graph)] == [("acyclic", "loop1/double")]
 
 
 def names_on_cycle(violation):
@@ -188,11 +183,10 @@ def test_inputs_of_the_wrong_type(ops):
     with ops[0].graph.as_default():
         integer = tf.constant(1, name="integer")
     ops[2]._update_input(0, integer)
-    violation = only(ge.find_violations(ops[0].graph))
-    assert (violation.invariant, violation.op) == ("inputs", "op2")
-    assert violation.reason == "Neg takes (float32) but reads (int32)"
+    reason = "Neg takes (float32) but reads (int32)"
     # A subset is checked alone.
-    assert len(ge.find_violations([ops[2]])) == 1
+    for checked in (ops[0].graph, [ops[2]]):
+        assert told(checked) == [("inputs", "op2", reason)]
     assert ge.find_violations([op for op in ops if op is not ops[2]]) == []
 
 
@@ -209,11 +203,10 @@ def test_colocation_with_an_op_that_does_not_exist(ops):
     value = tf.compat.v1.AttrValue()
     value.list.s.extend([b"loc:@gone", b"loc:@op1", b"not_a_location"])
     ops[3]._set_attr("_class", value)
-    violation = only(ge.find_violations(ops[0].graph))
-    assert (violation.invariant, violation.op) == ("colocation", "op3")
-    assert violation.reason == "is colocated with 'gone', which does not exist"
+    reason = "is colocated with 'gone', which does not exist"
     # With a subset of the ops, those outside it exist all the same.
-    assert only(ge.find_violations([ops[3]])) == violation
+    for checked in (ops[0].graph, [ops[3]]):
+        assert told(checked) == [("colocation", "op3", reason)]
 
 
 def test_a_function_that_the_graph_does_not_hold():
@@ -223,11 +216,8 @@ def test_a_function_that_the_graph_does_not_hold():
     (op,) = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
     assert ge.find_violations(graph) == []
     set_function(op, "f", "no_such_function")
-    violation = only(ge.find_violations(graph))
-    assert (violation.invariant, violation.op) == ("functions", op.name)
-    assert violation.reason == (
-        "calls 'no_such_function', which the graph does not hold"
-    )
+    reason = "calls 'no_such_function', which the graph does not hold"
+    assert told(graph) == [("functions", op.name, reason)]
 
 
 def test_reading_across_frames(loops):
@@ -245,13 +235,12 @@ def test_reading_across_frames(loops):
     for op, t, words in wrong:
         before = op.inputs[0]
         op._update_input(0, t)
-        violation = only(ge.find_violations(loops.graph))
-        assert (violation.invariant, violation.op) == ("frames", op.name)
-        assert words in violation.reason
+        ((*found, reason),) = told(loops.graph)
+        assert found == ["frames", op.name]
+        assert words in reason
         op._update_input(0, before)
     loops.other.op._add_control_input(loops.inside1.op)
-    violation = only(ge.find_violations(loops.graph))
-    assert (violation.invariant, violation.op) == ("frames", "other")
+    assert [found[:2] for found in told(loops.graph)] == [("frames", "other")]
 
 
 def test_membership():
@@ -259,8 +248,7 @@ def test_membership():
     stranger = stub(there, "stranger")
     stub(here, "reads", stranger.outputs)
     stub(here, "waits", control_inputs=[stranger])
-    found = ge.find_violations(here.ops)
-    assert [(v.invariant, v.op, v.reason) for v in found] == [
+    assert told(here.ops) == [
         ("membership", "reads", "reads 'stranger:0' of another graph"),
         ("membership", "waits", "waits for 'stranger' of another graph"),
     ]
@@ -270,17 +258,14 @@ def test_names():
     graph = Stub(ops=[])
     for name in ("a", "b", "a", "c", "a"):
         stub(graph, name)
-    violation = only(ge.find_violations(graph.ops))
-    assert (violation.invariant, violation.op) == ("names", "a")
-    assert violation.reason == "names 3 ops"
+    assert told(graph.ops) == [("names", "a", "names 3 ops")]
 
 
 def test_too_few_inputs():
     graph = Stub(ops=[])
     stub(graph, "op", stub(graph, "first").outputs, types=[tf.float32, tf.int32])
-    violation = only(ge.find_violations(graph.ops))
-    assert violation.invariant == "inputs"
-    assert violation.reason == "Stub takes (float32, int32) but reads (float32)"
+    reason = "Stub takes (float32, int32) but reads (float32)"
+    assert told(graph.ops) == [("inputs", "op", reason)]
 
 
 # -- the report ------------------------------------------------------------------------
@@ -338,7 +323,7 @@ def test_a_cycle_around_a_long_chain_is_found(chain, chain_ops):
     chain_ops[1]._update_input(0, chain_ops[-1].outputs[0])
     try:
         half = len(chain_ops) // 2
-        violation = only(ge.find_violations(chain_ops[half:] + chain_ops[:half]))
+        ((*found, _),) = told(chain_ops[half:] + chain_ops[:half])
     finally:
         chain_ops[1]._update_input(0, root)
-    assert (violation.invariant, violation.op) == ("acyclic", chain_ops[1].name)
+    assert found == ["acyclic", chain_ops[1].name]

@@ -27,11 +27,22 @@ from tests.model.body_samples import (
     op_of,
     swap_op,
 )
+from tests.model.round_trips import loaded_function
 
 
 @pytest.fixture
 def nested():
     return Nested()
+
+
+def slope(function, x):
+    return gradients(function, x)[0]
+
+
+def scale_result(body, name, factor):
+    with body.graph.as_default():
+        scaled = body.outputs[name] * factor
+    body.outputs[name] = scaled
 
 
 def test_functions_are_listed_callers_first_and_are_models(nested):
@@ -59,11 +70,9 @@ def test_functions_are_listed_callers_first_and_are_models(nested):
 def test_a_body_runs_and_is_saved_alone(nested, tmp_path):
     body = body_of(nested.model, "inner")
     close(body.run(x=X)["identity"], np.sin(X) * 2)
-    grads = gradients(lambda x: body.to_function()(x)["identity"], X, [])
-    close(grads[0], 2 * np.cos(X))
-    path = body.save(tmp_path / "inner")
-    loaded = tf.saved_model.load(str(path)).signatures[body.signature]
-    close(loaded(x=tf.constant(X))["identity"], np.sin(X) * 2)
+    close(slope(lambda x: body.to_function()(x)["identity"], X), 2 * np.cos(X))
+    loaded = loaded_function(body.save(tmp_path / "inner"), body.signature)
+    close(loaded(x=X)["identity"], np.sin(X) * 2)
 
 
 def test_a_body_that_reads_a_resource_does_not_run_alone(nested):
@@ -119,9 +128,6 @@ def test_second_gradients_in_a_graph_with_several_calls():
     swap_op(body_of(m, "f"), "Exp", tf.sin)
     function = tf.function(m.to_function())
 
-    def slope(f, x):
-        return gradients(f, x, [])[0]
-
     def edited(x):
         return function(x)["y"]
 
@@ -172,14 +178,13 @@ def test_program_save_and_load(nested, tmp_path):
     swap_op(body_of(m, "inner"), "Sin", tf.cos)
     expected = nested.reference(X, lambda x: tf.cos(x) * 2.0)
     path = m.save(tmp_path / "saved")
-    loaded = tf.saved_model.load(str(path)).signatures["serving_default"]
-    close(loaded(x=tf.constant(X))["y"], expected)
+    close(loaded_function(path)(x=X)["y"], expected)
     again = model.open(path, inline=False)
     close(again.run(x=X)["y"], expected)
     swap_op(body_of(again, "inner"), "Cos", tf.sin)
     close(again.run(x=X)["y"], nested.reference(X))
-    got = gradients(lambda x: again.to_function()(x)["y"], X, [])
-    close(got[0], gradients(nested.reference, X, [])[0])
+    function = again.to_function()
+    close(slope(lambda x: function(x)["y"], X), slope(nested.reference, X))
     assert len(m.derived(m.program()).functions) == len(m.functions)
 
 
@@ -201,9 +206,9 @@ def test_branches():
     swap_op(body_of(m, "true"), "Sin", tf.cos)
     swap_op(body_of(m, "false"), "Neg", tf.square)
     function = m.to_function()
-    for x, value, slope in ((X, X**2, 2 * X), (-X, np.cos(X), np.sin(X))):
+    for x, value, dy in ((X, X**2, 2 * X), (-X, np.cos(X), np.sin(X))):
         close(m.run(x=x)["y"], value)
-        close(gradients(lambda x: function(x)["y"], x, [])[0], slope)
+        close(slope(lambda x: function(x)["y"], x), dy)
     m = case_model()
     body = m.functions[next(k for k in m.functions if "branch1" in k)]
     swap_op(body, "Cos", tf.square)
@@ -214,10 +219,7 @@ def test_branches():
 def test_a_variable_that_a_body_reads_becomes_an_argument(nested):
     m = nested.model
     w = tf.Variable(0.5, name="w")
-    body = body_of(m, "inner")
-    with body.graph.as_default():
-        scaled = body.outputs["identity"] * w
-    body.outputs["identity"] = scaled
+    scale_result(body_of(m, "inner"), "identity", w)
     reference = lambda x: nested.reference(x, lambda x: tf.sin(x) * 2.0 * w)  # noqa: E731
     close(m.run(x=X)["y"], reference(X))
     assert any(v is w for v in m.variables.values())
@@ -374,18 +376,7 @@ def test_a_function_that_calls_itself_is_refused():
 # -- arguments and results, added and removed with all callers updated -----------------
 
 
-def slope(function, x):
-    return gradients(function, x, [])[0]
-
-
-def scale_result(body, name, factor):
-    with body.graph.as_default():
-        scaled = body.outputs[name] * factor
-    body.outputs[name] = scaled
-
-
-def test_an_input_for_every_caller(tmp_path):
-    nested = Nested()
+def test_an_input_for_every_caller(nested, tmp_path):
     m, body = nested.model, body_of(nested.model, "inner")
     factor = body.add_input("factor", tf.float32, [], value=5.0)
     assert list(body.inputs) == ["x", "factor"]
@@ -399,8 +390,7 @@ def test_an_input_for_every_caller(tmp_path):
     close(slope(lambda x: m.to_function()(x)["y"], X), slope(reference, X))
     close(m.derived(m.program()).run(x=X)["y"], reference(X))
     path = m.save(tmp_path / "saved")
-    loaded = tf.saved_model.load(str(path)).signatures["serving_default"]
-    close(loaded(x=tf.constant(X))["y"], reference(X))
+    close(loaded_function(path)(x=X)["y"], reference(X))
     close(model.open(path).run(x=X)["y"], reference(X))
 
 
@@ -608,8 +598,7 @@ def test_ends_of_a_case():
         close(result["same"], X)
 
 
-def test_an_input_that_passes_a_loop_to_a_function_within():
-    nested = Nested()
+def test_an_input_that_passes_a_loop_to_a_function_within(nested):
     m = nested.model
     loop = body_of(m, "while_body")
     outer = loop.add_input("outer_factor", tf.float32, [], value=7.0)
