@@ -31,7 +31,7 @@ ROW = tf.TensorSpec([1, 64], name="x")
 @pytest.fixture(scope="module")
 def irregular():
     network = irregular_network(4, cells=1, pixels=16, nodes=8)
-    return tf.lite.TFLiteConverter.from_keras_model(network).convert()
+    return converted(network, tf.TensorSpec([1, 16, 16, 3]))
 
 
 def results(blob, runs=2, seed=0):
