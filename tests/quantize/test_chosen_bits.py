@@ -31,7 +31,7 @@ from tests.quantize.converted import both_results, opened, spec, stored_weights
 from tests.quantize.converted import decibels as signal_to_noise
 from tests.quantize.small_networks import normal
 from tests.settings import needs_eager
-from tests.thorough import chosen, some
+from tests.thorough import chosen, examples, some
 
 pytestmark = needs_eager
 
@@ -599,6 +599,7 @@ def all_choices(sizes):
     return list(itertools.product(*(range(len(row)) for row in sizes)))
 
 
+@examples(200)
 @given(items(NOISE), st.floats(0, 1))
 def test_least_noise_is_that_of_the_best_choice(drawn, share):
     sizes, noises = tables(drawn)
@@ -621,6 +622,7 @@ def test_least_noise_is_that_of_the_best_choice(drawn, share):
     assert totals(noises, [chosen])[0] <= min(fitting) + 1e-9 * largest
 
 
+@examples(200)
 @given(items(QUARTERS), st.integers(-50, 10_000).map(lambda n: n / 4))
 def test_least_size_is_that_of_the_best_choice(drawn, limit):
     sizes, noises = tables(drawn)
