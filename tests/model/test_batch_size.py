@@ -196,8 +196,8 @@ def sample(batch, shape):
     return np.random.default_rng(7).normal(size=size).astype(np.float32)
 
 
-def result(m, x):
-    (value,) = m.run(x=x).values()
+def result(m, x, **more):
+    (value,) = m.run(x=x, **more).values()
     return value
 
 
@@ -245,13 +245,7 @@ def test_shapes_behind_the_input_are_inferred_anew():
 @pytest.mark.parametrize(("old", "collecting"), [(1, True), (3, False)])
 def test_version_1_loop(old, collecting):
     """Enter, Merge, NextIteration, and the arrays of that time."""
-
-    def free(x):
-        h = tf.zeros_like(x)
-        for _ in range(3):
-            h = tf.tanh(tf.matmul(h, W) + x)
-        return h
-
+    free = looped(tf.zeros_like)
     graph = version_1_loop(old, collecting)
     assert "NextIteration" in {op.type for op in graph.get_operations()}
     m = model.open(graph, inputs=["x:0"], outputs=["y:0"])
@@ -299,12 +293,7 @@ def test_inputs_without_a_batch_axis():
     changed = m.set_batch_size(None, inputs=["x"])
     assert changed.inputs["w"].shape.as_list() == [6, 6]
     x = sample(4, (6,))
-    np.testing.assert_allclose(result_of(changed, x=x, w=W), x @ W, rtol=1e-5)
-
-
-def result_of(m, **inputs):
-    (value,) = m.run(**inputs).values()
-    return value
+    np.testing.assert_allclose(result(changed, x, w=W), x @ W, rtol=1e-5)
 
 
 def test_variables_are_shared():
