@@ -216,6 +216,14 @@ def graph_of(version, choose, name="is_training", default=None):
     return graph
 
 
+def check_stripped(m, expected=ROW * 2, **options):
+    """Strip a model of an x, check what is left of it, and return that."""
+    stripped = m.strip_training(**options)
+    assert list(stripped.inputs) == ["x"]
+    np.testing.assert_array_equal(stripped.run(x=ROW)["y"], expected)
+    return stripped
+
+
 def by_cond(training, x):
     return v1.cond(training, lambda: tf.nn.dropout(x, rate=0.5), lambda: x * 2.0)
 
@@ -252,11 +260,8 @@ def in_every_way(training, x):
 def test_the_branch_of_inference_is_left(version):
     m = model.open(graph_of(version, in_every_way))
     assert list(m.inputs) == ["x", "is_training"]
-    stripped = m.strip_training()
-    assert list(stripped.inputs) == ["x"]
-    found = stripped.run(x=ROW)["y"]
-    np.testing.assert_array_equal(found, [ROW * 2] * len(CHOICES))
-    np.testing.assert_array_equal(found, m.run(x=ROW, is_training=False)["y"])
+    stripped = check_stripped(m, m.run(x=ROW, is_training=False)["y"])
+    check_stripped(m, [ROW * 2] * len(CHOICES))
     assert is_deterministic(stripped)
     assert not {"If", "StatelessIf", "Case", "Merge", "Switch"} & types_of(stripped)
     assert by_name(stripped)["is_training"].action == "removed"
@@ -267,10 +272,7 @@ def test_a_placeholder_with_a_default_is_a_switch():
     for inputs in (None, ["x", "keras_learning_phase"]):
         m = model.open(graph, inputs=inputs)
         assert list(m.inputs) == (inputs or ["x"])
-        stripped = m.strip_training()
-        assert list(stripped.inputs) == ["x"]
-        np.testing.assert_array_equal(stripped.run(x=ROW)["y"], ROW * 2)
-        assert is_deterministic(stripped)
+        assert is_deterministic(check_stripped(m))
     found = m.run(x=ROW, keras_learning_phase=False)["y"]
     np.testing.assert_array_equal(found, ROW * 2)
 
@@ -279,7 +281,7 @@ def test_a_placeholder_that_is_no_input_is_a_switch():
     m = model.open(graph_of(2, by_cond), inputs=["x"])
     with pytest.raises(model.ModelError, match="'is_training' is no input"):
         m.run(x=ROW)
-    np.testing.assert_array_equal(m.strip_training().run(x=ROW)["y"], ROW * 2)
+    check_stripped(m)
 
 
 def test_another_name_is_reported_and_can_be_given():
@@ -287,9 +289,7 @@ def test_another_name_is_reported_and_can_be_given():
     left = m.strip_training()
     assert list(left.inputs) == ["x", "noisy"]
     assert "switches={'noisy': False}" in by_name(left)["noisy"].reason
-    stripped = m.strip_training(switches={"noisy": False})
-    assert list(stripped.inputs) == ["x"]
-    np.testing.assert_array_equal(stripped.run(x=ROW)["y"], ROW * 2)
+    check_stripped(m, switches={"noisy": False})
 
 
 def test_a_switch_is_true_a_number_or_kept():
@@ -297,8 +297,7 @@ def test_a_switch_is_true_a_number_or_kept():
         return v1.cond(training, lambda: x * 3.0, lambda: x)
 
     m = model.open(graph_of(2, choose))
-    stripped = m.strip_training(switches={"is_training": True})
-    np.testing.assert_array_equal(stripped.run(x=ROW)["y"], ROW * 3)
+    check_stripped(m, ROW * 3, switches={"is_training": True})
     kept = m.strip_training(keep=["is_training"])
     assert list(kept.inputs) == ["x", "is_training"]
     assert by_name(kept)["is_training"].reason == "it is in keep"
@@ -306,8 +305,7 @@ def test_a_switch_is_true_a_number_or_kept():
         x = v1.placeholder(tf.float32, [None, 3], name="x")
         factor = v1.placeholder(tf.float32, [], name="factor")
         tf.multiply(x, factor, name="y")
-    stripped = model.open(graph).strip_training(switches={"factor": 4.0})
-    np.testing.assert_array_equal(stripped.run(x=ROW)["y"], ROW * 4)
+    check_stripped(model.open(graph), ROW * 4, switches={"factor": 4.0})
 
 
 def test_a_choice_that_broadcasts_keeps_its_shape():
@@ -338,10 +336,9 @@ def test_calls_that_were_kept_are_not_inlined():
         return {"y": double(chosen)}
 
     m = model.open(f, inline=False)
-    stripped = m.strip_training()
-    assert types_of(stripped) & {"PartitionedCall", "StatefulPartitionedCall"}
-    assert "If" not in types_of(stripped)
-    np.testing.assert_array_equal(stripped.run(x=ROW)["y"], ROW * 2)
+    types = types_of(check_stripped(m))
+    assert types & {"PartitionedCall", "StatefulPartitionedCall"}
+    assert "If" not in types
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -360,6 +357,5 @@ def test_loops_of_version_1(version):
         entry = by_name(m.strip_training())["while"]
         assert entry.kind == "body" and "RandomUniform" in entry.reason
         return
-    stripped = m.strip_training()
+    stripped = check_stripped(m, ROW * 8)
     assert is_deterministic(stripped) and "Assert" not in types_of(stripped)
-    np.testing.assert_array_equal(stripped.run(x=ROW)["y"], ROW * 8)
