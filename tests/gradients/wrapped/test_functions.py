@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,6 +36,10 @@ def chain(weights):
         return x
 
     return function
+
+
+# AutoGraph converts "function" and "outside" of `PLACES`.
+as_function = partial(tf.function, autograph=False)
 
 
 def gradients_of(function, weights, persistent=False):
@@ -74,13 +79,13 @@ def twice(function):
 
 
 def in_tf_gradients(function, weights):
-    return tf.function(
+    return as_function(
         lambda x: tf.gradients(tf.reduce_sum(function(x) ** 2), [x, *weights])
     )
 
 
 def through_a_closure(function, weights):
-    return lambda x: gradients_of(tf.function(lambda _: function(x)), weights)(x)
+    return lambda x: gradients_of(as_function(lambda _: function(x)), weights)(x)
 
 
 def second_order(function, weights):
@@ -97,7 +102,7 @@ def second_order(function, weights):
 
 
 def jit(function):
-    return tf.function(function, jit_compile=True)
+    return as_function(function, jit_compile=True)
 
 
 PLACES = {
@@ -106,13 +111,13 @@ PLACES = {
     "xla": lambda f, w: jit(gradients_of(f, w)),
     "outside": lambda f, w: gradients_of(tf.function(f), w),
     "outside_xla": lambda f, w: gradients_of(jit(f), w),
-    "persistent": lambda f, w: tf.function(gradients_of(f, w, True)),
+    "persistent": lambda f, w: as_function(gradients_of(f, w, True)),
     "persistent_eager": lambda f, w: gradients_of(f, w, True),
-    "twice": lambda f, w: tf.function(gradients_of(twice(f), w)),
-    "while": lambda f, w: tf.function(gradients_of(while_loop(f), w)),
-    "while_outside": lambda f, w: gradients_of(tf.function(while_loop(f)), w),
-    "cond": lambda f, w: tf.function(gradients_of(branch(f), w)),
-    "switch": lambda f, w: tf.function(gradients_of(switch(f), w)),
+    "twice": lambda f, w: as_function(gradients_of(twice(f), w)),
+    "while": lambda f, w: as_function(gradients_of(while_loop(f), w)),
+    "while_outside": lambda f, w: gradients_of(as_function(while_loop(f)), w),
+    "cond": lambda f, w: as_function(gradients_of(branch(f), w)),
+    "switch": lambda f, w: as_function(gradients_of(switch(f), w)),
     "tf_gradients": in_tf_gradients,
     "closure": through_a_closure,
 }
@@ -133,7 +138,7 @@ def test_second_order(traced, weights):
 
     def run(function):
         step = second_order(function, weights)
-        return (tf.function(step) if traced else step)(tf.constant(X))
+        return (as_function(step) if traced else step)(tf.constant(X))
 
     assert_same(run(checkpointed(plain, "inputs")), run(plain), 4e-6)
 
@@ -149,7 +154,7 @@ def test_bit_for_bit_with_op_determinism(place, weights):
 
 
 def graph_of(function, weights):
-    step = tf.function(gradients_of(function, weights))
+    step = as_function(gradients_of(function, weights))
     return step.get_concrete_function(tf.constant(X)).graph
 
 
@@ -310,7 +315,7 @@ def test_what_acts_acts_once(traced, weights):
             loss = tf.reduce_sum(y)
         return tape.gradient(loss, weights[1]), y, mask
 
-    run = tf.function(step) if traced else step
+    run = as_function(step) if traced else step
     before = generator.state.numpy()
     found, _, mask = run(tf.constant(X))
     assert len(calls) == 1
@@ -361,7 +366,7 @@ def test_loops_and_branches_inside(weights):
             maximum_iterations=2,
         )[1]
         y = tf.cond(tf.reduce_sum(y) < 1e9, lambda: tf.sin(y), lambda: y)
-        return tf.sin(tf.function(lambda y: tf.tanh(y @ weights[2]))(y))
+        return tf.sin(as_function(lambda y: tf.tanh(y @ weights[2]))(y))
 
     assert_as_plain(checkpointed(plain, "inputs"), plain, weights)
 

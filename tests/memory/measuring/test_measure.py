@@ -125,7 +125,7 @@ def module(tmp_path, monkeypatch):
     return importable_step
 
 
-def test_the_peak_of_a_graph_is_that_of_its_tensors(of_graph, of_plain_graph):
+def test_the_peak_of_a_graph_is_that_of_its_tensors(of_graph):
     assert of_graph.source == TRACE
     assert of_graph.peak == of_graph.trace_peak == of_graph.timeline.peak
     assert of_graph.peak == training_peak(DEPTH)
@@ -133,7 +133,9 @@ def test_the_peak_of_a_graph_is_that_of_its_tensors(of_graph, of_plain_graph):
         assert of_graph.allocator_peak == of_graph.trace_peak
     if of_graph.resident_peak is not None:
         assert of_graph.resident_peak >= of_graph.trace_peak
-    # Without oneDNN the allocator does not count.
+
+
+def test_without_onednn_the_allocator_does_not_count(of_plain_graph):
     assert of_plain_graph.allocator_peak is None
     assert of_plain_graph.source == TRACE
     assert of_plain_graph.peak == training_peak(DEPTH)
