@@ -54,30 +54,28 @@ def test_expressions():
         )
 
 
-def test_values_in_single_precision_and_what_has_none():
-    with tf.Graph().as_default():
-        for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.int32):
-            value = constant(tf.constant([1, 2], dtype))
-            np.testing.assert_array_equal(value, [1.0, 2.0])
-            assert value.dtype == np.float64
-        # It is not rounded on the way.
-        value = tf.constant(1.0, tf.float32) + tf.constant(2.0**-40, tf.float32)
-        for _ in range(3000):
-            value = tf.negative(value)
-        assert constant(value) == 1.0 + 2.0**-40
-        assert constant(2.0 * tf.compat.v1.get_variable("v", [3])) is None
-        assert constant(2.0 * tf.compat.v1.placeholder(tf.float32, [3])) is None
-        assert constant(tf.constant("text")) is None
+def test_values_in_single_precision_and_what_has_none(graph):
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.int32):
+        value = constant(tf.constant([1, 2], dtype))
+        np.testing.assert_array_equal(value, [1.0, 2.0])
+        assert value.dtype == np.float64
+    # It is not rounded on the way.
+    value = tf.constant(1.0, tf.float32) + tf.constant(2.0**-40, tf.float32)
+    for _ in range(3000):
+        value = tf.negative(value)
+    assert constant(value) == 1.0 + 2.0**-40
+    assert constant(2.0 * tf.compat.v1.get_variable("v", [3])) is None
+    assert constant(2.0 * tf.compat.v1.placeholder(tf.float32, [3])) is None
+    assert constant(tf.constant("text")) is None
 
 
-def test_unrounded():
-    with tf.Graph().as_default():
-        source = tf.constant([1.0])
-        half = tf.identity(tf.cast(source, tf.float16))
-        assert unrounded(half) is source
-        assert unrounded(tf.cast(half, tf.float32)).dtype == tf.float32
-        integer = tf.cast(tf.constant([1]), tf.float32)
-        assert unrounded(integer) is integer
+def test_unrounded(graph):
+    source = tf.constant([1.0])
+    half = tf.identity(tf.cast(source, tf.float16))
+    assert unrounded(half) is source
+    assert unrounded(tf.cast(half, tf.float32)).dtype == tf.float32
+    integer = tf.cast(tf.constant([1]), tf.float32)
+    assert unrounded(integer) is integer
 
 
 def test_vectors_and_scalars():

@@ -58,16 +58,15 @@ def test_remove(setting):
     tables.check_edits(setting, REMOVED, check)
 
 
-def test_a_session_keeps_the_new_order():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [], name="x")
-        check = tf.debugging.Assert(x > 0.0, [x], name="check")
-        y = tf.identity(x, name="y")
-        with tf.compat.v1.Session() as session:
-            ge.add_control_inputs(y.op, check)
-            assert session.run(y, {x: 1.0}) == 1.0
-            with pytest.raises(tf.errors.InvalidArgumentError):
-                session.run(y, {x: -1.0})
+def test_a_session_keeps_the_new_order(graph):
+    x = tf.compat.v1.placeholder(tf.float32, [], name="x")
+    check = tf.debugging.Assert(x > 0.0, [x], name="check")
+    y = tf.identity(x, name="y")
+    with tf.compat.v1.Session() as session:
+        ge.add_control_inputs(y.op, check)
+        assert session.run(y, {x: 1.0}) == 1.0
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            session.run(y, {x: -1.0})
 
 
 REFUSED = """

@@ -447,28 +447,26 @@ edit(ge.sgv(switch)) => RerouteError: while/; while_context; detach the loop as 
 """
 
 
-def test_an_op_in_a_loop_is_not_detached(control_flow_v1):
-    with tf.Graph().as_default() as graph:
-        loop()
-        ops = {
-            "add": graph.get_operation_by_name("while/add"),
-            "next_iteration": graph.get_operation_by_name("while/NextIteration"),
-            "switch": graph.get_operation_by_name("while/Switch"),
-        }
-        g = SimpleNamespace(graph=graph, **ops)
-        bypass = lambda view: ge.bypass(view.remap([0], [0]))  # noqa: E731
-        for edit in (ge.detach_inputs, ge.detach_outputs, ge.detach, bypass):
-            tables.check_refusals(IN_A_LOOP, g, edit=edit)
+def test_an_op_in_a_loop_is_not_detached(graph, control_flow_v1):
+    loop()
+    ops = {
+        "add": graph.get_operation_by_name("while/add"),
+        "next_iteration": graph.get_operation_by_name("while/NextIteration"),
+        "switch": graph.get_operation_by_name("while/Switch"),
+    }
+    g = SimpleNamespace(graph=graph, **ops)
+    bypass = lambda view: ge.bypass(view.remap([0], [0]))  # noqa: E731
+    for edit in (ge.detach_inputs, ge.detach_outputs, ge.detach, bypass):
+        tables.check_refusals(IN_A_LOOP, g, edit=edit)
 
 
-def test_a_loop_is_detached_as_a_whole(control_flow_v1):
-    with tf.Graph().as_default() as graph:
-        result = loop()
-        view = ge.sgv_scope("while", graph)
-        exit_of_loop = result.op.inputs[0]
-        _, (start,), (end,) = ge.detach(view)
-        assert names(result.op.inputs) == [end.name]
-        ge.verify(graph)
-        assert evaluate(graph, [exit_of_loop], {start: 2}) == [5]
-        assert evaluate(graph, [exit_of_loop], {start: 9}) == [9]
-        assert evaluate(graph, [result], {end: 3}) == [-3]
+def test_a_loop_is_detached_as_a_whole(graph, control_flow_v1):
+    result = loop()
+    view = ge.sgv_scope("while", graph)
+    exit_of_loop = result.op.inputs[0]
+    _, (start,), (end,) = ge.detach(view)
+    assert names(result.op.inputs) == [end.name]
+    ge.verify(graph)
+    assert evaluate(graph, [exit_of_loop], {start: 2}) == [5]
+    assert evaluate(graph, [exit_of_loop], {start: 9}) == [9]
+    assert evaluate(graph, [result], {end: 3}) == [-3]

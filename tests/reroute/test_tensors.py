@@ -93,32 +93,26 @@ def test_many_readers_several_outputs_and_unknown_shapes():
 # -- references to version 1 variables -------------------------------------------------
 
 
-def variable():
+def test_a_value_cannot_stand_in_for_an_assigned_reference(graph):
     tf.compat.v1.Variable([1.0, 2.0], use_resource=False, name="v")
-    graph = tf.compat.v1.get_default_graph()
     reference = graph.get_tensor_by_name("v:0")
     assert reference.dtype == tf.float32._as_ref
-    return graph, reference, graph.get_operation_by_name("v/read")
-
-
-def test_a_value_cannot_stand_in_for_an_assigned_reference():
-    with tf.Graph().as_default():
-        graph, reference, read = variable()
-        value = tf.constant([3.0, 5.0], name="value")
-        check_refused(
-            graph,
-            lambda: ge.reroute_ts(value, reference),
-            ge.RerouteError,
-            ["'value:0'", "'v:0'", "'v/Assign'", "cannot_modify="],
-        )
-        # The remedy works, and a reference may stand in for a value.
-        assign = graph.get_operation_by_name("v/Assign")
-        assert ge.reroute_ts(value, reference, can_modify=read) == 1
-        assert ge.reroute_ts(reference, value) == 1
-        assert ge.reroute_ts(value, reference, cannot_modify=assign) == 1
-        assert read.inputs[0] is value
-        assert assign.inputs[0] is reference
-        ge.verify(graph)
+    read = graph.get_operation_by_name("v/read")
+    value = tf.constant([3.0, 5.0], name="value")
+    check_refused(
+        graph,
+        lambda: ge.reroute_ts(value, reference),
+        ge.RerouteError,
+        ["'value:0'", "'v:0'", "'v/Assign'", "cannot_modify="],
+    )
+    # The remedy works, and a reference may stand in for a value.
+    assign = graph.get_operation_by_name("v/Assign")
+    assert ge.reroute_ts(value, reference, can_modify=read) == 1
+    assert ge.reroute_ts(reference, value) == 1
+    assert ge.reroute_ts(value, reference, cannot_modify=assign) == 1
+    assert read.inputs[0] is value
+    assert assign.inputs[0] is reference
+    ge.verify(graph)
 
 
 # -- refusals --------------------------------------------------------------------------

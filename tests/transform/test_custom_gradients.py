@@ -135,19 +135,18 @@ def test_a_copy_of_what_was_rewired_and_rewired_again(model):
     assert evaluate(y_.graph, [y_, gradient(y_, u_)]) == [16.0, 40.0]
 
 
-def test_one_input_in_the_place_of_which_two_are_read():
-    with tf.Graph().as_default() as graph:
-        x, z = tf.constant(2.0, name="x"), tf.constant(3.0, name="z")
+def test_one_input_in_the_place_of_which_two_are_read(graph):
+    x, z = tf.constant(2.0, name="x"), tf.constant(3.0, name="z")
 
-        @tf.custom_gradient
-        def product(a, b):
-            return a * b, lambda dy: (dy * b, dy * a)
+    @tf.custom_gradient
+    def product(a, b):
+        return a * b, lambda dy: (dy * b, dy * a)
 
-        y = product(x, x)
-        (op,) = ge.filter_ops(graph, ge.op_type("IdentityN"))
-        apply_edits(graph, [InputEdit(op, 1, z)])
-        with pytest.raises(ge.TransformError, match=r"'IdentityN' reads .* two others"):
-            tf.gradients(y, z)
+    y = product(x, x)
+    (op,) = ge.filter_ops(graph, ge.op_type("IdentityN"))
+    apply_edits(graph, [InputEdit(op, 1, z)])
+    with pytest.raises(ge.TransformError, match=r"'IdentityN' reads .* two others"):
+        tf.gradients(y, z)
 
 
 def test_sparse_gradients_stay_sparse_and_results_that_are_read_follow():

@@ -51,31 +51,27 @@ def test_a_kind_is_traced_once_for_a_dtype_and_rank():
     assert traced == [("float32", 0), ("float32", 1), ("int32", 0)]
 
 
-def test_ops_get_the_device_and_nothing_of_the_surroundings():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(1.0)
-        stencils = Stencils(graph)
-        (placed,) = stencils.add("t", lambda t: [tf.tanh(t)], "a", [x], "/device:CPU:0")
-        (free,) = stencils.add("t", lambda t: [tf.tanh(t)], "b", [x])
-        with (
-            tf.name_scope("scope"),
-            tf.device("/device:CPU:1"),
-            tf.control_dependencies([tf.constant(0.0)]),
-        ):
-            made = stencils.make()
-        assert made[placed].op.device == "/device:CPU:0"
-        assert made[free].op.device == ""
-        assert made[free].op.name == "b/Tanh"
-        assert not made[free].op.control_inputs
-        verify(graph)
+def test_ops_get_the_device_and_nothing_of_the_surroundings(graph):
+    x = tf.constant(1.0)
+    stencils = Stencils(graph)
+    (placed,) = stencils.add("t", lambda t: [tf.tanh(t)], "a", [x], "/device:CPU:0")
+    (free,) = stencils.add("t", lambda t: [tf.tanh(t)], "b", [x])
+    with (
+        tf.name_scope("scope"),
+        tf.device("/device:CPU:1"),
+        tf.control_dependencies([tf.constant(0.0)]),
+    ):
+        made = stencils.make()
+    assert made[placed].op.device == "/device:CPU:0"
+    assert made[free].op.device == ""
+    assert made[free].op.name == "b/Tanh"
+    assert not made[free].op.control_inputs
+    verify(graph)
 
 
-def test_a_name_in_use_is_refused():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(1.0, name="a/Identity")
-        stencils = Stencils(graph)
-        stencils.add("same", lambda t: [tf.identity(t)], "a", [x])
-        with pytest.raises(
-            TransformError, match="'a/Identity' is in the graph already"
-        ):
-            stencils.make()
+def test_a_name_in_use_is_refused(graph):
+    x = tf.constant(1.0, name="a/Identity")
+    stencils = Stencils(graph)
+    stencils.add("same", lambda t: [tf.identity(t)], "a", [x])
+    with pytest.raises(TransformError, match="'a/Identity' is in the graph already"):
+        stencils.make()

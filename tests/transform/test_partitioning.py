@@ -213,32 +213,31 @@ def test_gradients_follow():
         assert gradient.name.startswith(f"gradients/{op.name}_grad")
 
 
-def test_refusals():
-    with tf.Graph().as_default() as graph:
-        v1.get_variable("w", [3], use_resource=True)
-        with pytest.raises(SelectionError, match="pass the loss"):
-            partition(graph, DEVICES)
-        y = chain([10] * 4)
-        with pytest.raises(ArgumentTypeError, match="a list of names"):
-            partition(y, "/cpu:0")
-        with pytest.raises(ArgumentTypeError, match="micro_batches"):
-            partition(y, DEVICES, micro_batches=0)
-        with pytest.raises(SelectionError, match="'memory' or 'time'"):
-            partition(y, DEVICES, "ops")
-        with pytest.raises(PlanError, match="'pipe' is no schedule"):
-            partition(y, DEVICES, schedule="pipe")
-        with pytest.raises(PlanError, match="ask for 1 to"):
-            partition(y, ["/cpu:0"] * 99)
-        with tf.device("/device:CPU:7"):
-            z = tf.identity(y, name="elsewhere")
-        found = partition(z, DEVICES)
-        with pytest.raises(TransformError, match="'elsewhere' is on"):
-            found.apply()
-        with pytest.raises(KeyError), transaction(graph):
-            partition(y, DEVICES[:2]).apply()
-            assert y.op.device == DEVICES[1]
-            raise KeyError
-        assert y.op.device == ""
+def test_refusals(graph):
+    v1.get_variable("w", [3], use_resource=True)
+    with pytest.raises(SelectionError, match="pass the loss"):
+        partition(graph, DEVICES)
+    y = chain([10] * 4)
+    with pytest.raises(ArgumentTypeError, match="a list of names"):
+        partition(y, "/cpu:0")
+    with pytest.raises(ArgumentTypeError, match="micro_batches"):
+        partition(y, DEVICES, micro_batches=0)
+    with pytest.raises(SelectionError, match="'memory' or 'time'"):
+        partition(y, DEVICES, "ops")
+    with pytest.raises(PlanError, match="'pipe' is no schedule"):
+        partition(y, DEVICES, schedule="pipe")
+    with pytest.raises(PlanError, match="ask for 1 to"):
+        partition(y, ["/cpu:0"] * 99)
+    with tf.device("/device:CPU:7"):
+        z = tf.identity(y, name="elsewhere")
+    found = partition(z, DEVICES)
+    with pytest.raises(TransformError, match="'elsewhere' is on"):
+        found.apply()
+    with pytest.raises(KeyError), transaction(graph):
+        partition(y, DEVICES[:2]).apply()
+        assert y.op.device == DEVICES[1]
+        raise KeyError
+    assert y.op.device == ""
 
 
 def test_placed_ops_are_there_and_what_crosses_is_told():
