@@ -13,8 +13,6 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tests.processes import run_python
-
 REUSE = {"TF_GRPC_REUSE_PORT": "1"}
 """Lets servers of TensorFlow listen on a port that `held_ports` holds."""
 LIMIT = 600
@@ -34,6 +32,9 @@ def held_ports(count):
 
 def results_of(program, *arguments):
     """Return the results of a program of this folder."""
+    # Not in the program, which would take time to import pytest.
+    from tests.processes import run_python
+
     with tempfile.NamedTemporaryFile() as file:
         done = run_python(
             "-m",
