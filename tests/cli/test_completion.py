@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from geutil.cli import main
 from geutil.cli.app import app
-from geutil.cli.main import run
 from tests import tflite_files
 from tests.cli.processes import environment
 from tests.settings import needs_eager
@@ -28,11 +28,14 @@ def complete(capsys):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
+            # Typer reads them as it makes the command of the app.
+            main._command.cache_clear()
             capsys.readouterr()
             try:
-                code = run(app, list(arguments))
+                code = main.run(app, list(arguments))
             except SystemExit as ended:
                 code = ended.code or 0
+        main._command.cache_clear()
         said = capsys.readouterr()
         assert (code, said.err) == (0, "")
         return said.out
