@@ -165,6 +165,25 @@ def test_names_in_a_file_of_version_1_are_counted(tmp_path):
     assert list(m.outputs) == list(outputs)
 
 
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_finalized_graph_has_the_values_of_its_session(is_set):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [2], name="x")
+        w, u = v1.get_variable("w", [2]), v1.get_variable("u", [2])
+        y = tf.identity(w * x + u, name="y")
+        session = v1.Session(graph=graph)
+        session.run([w.initializer, *[u.initializer] * is_set])
+        graph.finalize()
+        expected = session.run([w, y][: 1 + is_set], {x: [1.0, 2.0]})
+    m = model.open(graph, session=session, outputs=["y"])
+    assert m.variables["u"].is_initialized().numpy() == is_set
+    found = [m.variables["w"].numpy()]
+    if is_set:
+        found.append(m.run(x=[1.0, 2.0])["y"])
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_eager_execution_is_needed():
     with tf.Graph().as_default(), pytest.raises(model.ModelError, match="eager"):
         model.open(frozen_graph_def())

@@ -5,6 +5,7 @@ Version 1 feeds any tensor: a `PlaceholderWithDefault`, or one in the middle of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -273,19 +274,31 @@ def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
 def values_in_session(
     graph: Graph, session: Any
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
-    """Return what reads the values of a graph's variables from a Session."""
+    """Return what gives the values of a graph's variables in a Session, each once.
+
+    They are read in one run, if all have been initialized; nothing is added to the
+    graph, which may be finalized.
+    """
+    if session is None:
+        return lambda _name, _: None
     variables = {v.op.name: v for v in _graph_variables(graph)}
 
-    def value_of(name: str, _: Any) -> np.ndarray[Any, Any] | None:
-        if session is None or name not in variables:
-            return None
-        with graph.as_default():
-            if not session.run(tf.compat.v1.is_variable_initialized(variables[name])):
-                return None
-        value: np.ndarray[Any, Any] = session.run(variables[name])
-        return value
+    @functools.cache
+    def read() -> dict[str, Any]:
+        try:
+            return dict(session.run(variables))
+        except tf.errors.FailedPreconditionError:
+            return {name: _value_in(session, v) for name, v in variables.items()}
 
-    return value_of
+    return lambda name, _: read().pop(name, None)
+
+
+def _value_in(session: Any, variable: tf.Variable) -> Any:
+    """Return the value of a variable, None if it was not initialized."""
+    try:
+        return session.run(variable)
+    except tf.errors.FailedPreconditionError:
+        return None
 
 
 def _graph_variables(graph: Graph) -> Iterable[tf.Variable]:
