@@ -29,7 +29,7 @@ from tests.gradients.planning.graphs import (
 )
 from tests.thorough import is_quick
 
-ROWS, WIDTH, LAYERS = 512, 64, 12
+ROWS, WIDTH, LAYERS = 512, 64, 16
 HELD = {"holds_gradients": True}
 
 
