@@ -80,8 +80,6 @@ EXTRAS = {
         "playwright>=1.55,<2",
         # Keras 2, whose models are opened too. Its minor version is that of TensorFlow.
         "tf-keras>=2.16,<3",
-        # Handwritten digits to train and quantize on, which ship with it.
-        "scikit-learn>=1.6,<2",
         # Runs the code on the pages of the documentation.
         "sybil>=9,<11",
         # Run the notebooks of examples/ in a kernel of this Python.

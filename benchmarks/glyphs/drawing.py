@@ -75,15 +75,15 @@ def images(
 
 
 @cache
-def drawings() -> Floats:
-    """Return every character of every face: float32 [faces, characters, 64, 64].
+def drawings(characters: str = CHARACTERS) -> Floats:
+    """Return characters of every face: float32 [faces, characters, 64, 64].
 
     1 is ink. Characters stand on one baseline, in the size that their face gives them.
     """
-    return np.stack([_face(name) for name in FACES])
+    return np.stack([_face(name, characters) for name in FACES])
 
 
-def _face(name: str) -> Floats:
+def _face(name: str, characters: str) -> Floats:
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
@@ -91,7 +91,7 @@ def _face(name: str) -> Floats:
     font = FT2Font(str(folder / f"{name}.ttf"))
     font.set_size(_OUTLINE, 72)
     drawn = []
-    for character in CHARACTERS:
+    for character in characters:
         font.load_char(ord(character))
         drawn.append(_filled(_edges(*font.get_path())))
     return np.stack(drawn)
