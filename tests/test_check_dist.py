@@ -1,7 +1,5 @@
 """The check of wheel and source archive finds what it looks for."""
 
-from __future__ import annotations
-
 import tarfile
 import zipfile
 

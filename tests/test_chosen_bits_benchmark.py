@@ -1,7 +1,5 @@
 """What the benchmark of chosen bits compares them with, and what it makes of that."""
 
-from __future__ import annotations
-
 import pytest
 from parameterized import parameterized
 

@@ -1,7 +1,5 @@
 """The characters of `benchmarks.glyphs`, and the networks that read them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

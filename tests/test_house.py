@@ -1,7 +1,5 @@
 """The table of `make house` counts what is there."""
 
-from __future__ import annotations
-
 import re
 import sys
 

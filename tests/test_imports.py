@@ -1,7 +1,5 @@
 """What `import geutil` imports, and when."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """What the benchmark of quantized files measures, and how its processes talk."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

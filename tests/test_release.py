@@ -1,7 +1,5 @@
 """What a release rests on: one version, a changelog for it, files for every package."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the quick tests have of a product, and that the whole has all of it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -1,7 +1,5 @@
 """The plugin that says where the time of a run goes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

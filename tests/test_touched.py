@@ -1,7 +1,5 @@
 """`make test-touched` runs the tests that a change reaches, and no others."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.processes import ROOT

@@ -12,8 +12,6 @@ more of a channel cancelled by its norm, freezing alone moves the results by mor
 1e-5. That folding itself is right shows in float64, where it is held to 1e-12.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Graphs with batch norms, and their folds compared with the graphs as they were."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

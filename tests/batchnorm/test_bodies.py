@@ -1,7 +1,5 @@
 """Norms in the bodies of loops, of conditionals and of functions that are called."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What `check` says of two models, and what it refuses to compare."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Models stay whole: they run, are saved, opened, trained and refused as before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Norms whose result somebody holds: fetched, returned, or kept by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The public surface of `geutil.batchnorm`, frozen; see tests/test_public_api.py."""
 
-from __future__ import annotations
-
 from geutil import batchnorm
 from tests.documented import check_surface
 

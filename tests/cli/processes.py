@@ -1,7 +1,5 @@
 """The command in a process of its own, as a shell starts it."""
 
-from __future__ import annotations
-
 import os
 import sys
 

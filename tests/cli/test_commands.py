@@ -1,7 +1,5 @@
 """What the command does, command by command."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shells complete commands, options and their values, without TensorFlow."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

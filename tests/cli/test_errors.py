@@ -1,7 +1,5 @@
 """What the command says when something is wrong that no argument is to blame for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models in other formats, and models that are run on data."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

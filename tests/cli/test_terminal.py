@@ -1,7 +1,5 @@
 """What is shown on a terminal, and that a pipe gets none of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

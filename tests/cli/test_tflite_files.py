@@ -1,7 +1,5 @@
 """The command on TFLite files: inspected, drawn, compared with their graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What commands refuse is told in their own words, in one line."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import re

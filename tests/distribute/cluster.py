@@ -3,8 +3,6 @@
 As a program it starts the server of a task, which goes on when the program has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Those that it starts take seconds to import TensorFlow.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

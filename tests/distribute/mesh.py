@@ -4,8 +4,6 @@ Called with jobs: what is done to the network. The results are the reports of ea
 the largest difference of a tensor, as a part of its largest value: edited and unedited.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor

@@ -5,8 +5,6 @@ Called with a folder with models, and jobs: where the model comes from, or "fit"
 of each job after some steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Convolutions with batch norms whose variables are given."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -4,8 +4,6 @@ A cluster of two workers and a parameter server, all in this process, on loopbac
 Called with edits on the cluster and on one device. The results are the numbers of both.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

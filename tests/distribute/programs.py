@@ -1,7 +1,5 @@
 """Programs of this folder: processes of their own, for their devices and servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

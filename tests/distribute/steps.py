@@ -5,8 +5,6 @@ are "workers"), a network and its edits. The results are the numbers of each job
 workers those of each worker.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

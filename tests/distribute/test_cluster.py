@@ -1,7 +1,5 @@
 """Edits of graphs that a Session runs on a cluster, against the unedited graph."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Edits in functions of a DTensor mesh of two devices, against no mesh."""
 
-from __future__ import annotations
-
 from tests.distribute.programs import results_of
 from tests.settings import needs_eager
 

@@ -1,7 +1,5 @@
 """Functions of models, and `model.fit`, in replicas of a strategy."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

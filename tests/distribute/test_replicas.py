@@ -1,7 +1,5 @@
 """Edits in the replicas of tf.distribute, against one device on the whole batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Every block on a page is one that is run, or of a kind that is only shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

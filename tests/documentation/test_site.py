@@ -1,7 +1,5 @@
 """The site builds without a warning, shows every public name, and needs no network."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

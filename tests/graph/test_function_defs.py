@@ -1,7 +1,5 @@
 """Functions of a GraphDef get names that no different function of the process has."""
 
-from __future__ import annotations
-
 import itertools
 
 import networkx as nx

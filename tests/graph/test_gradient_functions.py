@@ -1,7 +1,5 @@
 """Gradients of calls in graphs that were made from protobufs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

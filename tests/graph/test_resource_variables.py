@@ -1,7 +1,5 @@
 """Variables made in bulk are those that TensorFlow makes one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

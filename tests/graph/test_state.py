@@ -1,7 +1,5 @@
 """What is noted of a graph and of variables."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

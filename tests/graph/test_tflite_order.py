@@ -1,7 +1,5 @@
 """The order of the ops of TFLite files: what may move, and what a moved file holds."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

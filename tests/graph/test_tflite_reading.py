@@ -1,7 +1,5 @@
 """What is read of TFLite files, against the interpreter's account; and broken files."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

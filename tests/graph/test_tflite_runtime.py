@@ -1,7 +1,5 @@
 """Both runtimes of TFLite files: LiteRT, and TensorFlow's where that is missing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

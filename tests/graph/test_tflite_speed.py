@@ -1,7 +1,5 @@
 """What is told of slow kernels, and whether all that is told can be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Functions that processes of a batch import: steps of pipelines, and data."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """Models whose graphs call functions, and what they compute in plain eager code."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -3,8 +3,6 @@
 Such a model has the name of its file as its only output, and its files are empty.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from geutil import model

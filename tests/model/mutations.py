@@ -4,8 +4,6 @@ Flipped bits mostly break the framing, and the parser finds that. Changed fields
 deeper: the proto can still be parsed.
 """
 
-from __future__ import annotations
-
 
 def mutate(data, rng):
     """Return what was done to `data`, and the result."""

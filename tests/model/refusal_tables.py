@@ -1,7 +1,5 @@
 """Tables of calls that are refused."""
 
-from __future__ import annotations
-
 import re
 
 

@@ -1,7 +1,5 @@
 """Running a model, saving it, and running what TensorFlow loads."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -4,8 +4,6 @@
 out the same each time: TensorFlow numbers functions by process.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small models that tests of several modules open."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Batches: what becomes of each model, whatever the others do."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

@@ -1,7 +1,5 @@
 """Bodies of functions as models: what is edited in them reaches all callers."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

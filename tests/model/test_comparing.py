@@ -1,7 +1,5 @@
 """Comparing models: the numbers are numpy's own."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Models with control flow, effects, random numbers, and functions that stay calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Data in every form that callers have, against the same batches by name."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

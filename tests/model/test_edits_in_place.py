@@ -1,7 +1,5 @@
 """Models whose graphs are edited in place with geutil."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Saving as a GraphDef, as text and for TensorFlow Lite."""
 
-from __future__ import annotations
-
 import logging
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Freezing: variables become constants, wherever they are read; and thawing."""
 
-from __future__ import annotations
-
 import logging
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Inspections of TFLite files."""
 
-from __future__ import annotations
-
 import pytest
 
 from geutil import model

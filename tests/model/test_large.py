@@ -1,7 +1,5 @@
 """A model of more than 2 GiB: more than one protobuf holds."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

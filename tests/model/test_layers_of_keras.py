@@ -1,7 +1,5 @@
 """Layers of Keras by name, against what Keras itself computes in them."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

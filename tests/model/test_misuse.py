@@ -1,7 +1,5 @@
 """What people ask for by mistake: each is refused with a message that helps."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

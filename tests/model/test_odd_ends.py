@@ -1,7 +1,5 @@
 """Models with unusual inputs and outputs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

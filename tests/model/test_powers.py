@@ -1,7 +1,5 @@
 """What models can do, against TensorFlow's registry and against what they did."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

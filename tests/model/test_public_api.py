@@ -1,7 +1,5 @@
 """The public surface of `geutil.model`, frozen; see tests/test_public_api.py."""
 
-from __future__ import annotations
-
 import inspect
 
 from geutil import GeutilError, model

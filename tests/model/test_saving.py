@@ -1,7 +1,5 @@
 """Saving models: all of one is written, or what was there stays whole."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

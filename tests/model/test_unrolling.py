@@ -1,7 +1,5 @@
 """Loops replaced by copies of their bodies, against the models that have them."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small networks of every kind, whose values between ops can be asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

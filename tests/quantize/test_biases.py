@@ -4,8 +4,6 @@ The forms are those that people write; the reference is the simulated model. Eac
 has weights of its own, and all numbers differ.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

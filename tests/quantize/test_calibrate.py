@@ -1,7 +1,5 @@
 """Calibration, against what the network computes before it is quantized."""
 
-from __future__ import annotations
-
 import gc
 import io
 import sys

@@ -1,7 +1,5 @@
 """Comparison with a TFLite file: ends by name, counts, and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

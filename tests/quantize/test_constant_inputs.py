@@ -1,7 +1,5 @@
 """Networks that are fed nothing: quantized as if a placeholder stood there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Dilated convolutions: one int8 kernel, whatever is known of batch and size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

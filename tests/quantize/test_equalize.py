@@ -1,7 +1,5 @@
 """Cross-layer equalization: the same function, and equal ranges."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

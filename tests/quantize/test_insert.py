@@ -1,7 +1,5 @@
 """One FakeQuant op between an op and those that shall read it."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The table of kernels with activations of 16 bits, measured with the interpreter."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -1,7 +1,5 @@
 """Conversion to int8: what is made, what is mended for the converter, and refusals."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 

@@ -1,7 +1,5 @@
 """The table of int8 kernels, measured through TFLite's converter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Noise layer by layer, against numpy, unedited networks and LiteRT's interpreter."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from functools import partial

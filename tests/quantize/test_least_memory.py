@@ -1,7 +1,5 @@
 """Files in the order of the least arena, as the interpreter plans and runs them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

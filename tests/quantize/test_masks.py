@@ -1,7 +1,5 @@
 """Infinities that masks put there, and those that leave no trace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

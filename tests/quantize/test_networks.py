@@ -14,8 +14,6 @@ data, and the last layer compares features with those of each class, which is wh
 training arrives at, roughly.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

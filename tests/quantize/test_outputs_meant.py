@@ -1,7 +1,5 @@
 """Folds and quantization of one network of a graph: what some outputs depend on."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

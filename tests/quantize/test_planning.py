@@ -1,7 +1,5 @@
 """Where FakeQuant ops go, and what TFLite makes of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

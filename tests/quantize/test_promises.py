@@ -1,7 +1,5 @@
 """What the report calls int8 is int8 in the file."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

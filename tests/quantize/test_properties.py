@@ -1,7 +1,5 @@
 """What holds for every small network."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The quantizers compute what numpy does, in graphs and in functions."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranges chosen one by one: by their noise at the outputs, or by another range."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

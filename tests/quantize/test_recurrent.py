@@ -1,7 +1,5 @@
 """LSTM and GRU as TFLite files: with their loops, and unrolled."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

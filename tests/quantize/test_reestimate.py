@@ -1,7 +1,5 @@
 """Re-estimation of batch norms, against numpy on what Keras computes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

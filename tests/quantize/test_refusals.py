@@ -1,7 +1,5 @@
 """What `quantize` refuses: by name, with the reason, and a graph as it was."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training and eval graphs: folded, quantized, and the same the second time."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 

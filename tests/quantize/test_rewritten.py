@@ -1,7 +1,5 @@
 """What the report calls rewritten, and what needs no kernel: forms that are int8."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Rounding of weights by data, against TensorFlow's layers, papers and brute force."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of every scheme against what is simulated, and against the float network."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Networks folded and quantized for training, stripped for inference, as int8 files."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

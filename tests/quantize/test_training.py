@@ -1,7 +1,5 @@
 """Training with simulated quantization in version 1 graphs, step by step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Training with simulated quantization in functions, tapes, replicas and XLA."""
 
-from __future__ import annotations
-
 import json
 
 import keras

@@ -1,7 +1,5 @@
 """A network as old code builds it: one function for training and for evaluation."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 v1 = tf.compat.v1

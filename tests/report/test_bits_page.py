@@ -1,7 +1,5 @@
 """The page of a plan of bits: every layer, every point, nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """The page of two graphs, in a browser."""
 
-from __future__ import annotations
-
 import re
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What of a drawing is seen, in a browser: at any width, and of two the same part."""
 
-from __future__ import annotations
-
 import random
 
 import networkx

@@ -1,7 +1,5 @@
 """Pages by keys alone, and for those who hear them: an audit by axe-core."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Large graphs: drawn in groups, laid out in steps with frames between."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

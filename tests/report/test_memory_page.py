@@ -1,7 +1,5 @@
 """The page about memory, in a browser."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

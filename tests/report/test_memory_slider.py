@@ -1,7 +1,5 @@
 """A graph with the memory of its step: what the page is given, and in a browser."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """What notebooks show of models, selections, reports and timelines."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

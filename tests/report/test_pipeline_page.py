@@ -1,7 +1,5 @@
 """The page of the stages of a pipeline: what it is given, and in a browser."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The public surface of `geutil.report`, frozen; see tests/test_public_api.py."""
 
-from __future__ import annotations
-
 from geutil import report
 from tests.documented import check_surface
 

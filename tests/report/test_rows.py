@@ -1,7 +1,5 @@
 """Reports as tables: each line says what it is about, by names that can be found."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 

@@ -1,7 +1,5 @@
 """What leaves a page: links to an op, pictures, names."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import urllib.parse

@@ -1,7 +1,5 @@
 """TFLite files against the graphs that they were made from."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """Pages of TFLite files, in a browser."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

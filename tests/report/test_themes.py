@@ -1,7 +1,5 @@
 """Light and dark, what the colours mean, and what chooses among changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.report.browsing import hexadecimal, numbers

@@ -1,7 +1,5 @@
 """The page of one graph, in a browser."""
 
-from __future__ import annotations
-
 import itertools
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Layer norms, which are no batch norms, and reductions over a batch."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from geutil.select.networks.batch_norms import is_layer_norm, reduces_batch

@@ -1,7 +1,5 @@
 """Which updates of a variable count as a moving average, for each client that asks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The command, with its extra and without."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is installed: the package, whole, and nothing besides."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.resources

@@ -1,7 +1,5 @@
 """The main jobs, once each, on a small network."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Functions that the ops of a graph call, opened, edited and written back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """One counter of training steps for a graph."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Folds for training compute what the graph computed, over all combinations."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Training folds while a tf.function is traced, on Keras models."""
 
-from __future__ import annotations
-
 import itertools
 
 import keras

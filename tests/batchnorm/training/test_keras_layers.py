@@ -1,7 +1,5 @@
 """Training folds of the layers that Keras has, each with a norm behind it."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What is not folded for training: the reason, the op, and a graph as it was."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 

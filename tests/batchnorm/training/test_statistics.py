@@ -3,8 +3,6 @@
 The paper is Krishnamoorthi 2018, section 3.2.2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

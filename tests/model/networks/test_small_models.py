@@ -1,7 +1,5 @@
 """Models with loops, tables, strings and several signatures, in fresh processes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

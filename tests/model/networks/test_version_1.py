@@ -1,7 +1,5 @@
 """Models that version 1 wrote, in a process with its behaviour."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -5,8 +5,6 @@ SavedModels with a loop, a partitioned variable, a table with an asset and two
 signatures; and `frozen.pb`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

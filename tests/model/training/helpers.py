@@ -1,7 +1,5 @@
 """What tests of stripping share."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

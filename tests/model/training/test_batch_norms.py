@@ -1,7 +1,5 @@
 """Batch norms built without Keras: raw ops and version 1 graphs."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Diagnostics, writes of variables and switches: which go, which stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

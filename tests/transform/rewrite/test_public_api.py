@@ -1,7 +1,5 @@
 """The public surface of `geutil.transform.rewrite`, frozen."""
 
-from __future__ import annotations
-
 from geutil.transform import rewrite as rw
 from tests.documented import check_surface, missing_parts
 
