@@ -97,7 +97,8 @@ def run_python(
 def forked() -> Iterator[None]:
     """Let the server fork the processes of Python that `subprocess.run` would start.
 
-    Those that have a limit of time are started.
+    Those that have a limit of time are started. A cluster that is measured forks its
+    workers.
     """
     start = subprocess.run
 
@@ -121,6 +122,8 @@ def forked() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", run)
+        cluster = "tests.distribute.forked_cluster"
+        patch.setattr("geutil.memory.measuring.measure._CLUSTER", cluster)
         yield
 
 

@@ -15,6 +15,7 @@ from geutil.errors import MeasurementError
 from geutil.gradients import gradients
 from geutil.memory import measure, predict_by_device
 from geutil.memory.measuring import worker
+from geutil.memory.measuring.cluster import Worker
 from geutil.memory.placement import default_device, full_name
 from geutil.memory.predicting import executed_step
 from geutil.quantize import quantize
@@ -172,10 +173,8 @@ def test_placement_and_cuts_are_those_of_tensorflow(cluster, kind):
 
 
 @pytest.fixture
-def forked_cluster(monkeypatch):
+def forked_cluster():
     """Measurements on a cluster start no process."""
-    module = "tests.distribute.forked_cluster"
-    monkeypatch.setattr("geutil.memory.measuring.measure._CLUSTER", module)
     with forked():
         yield
 
@@ -270,6 +269,22 @@ def test_a_worker_that_nobody_asks_any_more_ends(tmp_path):
         )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().startswith(worker.READY)
+
+
+def test_a_worker_is_a_process_that_starts_reads_meters_and_ends(tmp_path, monkeypatch):
+    path = tmp_path / "setup"
+    for name, value in REUSE.items():
+        monkeypatch.setenv(name, value)
+    with held_ports(1) as (port,):
+        addresses = {"worker": {0: f"127.0.0.1:{port}"}}
+        path.write_bytes(pickle.dumps(worker.Setup(addresses, b"")))
+        process = Worker(path, ("worker", 0))
+        assert process.is_ready()
+        assert process.ask(worker.START_RESIDENT) == []
+        allocator, resident = process.ask(worker.READ)
+        process.end()
+    assert allocator is None
+    assert resident >= 0
 
 
 def test_a_step_whose_worker_is_killed_and_a_new_session():

@@ -12,18 +12,18 @@ from tests.thorough import chosen
 HERE = Path(__file__).parent
 # What is run with which environment.
 PROCESSES = {
-    # In one process, to start one less.
+    "two_devices": (["apart/test_two_devices.py"], {VARIABLE: "two_devices"}),
+    "two_devices, planned and wrapped": (
+        ["apart/test_planned_offloading.py", "apart/test_two_devices_wrapped.py"],
+        {VARIABLE: "two_devices"},
+    ),
     "two_devices, oneDNN off": (
-        ["apart/test_two_devices.py", "../memory/test_workspaces.py"],
+        ["apart/test_two_devices.py"],
         {VARIABLE: "two_devices", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
-    "two_devices": (
-        [
-            "apart/test_two_devices.py",
-            "apart/test_planned_offloading.py",
-            "apart/test_two_devices_wrapped.py",
-        ],
-        {VARIABLE: "two_devices"},
+    "workspaces, oneDNN off": (
+        ["../memory/test_workspaces.py"],
+        {"TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
     "XLA": (["apart/test_peaks_under_xla.py"], {VARIABLE: "xla"}),
@@ -44,7 +44,9 @@ PROCESSES = {
 
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
-@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices, oneDNN off", "XLA"))
+@pytest.mark.parametrize(
+    "name", chosen(PROCESSES, "two_devices", "workspaces, oneDNN off", "XLA")
+)
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
     check_in_a_process([HERE / file for file in files], variables)
