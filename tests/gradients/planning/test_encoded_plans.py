@@ -57,14 +57,18 @@ def test_a_plan_of_an_encoded_step():
     assert report.peak <= SHARE * report.plain_peak
 
 
-def test_tensors_are_encoded_one_by_one():
-    """Those that nothing runs again for; without them and with all it takes longer."""
+def pooled():
+    """Return a net of which some tensors are worth a mask, and others run again."""
 
     def pool():
         return keras.layers.AveragePooling2D(2, 1, "same")
 
-    # Some tensors are worth a mask, and others run again.
-    pooled = convolutions(PIXELS, 3 * [(16, 2)], pool)
+    return convolutions(PIXELS, 3 * [(16, 2)], pool)
+
+
+def test_tensors_are_encoded_one_by_one():
+    """Those that nothing runs again for; without them and with all it takes longer."""
+    net = pooled()
 
     def planned(loss, xs):
         found = plan(loss, xs, 0.5, encode="lossless")
@@ -74,8 +78,6 @@ def test_tensors_are_encoded_one_by_one():
         # The plan of a plain step serves where encodings are asked for.
         plainly = explain(loss, xs, checkpoints=whole, encode="lossless")
         assert (plainly.encoded, plainly.peak) == ((), whole.peak)
-        budget = Budget(0.5)
-        told = explain(loss, xs, checkpoints=budget, encode="lossless")
         all_encoded = Encoder()
         step = build_step(loss, xs)
         encoded = all_encoded.encode(step, plan_encodings(step, MIN_CHECKPOINT_SIZE))
@@ -84,24 +86,31 @@ def test_tensors_are_encoded_one_by_one():
         every = sum(map(op_time, encoded.ops())) + again
         all_encoded.undo()
         extra = every / sum(map(op_time, step.ops())) - 1
-        return found, whole, extra, told
+        return found, whole, extra
 
-    (found, whole, extra, told), _ = trace_network(pooled, planned, BATCH)
+    (found, whole, extra), _ = trace_network(net, planned, BATCH)
     assert whole.budget == found.budget
     assert 0 < len(found.encoded) < 3
     assert found.extra_time < min(whole.extra_time, extra)
     assert found.bound <= found.extra_time
 
-    report, graph = ran_as_planned(pooled, found)
+    report, graph = ran_as_planned(net, found)
     assert len(report.encoded) == len(found.encoded)
     assert report.extra_time == found.extra_time
     # The others are read as they are.
     masks = [op for op in graph.get_operations() if op.name.startswith("encoded/")]
     read = [op for op in masks if op.type == "Greater" and op.outputs[0].consumers()]
     assert len(read) == len(found.encoded)
-    # What runs again, encoded or not, is told.
+
+
+def test_what_runs_again_encoded_or_not_is_told():
+    def told_of(loss, xs):
+        return explain(loss, xs, checkpoints=Budget(0.5), encode="lossless")
+
+    told, _ = trace_network(pooled(), told_of, BATCH)
     reason = "it runs again, encoded or not"
     said = {t.name for t in told.not_encoded if t.reason == reason}
+    assert said and told.encoded
     assert len(said) + len(told.encoded) == 3
     assert said <= {f"{op.name}:0" for op in told.recomputed if op.op_type == "Relu"}
 
