@@ -49,8 +49,8 @@ ALIASES = {
     "ph": "make_placeholder_from_dtype_and_shape",
 }
 
-# What code written for tf.contrib.graph_editor finds, flat and in its submodule, and what
-# was added. With annotations; a line that is indented continues the one before.
+# What code written for tf.contrib.graph_editor finds, flat and in its submodule, and
+# what was added. A line that is indented continues the one before.
 SIGNATURES = {
     "select": """
 can_be_regex(obj: object) -> bool
