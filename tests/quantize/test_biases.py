@@ -11,7 +11,6 @@ import tensorflow as tf
 import geutil as ge
 from geutil.graph.tflite_files import ops_of
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
-from geutil.quantize.int8.running import interpreter_of
 from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.quantize.small_networks import STORES_COLUMNS, normal, prepared
 from tests.settings import needs_eager
@@ -285,7 +284,7 @@ BIAS = normal(6, seed=1)
 def dense(matrix=MATRIX, bias=BIAS):
     def compute(x):
         y = tf.matmul(x, tf.constant(matrix), name="dense")
-        return {"y": y if bias is None else tf.nn.relu(y + bias)}
+        return {"y": tf.nn.relu(y + bias)}
 
     return opened(compute, VECTOR)
 
@@ -303,62 +302,38 @@ PRODUCTS = {
 
 
 @stores_columns
-def test_products_of_batches_with_a_matrix():
-    rows = (spec(None, 4, 8),)
+def test_a_matrix_has_a_range_for_each_column_unless_it_is_turned():
+    def transposed(x, m, name):
+        return tf.matmul(x, m.T, transpose_b=True, name=name)
+
+    def biased(x, m, name):
+        return tf.nn.relu(tf.matmul(x, m, name=name) + BIAS)
+
+    rows = {name: (spec(None, 4, 8), f) for name, f in PRODUCTS.items()}
+    for name, f in {"bias": biased, "one range": biased, "turned": transposed}.items():
+        rows[name] = spec(None, 8), f
     made = Together(
-        {n: (lambda x, f=f: f(x, MATRIX, "dense"), rows) for n, f in PRODUCTS.items()}
+        {
+            name: (lambda x, f=f: f(x, MATRIX, "dense"), (shape,))
+            for name, (shape, f) in rows.items()
+        },
+        overrides={"^one_range/dense$": Spec(per_channel=False)},
     )
+    most = np.abs(MATRIX).max(0)
     for name, part in made.parts().items():
-        stored = [t for t in made.tensors(name) if list(t.shape) == [6, 8]]
-        assert [len(t.quantization.scale) for t in stored] == [6], name
+        (stored,) = [t for t in made.tensors(name) if list(t.shape) == [6, 8]]
+        steps, axis = stored.quantization.scale, stored.quantization.quantizedDimension
+        wanted = [most.max()] if name in ("one range", "turned") else most
+        np.testing.assert_allclose(steps, wanted / np.float32(127), 1e-6, err_msg=name)
+        assert (axis, part.floats) == (0, []), name
+        assert name in PRODUCTS or part.kinds == ["FULLY_CONNECTED"], name
         assert part.most <= 1, name
-
-
-def weight_steps(blob):
-    """Return the steps of the weights in a file, and along which axis they count."""
-    (details,) = [
-        d["quantization_parameters"]
-        for d in interpreter_of(blob).get_tensor_details()
-        if list(d["shape"]) == [6, 8]
-    ]
-    return details["scales"], details["quantized_dimension"]
-
-
-@stores_columns
-@pytest.mark.parametrize(
-    ("bias", "delay"), [(None, 5), (BIAS, None)], ids=["bare", "bias"]
-)
-def test_the_file_has_a_range_for_each_column(bias, delay):
-    training = {"is_training": True, "quant_delay": delay} if delay else {}
-    m = quantized(dense(bias=bias), **training)
-    blob = to_int8(m)
-    assert [op.kind for op in ops_of(blob)] == ["FULLY_CONNECTED"]
-    steps, axis = weight_steps(blob)
-    np.testing.assert_allclose(steps, np.abs(MATRIX).max(0) / 127, rtol=1e-6)
-    assert axis == 0
-    assert compare_int8(m, blob, {"x": X}).most <= 1
 
 
 def test_where_columns_cannot_be_stored_a_warning_says_so(caplog):
     to_int8(quantized(dense()))
     warned = any("one range for all columns" in m for m in caplog.messages)
     assert warned is not STORES_COLUMNS
-
-
-def test_one_range_can_be_asked_for():
-    m = quantized(dense(), per_channel=False)
-    steps, _ = weight_steps(to_int8(m))
-    assert len(steps) == 1
-
-
-def test_transposed_matrices_have_one_range():
-    def compute(x):
-        return {"y": tf.matmul(x, tf.constant(MATRIX.T), transpose_b=True)}
-
-    m = quantized(opened(compute, VECTOR))
-    blob = to_int8(m)
-    assert len(weight_steps(blob)[0]) == 1
-    assert compare_int8(m, blob, {"x": X}).most <= 1
 
 
 @stores_columns

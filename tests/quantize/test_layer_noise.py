@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -273,15 +273,16 @@ def randomized(network):
 class Deployed:
     """A network of Keras, its quantized model and its file."""
 
-    def __init__(self, build, **choices):
+    def __init__(self, name, **choices):
         tf.keras.utils.set_random_seed(1)
-        self.network = randomized(build(IMAGES))
+        self.network = randomized(NETWORKS[name](IMAGES))
         self.sample = {"image": IMAGES}
         self.model = model.open(self.network)
         fold_batch_norms(self.model)
         self.report = quantize(self.model, is_training=False, **choices)
-        calibrate(self.model, self.sample, "min_max")
-        self.blob = to_int8(self.model)
+        if not choices.get("scheme", "").startswith("weight"):
+            calibrate(self.model, self.sample, "min_max")
+        self.blob = to_tflite(self.model)
         self.comparison = compare_int8(self.model, self.blob, self.sample, layers=True)
         self.layers = {layer.op: layer for layer in self.comparison.layers}
 
@@ -295,20 +296,11 @@ class Deployed:
         )
 
 
-@pytest.fixture(scope="module")
-def deployed():
-    made = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = Deployed(NETWORKS[name])
-        return made[name]
-
-    return get
+deployed = cache(Deployed)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_last_layer_is_as_far_off_as_the_output(deployed, name):
+def test_the_last_layer_is_as_far_off_as_the_output(name):
     net = deployed(name)
     exact = net.network(IMAGES).numpy()
     simulated, values = both_results(net.model, net.blob, net.sample)["logits"]
@@ -325,7 +317,7 @@ MATCHED = {"separable": 8, "branching": 8, "attention": 26}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_tensors_of_the_file_hold_what_they_are_matched_to(deployed, name):
+def test_tensors_of_the_file_hold_what_they_are_matched_to(name):
     net = deployed(name)
     matched = [layer for layer in net.layers.values() if not layer.unmatched]
     assert len(matched) >= MATCHED[name]
@@ -352,13 +344,7 @@ FOUND = {"separable": (5, 8), "branching": (4, 10), "attention": (5, 26)}
     crossed(NETWORKS, ["int8x4", "int16x8", "weight_only_int8"], together=1),
 )
 def test_tensors_are_found_in_files_of_other_schemes(name, scheme):
-    tf.keras.utils.set_random_seed(1)
-    m, sample = model.open(randomized(NETWORKS[name](IMAGES))), {"image": IMAGES}
-    fold_batch_norms(m)
-    quantize(m, scheme=scheme, is_training=False)
-    if scheme.startswith("int"):
-        calibrate(m, sample, "min_max")
-    layers = compare_int8(m, to_tflite(m, scheme=scheme), sample, layers=True).layers
+    layers = Deployed(name, scheme=scheme).comparison.layers
     matched = [entry for entry in layers if not entry.unmatched]
     in_float, at_least = FOUND[name]
     weights_only = scheme == "weight_only_int8"
@@ -420,11 +406,10 @@ def test_results_of_one_op_are_told_apart():
     assert sum(line.endswith("parts:1 (Split)") for line in lines) == 1
 
 
-def test_a_layer_of_two_bits_is_named_worst(deployed):
+def test_a_layer_of_two_bits_is_named_worst():
     name, worst = "branching", "behind"
-    net = Deployed(
-        NETWORKS[name], overrides={f"{worst}.*onvolution": Spec(weight_bits=2)}
-    )
+    overrides = {f"{worst}.*onvolution": Spec(weight_bits=2)}
+    net = Deployed(name, overrides=overrides)
     named = noisiest(net.comparison.layers)
     assert named is net.of(worst)
     assert named.own < deployed(name).of(worst).own - 15
@@ -439,7 +424,7 @@ def test_a_layer_of_two_bits_is_named_worst(deployed):
     assert named.op in marked[0]
 
 
-def test_what_only_moves_values_adds_none(deployed):
+def test_what_only_moves_values_adds_none():
     net = deployed("branching")
     pooled = net.of("pooled")
     assert pooled.own == float("inf")
@@ -449,7 +434,7 @@ def test_what_only_moves_values_adds_none(deployed):
     assert row.split()[0] == "exact"
 
 
-def test_each_kernel_is_told_once_in_an_order_in_which_they_run(deployed):
+def test_each_kernel_is_told_once_in_an_order_in_which_they_run():
     for name in NETWORKS:
         net = deployed(name)
         kernels = {entry.kernel for entry in net.report.quantized}
@@ -467,7 +452,7 @@ def test_each_kernel_is_told_once_in_an_order_in_which_they_run(deployed):
             seen.add(layer.op)
 
 
-def test_what_the_file_does_without_is_said(deployed):
+def test_what_the_file_does_without_is_said():
     unmatched = [
         entry for entry in deployed("attention").layers.values() if entry.unmatched
     ]
