@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
-from geutil.model.batch_size.row_equivalence import RowVerdict, judge, windows
 from tests.model.refusal_tables import not_refused
 from tests.settings import control_flow
 from tests.thorough import crossed, examples, some
@@ -424,18 +423,6 @@ def test_inputs_without_rank():
         of_shape([]).set_batch_size(None)
     with pytest.raises(model.ModelError, match="has no batch axis"):
         of_shape([]).set_batch_size(None, inputs=["x"])
-
-
-def test_judging_finds_a_swapped_row():
-    rng = np.random.default_rng(0)
-    found = rng.normal(size=[5, 3]).astype(np.float32)
-    seen = windows(5, 1)
-    references = [found[w] for w in seen]
-    assert judge(references, found, seen, 5, 1e-9).kind is RowVerdict.MATCHES
-    assert judge(references, found[::-1], seen, 5, 1e-9).kind is RowVerdict.DIFFERS
-    assert judge(references, found[:, :2], seen, 5, 1e-9).kind is RowVerdict.UNGROUPED
-    same = np.ones([5, 3], np.float32)
-    assert judge([same[:1]] * 5, same, seen, 5, 1e-9).kind is RowVerdict.SILENT
 
 
 # -- targets that are computed, with a -1 in them --------------------------------------

@@ -404,16 +404,6 @@ def test_open_thaw_train_freeze_save(tmp_path, name, rate, format):
     assert not np.array_equal(expected[0], sample.expected()[0])
 
 
-def test_freeze_gives_constants_their_names_back():
-    opened = model.open(frozen_graph())
-    again = opened.thaw("weights").freeze()
-    before = opened.graph.get_operation_by_name("layer/weights")
-    after = again.graph.get_operation_by_name("layer/weights")
-    assert after.type == "Const"
-    assert after.get_attr("value").tensor_shape == before.get_attr("value").tensor_shape
-    assert_same(run(again, floats()), run(opened, floats()))
-
-
 def test_signatures_share_the_variable_again(tmp_path):
     module = save_two_signatures(tmp_path / "m")
     frozen = model.open(tmp_path / "m", signature="encode").freeze()

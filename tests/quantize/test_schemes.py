@@ -233,27 +233,6 @@ def test_kernels_of_a_mobile_net_are_within_a_step(mobile, scheme):
     assert kinds["DEPTHWISE_CONV_2D"] == {"INT8"}
 
 
-def test_16_bits_are_nearer_to_float_than_8():
-    """Of weights that 8 bits store exactly: what is left is the noise of the data."""
-    levels = np.random.default_rng(0).integers(-127, 128, (24, 24))
-    levels[0] = 127
-    weights = np.float32(levels / 127)
-    noise = {}
-    for scheme in ("int8", "int16x8"):
-        m = opened(
-            lambda x: {"y": tf.matmul(tf.nn.relu(tf.matmul(x, weights)), weights)},
-            spec(16, 24, name="x"),
-        )
-        data = [{"x": normal(16, 24, seed=5)}]
-        exact = m.run(**data[0])["y"]
-        quantize(m, scheme=scheme, is_training=False)
-        calibrate(m, data, "min_max")
-        _, found = both_results(m, to_tflite(m), data)["y"]
-        noise[scheme] = decibels(exact, found)
-    # Eight bits are 48 dB.
-    assert noise["int16x8"] > noise["int8"] + 40
-
-
 @pytest.mark.parametrize("scheme", WEIGHTS_ONLY)
 def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     """A file of a float model is that of one whose weights were quantized."""
