@@ -138,7 +138,6 @@ def test_reports_as_json(geutil, folder, tmp_path):
 def test_a_model_takes_its_own_place(geutil, folder, tmp_path):
     target = tmp_path / "net.pb"
     geutil.done("strip", folder / "net", "-o", target)
-    assert geutil("rename", target, "--input", "image=x", "-o", target).code != 0
     geutil.done("rename", target, "--input", "image=x", "-o", target, "--force")
     assert list(model.open(str(target)).inputs) == ["x"]
 

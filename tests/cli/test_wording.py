@@ -194,7 +194,7 @@ convert net -o new.h5 | geutil does not write
 convert lstm.keras -o new.keras --format pbtxt | --format is pbtxt
 convert lstm.keras -o lstm.keras | pass --force
 convert net -o new.pb --tf-ops | --tf-ops is for .tflite files
-convert both --signature text -o new.tflite | `geutil convert --tf-ops`
+convert both --signature text -o new.tflite | AsString & `geutil convert --tf-ops`
 convert net.tflite -o new | `geutil run`
 run NET --data named.npz | no array for input 'image'
 run NET --data more.npz | an array 'label' for no input

@@ -101,23 +101,6 @@ def test_what_is_folded_and_quantized_and_nothing_by_a_second_call(name, norms):
     assert second.folds.folded == ()
 
 
-def test_before_the_delay_a_training_graph_is_the_network():
-    plain, plain_x, plain_logits = _net("freeze", "unfused")
-    with session(plain) as other:
-        expected = [other.run(plain_logits, {plain_x: DATA}) for _ in range(4)]
-    for statistics in ("exact", "one_pass"):
-        graph, x, logits = _net("freeze", "unfused")
-        report = experimental_create_training_graph(
-            graph, quant_delay=3, statistics=statistics
-        )
-        with session(graph) as opened:
-            for step in range(4):
-                value = opened.run(report.tensor(logits), {x: DATA})
-                if step + 1 < 3:
-                    close(value, expected[step], 1e-5)
-        assert np.abs(value - expected[-1]).max() > 1e-3, statistics
-
-
 @pytest.mark.parametrize("name", ["experimental", "experimental eval"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_bits_and_symmetry(name, symmetric):
