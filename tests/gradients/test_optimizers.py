@@ -183,25 +183,3 @@ def test_gradients_of_biases(network, reverse, graph):
     with v1.Session(graph=graph) as session:
         values = {kept: session.run(slopes, feed) for kept, slopes in ours.items()}
     assert unlike(values, dict.fromkeys(values, values["plain"])) == {}
-
-
-def test_copies_are_compiled_by_xla():
-    def convolutions(take):
-        @tf.function(jit_compile=True, autograph=False)
-        def step(x):
-            kept, y = convolutional(x)
-            return take(y, x, kept)
-
-        x = tf.fill([4, 16, 16, 8], 0.1)
-        text = step.experimental_get_compiler_ir(x)(stage="optimized_hlo")
-        return step(x), text.count(" convolution(")
-
-    def ours(y, x, kept):
-        return gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
-
-    expected, before = convolutions(lambda y, x, kept: tf.gradients(y, x))
-    actual, after = convolutions(ours)
-    assert_close(actual, expected)
-    again = [op.op_type for op in last_report().recomputed].count("Conv2D")
-    assert again >= 3
-    assert after == before + again

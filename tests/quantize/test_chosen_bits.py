@@ -26,7 +26,6 @@ from geutil.quantize import (
 from geutil.quantize.bits.knapsack import least_noise, least_size
 from geutil.quantize.bits.sensitivity import SwitchedNetwork
 from geutil.quantize.bits.weights import find_weights
-from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.quantize.converted import both_results, opened, spec, stored_weights
 from tests.quantize.converted import decibels as signal_to_noise
 from tests.quantize.small_networks import normal
@@ -363,9 +362,15 @@ def test_layers_that_share_a_variable_have_equal_bits(scheme, bits):
 
 
 def test_layers_without_kernels_and_bodies_that_may_hold_some_are_told():
+    """A layer with a norm behind it is one like others."""
+    norm = [tf.Variable(normal(2, seed=n) ** 2 + 0.1) for n in range(4)]
+
     def network(x):
         y = tf.nn.conv3d(x, normal(2, 2, 2, 2, 3), [1] * 5, "SAME", name="deep")
         y = tf.matmul(tf.reshape(y, [1, 192]), normal(192, 8), name="flat")
+        y = tf.reshape(y, [1, 2, 2, 2])
+        y = tf.nn.conv2d(y, normal(1, 1, 2, 2), 1, "SAME", name="normed")
+        y = tf.reshape(tf.nn.batch_normalization(y, *norm, 1e-3), [1, 8])
         weights = normal(8, 8, seed=2)
 
         def step(index, y):
@@ -375,7 +380,7 @@ def test_layers_without_kernels_and_bodies_that_may_hold_some_are_told():
 
     m = opened(network, spec(1, 4, 4, 4, 2, name="x"))
     plan = choose_bits(m, {"x": normal(1, 4, 4, 4, 2)}, size=0.5)
-    assert [layer.ops for layer in plan.layers] == [("flat",)]
+    assert [layer.ops for layer in plan.layers] == [("flat",), ("normed",)]
     reasons = dict(plan.left)
     assert reasons["deep"]
     assert f"left in float: deep: {reasons.pop('deep')}" in str(plan)
@@ -546,31 +551,6 @@ def test_without_ortools_the_extra_is_named(named):
         for budget in ({"size": 0.8}, {"noise": 20.0}):
             with pytest.raises(MissingExtraError, match=r"OR-Tools.*geutil\[plan\]"):
                 choose_bits(m, data, **budget)
-
-
-def test_batch_norms_are_to_be_folded_first():
-    """What a norm keeps from being quantized is told; nothing is left out."""
-    tf.keras.utils.set_random_seed(0)
-    layers = tf.keras.layers
-    network = tf.keras.Sequential(
-        [
-            layers.Input((8, 8, 3)),
-            layers.Conv2D(4, 3),
-            layers.BatchNormalization(),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(5),
-        ]
-    )
-    images = [normal(4, 8, 8, 3, seed=i) for i in range(2)]
-    m = model.open(with_calibrated_norms(network, images[0]))
-    (name,) = m.inputs
-    data = [{name: x} for x in images]
-    plan = choose_bits(m, data, size=0.8, method="min_max")
-    told = {op for layer in plan.layers for op in layer.ops} | {
-        op for op, _ in plan.left
-    }
-    kinds = {"Conv2D", "MatMul"}
-    assert told == {op.name for op in m.graph.get_operations() if op.type in kinds}
 
 
 # -- the knapsack, against every choice that there is ----------------------------------
