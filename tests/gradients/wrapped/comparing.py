@@ -42,12 +42,17 @@ needs_statistics = pytest.mark.skipif(not has_statistics(), reason="no statistic
 
 
 def peak_bytes(run: Any) -> int:
-    """Return what the allocator held at most during the third run, on top."""
+    """Return what the allocator holds at most in the last three of five runs."""
     for _ in range(2):
         run()
-    # What other tests left would be freed meanwhile, and taken off the peak.
+    peaks = []
+    # What other tests left, or a thread has not let go of yet, may be freed in a run,
+    # and is taken off its peak.
     with without_collector():
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-        run()
-        return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+        for _ in range(3):
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+            run()
+            peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+            peaks.append(peak - before)
+    return max(peaks)
