@@ -1,7 +1,5 @@
 """Checkpointed functions on two devices: their parts stay where they are."""
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -90,27 +88,3 @@ def test_what_is_kept_waits_on_the_other_device(prefetch):
     assert len(sent) == len({op for op, _ in sent}) == 2 * 4
     assert set(last_report().offloaded) <= {op.inputs[0].name for op, _ in sent}
     assert all(wait.control_inputs for _, wait in sent)
-
-
-def test_fit_with_a_model_that_is_offloaded():
-    def fit(wrap):
-        keras.utils.set_random_seed(3)
-        block = [
-            keras.layers.Dense(32, "tanh"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3),
-        ]
-        model = keras.Sequential([*block, keras.layers.Dense(8, "tanh")])
-        wrap(model)
-        model.compile("sgd", "mse", jit_compile=False)
-        values = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
-        with tf.device(FIRST):
-            history = model.fit(values, values, 16, epochs=2, shuffle=False, verbose=0)
-        return model.get_weights(), history.history["loss"]
-
-    def wrap(model):
-        checkpointed(model, "inputs", min_checkpoint_size=0, **OFFLOAD)
-
-    expected = fit(lambda model: None)
-    assert_same(fit(wrap), expected)
-    assert last_report().offloaded
