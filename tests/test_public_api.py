@@ -315,9 +315,6 @@ def test_errors_are_caught_as_the_builtin_that_old_code_catches():
         assert issubclass(error, ge.GeutilError), name
         assert issubclass(error, builtin), name
         assert error.__doc__, name
-
-
-def test_a_cycle_error_is_a_reroute_error():
     assert issubclass(ge.CycleError, ge.RerouteError)
     assert ge.CycleError("message", ("a", "a")).cycle == ("a", "a")
 

@@ -320,23 +320,6 @@ def write_directory(new, text):
     (new / "sub" / "file").write_text(text)
 
 
-def test_what_is_written_replaces_what_is_there(tmp_path):
-    path = tmp_path / "out"
-    for text in ("one", "two"):
-        with written_atomically(path, overwrite=text != "one") as new:
-            new.write_text(text)
-        assert contents(tmp_path) == {"out": text.encode()}
-    # A directory replaces a file and another directory, and a file a directory.
-    for text in ("three", "four"):
-        with written_atomically(path, overwrite=True) as new:
-            write_directory(new, text)
-        whole = {"out": None, "out/sub": None, "out/sub/file": text.encode()}
-        assert contents(tmp_path) == whole
-    with written_atomically(path, overwrite=True) as new:
-        new.write_text("five")
-    assert contents(tmp_path) == {"out": b"five"}
-
-
 def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
     monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
     path = tmp_path / "out"

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
-from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
 from geutil.quantize import NotRounded, Rounded, compare_int8, quantize, to_tflite
 from geutil.quantize import calibrate as calibrated
@@ -303,49 +302,6 @@ def test_saved_models_keep_what_was_decided(tmp_path):
     assert np.array_equal(again.run(**batch)["y"], m.run(**batch)["y"])
 
 
-def test_weights_of_keras_stay_and_layers_that_run_twice_have_one_rounding():
-    tf.keras.utils.set_random_seed(0)
-    layers = tf.keras.layers
-    norm = layers.BatchNormalization(
-        beta_initializer="random_normal",
-        gamma_initializer="random_uniform",
-        moving_mean_initializer="random_normal",
-    )
-    twice = layers.Conv2D(6, 3, padding="same")
-    image = tf.keras.Input([8, 8, 3])
-    x = layers.Activation("swish")(norm(layers.Conv2D(6, 3, use_bias=False)(image)))
-    x = layers.SeparableConv2D(5, 3)(twice(layers.ReLU()(twice(x))))
-    x = layers.Dense(4)(layers.GlobalAveragePooling2D()(x))
-    keras = tf.keras.Model(image, x)
-    before = [w.copy() for w in keras.get_weights()]
-    m = model.open(keras)
-    fold_batch_norms(m)
-    quantize(m, is_training=False, scheme="int8x4")
-    (name,), (result,) = m.inputs, m.outputs
-    batches, judged = [{name: b["x"]} for b in data()], data(seed=33)[0]["x"]
-
-    def noise(**options):
-        found = calibrate(m, batches, **options).layers
-        exact = keras(judged).numpy()
-        return np.square(m.run(**{name: judged})[result] - exact).mean(), found
-
-    nearest, _ = noise()
-    by_data, entries = noise(rounding="gptq")
-    assert by_data < nearest
-    _, first, second, *others = entries
-    assert all(isinstance(entry, Rounded) for entry in (entries[0], first, *others))
-    assert len(others) == 3
-    assert second.reason == f"has the weights of '{first.op}', rounded for that"
-    kernels = [
-        m.cut(outputs={"k": m.graph.get_operation_by_name(e.op).inputs[1]}).run()["k"]
-        for e in (first, second)
-    ]
-    np.testing.assert_array_equal(*kernels)
-    for old, new in zip(before, keras.get_weights(), strict=True):
-        assert np.array_equal(old, new)
-    assert noise()[0] == nearest
-
-
 def test_training_goes_on_from_what_was_decided():
     weights = []
     for is_training in (True, False):
@@ -360,12 +316,6 @@ def test_training_goes_on_from_what_was_decided():
         np.testing.assert_array_equal(value, weights[1][name])
 
 
-def shared(x):
-    weights = tf.constant(normal(3, 3, 3, 3) / 3)
-    once = tf.nn.relu(tf.nn.conv2d(x, weights, 1, "SAME"))
-    return {"y": tf.nn.conv2d(once, weights, 1, "SAME")}
-
-
 def transposed(x):
     made = tf.nn.conv2d_transpose(
         x, normal(3, 3, 4, 3), [16, 16, 16, 4], 2, "SAME", name="up"
@@ -373,13 +323,24 @@ def transposed(x):
     return {"y": tf.nn.conv2d(made, normal(1, 1, 4, 2), 1, "SAME", name="out")}
 
 
-def test_what_is_not_rounded_is_listed():
+def test_what_is_not_rounded_is_listed_and_variables_stay():
+    weights = tf.Variable(normal(3, 3, 3, 3) / 3)
+
+    def shared(x):
+        once = tf.nn.relu(tf.nn.conv2d(x, weights, 1, "SAME"))
+        return {"y": tf.nn.conv2d(once, weights, 1, "SAME")}
+
     m = quantized(shared)
     first, second = calibrate(m, data(), rounding="gptq").layers
     assert isinstance(first, Rounded)
     assert second == NotRounded(
         "Conv2D_1", "Conv2D", "has the weights of 'Conv2D', rounded for that"
     )
+    read = {
+        e.op: m.graph.get_operation_by_name(e.op).inputs[1] for e in (first, second)
+    }
+    np.testing.assert_array_equal(*m.cut(outputs=read).run().values())
+    np.testing.assert_array_equal(weights, normal(3, 3, 3, 3) / 3)
     m = opened(transposed, spec(16, 8, 8, 3, name="x"))
     quantize(m, is_training=False, weight_bits=4)
     up, out = calibrate(m, data(), rounding="gptq").layers

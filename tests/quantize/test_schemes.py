@@ -215,24 +215,6 @@ def test_files_compute_what_is_simulated(scheme, caplog):
     assert wrong == {}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8x4"])
-def test_kernels_of_a_mobile_net_are_within_a_step(mobile, scheme):
-    m = mobile.cut()
-    quantize(m, scheme=scheme, is_training=False)
-    (name,) = m.inputs
-    data = [{name: normal(1, PIXELS, PIXELS, 3, seed=i)} for i in range(6)]
-    calibrate(m, data, "min_max")
-    blob = to_tflite(m)
-    kernels = kernels_apart(m, blob, data[0])
-    assert len(kernels) > 8
-    assert max(kernel.most for kernel in kernels) <= 1
-    kinds = types_of_weights(blob)
-    fewer = "INT4" if scheme == "int8x4" else "INT8"
-    assert kinds["CONV_2D"] == {fewer}
-    assert kinds["FULLY_CONNECTED"] == {fewer}
-    assert kinds["DEPTHWISE_CONV_2D"] == {"INT8"}
-
-
 @pytest.mark.parametrize("scheme", WEIGHTS_ONLY)
 def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     """A file of a float model is that of one whose weights were quantized."""
