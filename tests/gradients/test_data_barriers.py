@@ -226,7 +226,7 @@ def test_what_a_pool_expands_to_is_not_held_through_the_step():
     size = 4 * side * side * channels * 4
     x = tf.random.stateless_normal([4, side, side, channels], [1, 2])
     # The peak is reached behind the pool, where the layers are wider.
-    widths = [channels, *[4 * channels] * 5]
+    widths = [channels, *[4 * channels] * 12]
     weights = [
         tf.random.stateless_normal(shape, [k, 3]) / 8
         for k, shape in enumerate(pairwise(widths))
