@@ -73,8 +73,8 @@ _PHRASES = (
     (r"pass max_ops= to allow more, or loops= to", "pass --max-ops, or --loop to"),
     (r"or pass loops= with those", "or pass --loop with those"),
     (
-        r"loops=\[(.*?)\] selects none of the loops of Model\(.*? ops\)",
-        r"--loop \1 selects none of the model's loops",
+        r"loops=.*? selects none of the loops of .*?: ",
+        "--loop selects none of the model's loops: ",
     ),
     (
         r"quantize it(?: first)?, with geutil\.quantize\.quantize\([^)]*\)",

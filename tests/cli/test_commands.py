@@ -154,10 +154,6 @@ def test_unroll(geutil, recurrent, tmp_path):
     geutil.done("unroll", recurrent, "-o", tmp_path / "unrolled")
     ops = geutil("ops", tmp_path / "unrolled", "--type", "Tanh").out
     assert ops.count("/step_") >= 6
-    none = geutil("unroll", recurrent, "-o", tmp_path / "new", "--loop", "gru")
-    assert none.code == 1
-    assert "none of the loops" in none.err
-    assert not (tmp_path / "new").exists()
 
 
 def test_memory_of_a_loop_grows_with_the_batch(geutil, recurrent):

@@ -140,7 +140,7 @@ strip slash.pb -o new | `geutil rename --input 'a/b=a_b'`
 strip both --signature text -o new.tflite | `geutil convert --tf-ops`
 unroll net -o new | has no loop
 unroll lstm.keras -o new --max-ops 20 | pass --max-ops, or --loop
-unroll lstm.keras -o new --loop gru | --loop 'gru' selects none of the model's loops
+unroll lstm.keras -o new --loop gru | --loop selects none of the model's loops
 fold net -o new.onnx | does not write
 fold net.pb -o small.keras --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.h5 --force | geutil does not write & .pb, .pbtxt, .tflite
