@@ -299,7 +299,7 @@ def _scan() -> None:
     kinds = sessions | functions | bodies
     everything = gc.get_objects()
     # type() and not isinstance(): the latter asks proxies for their __class__, which
-    # makes lazily loaded modules load. There are a million objects, so no loop.
+    # makes lazily loaded modules load. Of up to a million, Python sees the chosen only.
     chosen = map(kinds.__contains__, map(type, everything))
     for obj in itertools.compress(everything, chosen):
         kind = type(obj)

@@ -177,11 +177,10 @@ class _Scheduler:
         self._greedy = greedy
         self._program = program
         self._edges = edges
-        self._successors = edges.successors
         self._rank: Sequence[float] = (
-            _ranks(rank, edges.usual, self._successors)
+            _ranks(rank, edges.usual, edges.successors)
             if isinstance(rank, str)
-            else _ranks_around(rank, edges.usual, self._successors, program)
+            else _ranks_around(rank, edges.usual, edges.successors, program)
         )
         self._buffers = _Buffers(program, edges.readers)
         self._small = negligible_size(program)
@@ -220,12 +219,13 @@ class _Scheduler:
         self._waiting[i] = False
         # What has run is never ready again.
         self._pending[i] = -1
-        for j in self._successors[i]:
+        successors = self._edges.successors[i]
+        for j in successors:
             self._pending[j] -= 1
         changed = self._buffers.run(self._program.nodes[i])
         for buffer in self._buffers.let_go:
             changed += sorted(self._blocked.pop(buffer, ()))
-        for j in dict.fromkeys(self._successors[i]):
+        for j in dict.fromkeys(successors):
             if not self._pending[j]:
                 self._offer(j)
         for j in changed:

@@ -6,9 +6,8 @@ outside of any range, and are rounded to its end.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -128,7 +127,7 @@ def measured(
     return statistics
 
 
-@functools.cache
+@cache
 def _statistics(bins: int) -> Any:
     """Return the function that measures values.
 
