@@ -221,21 +221,25 @@ def test_lists_that_another_loop_reads_stay(is_layer):
 
 def test_with_encodings():
     def make():
-        around = [layers.Dense(64, activation="relu") for _ in range(2)]
-        loop = layers.SimpleRNN(32, "softsign", return_sequences=True)
-        return keras.Sequential([around[0], loop, around[1]])
+        return keras.Sequential(
+            [
+                layers.Dense(64, activation="relu"),
+                layers.LSTM(32, return_sequences=True),
+                layers.Dense(64, activation="relu"),
+            ]
+        )
 
     found = []
 
     def ours(loss, xs):
-        budget = Budget(extra_time=0.05)
+        budget = Budget(extra_time=0.02)
         found.append(explain(loss, xs, checkpoints=budget, encode="lossless"))
         return gradients(loss, xs, checkpoints="memory", encode="lossless")
 
     function = traced(ours, make, SEQUENCES)
     report = last_report(function.graph)
     assert report.loops[0].reason is None
-    assert found[0].extra_time <= 0.05 + 1e-9
+    assert found[0].extra_time <= 0.02 + 1e-9
     assert found[0].encoded and found[0].peak < found[0].plain_peak
     assert report.peak < report.plain_peak
     check_gradients(function, traced(tf.gradients, make, SEQUENCES), SEQUENCES)
