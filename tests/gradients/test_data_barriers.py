@@ -1,6 +1,5 @@
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import gradients
 from geutil.gradients.barriers import data_barrier, is_expanded, run_in_time
 from geutil.graph.creation import neutral
-from tests.gradients.wrapped.comparing import needs_statistics, peak_bytes
 from tests.thorough import examples
 
 SPECIAL = [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan]
@@ -218,34 +216,6 @@ def test_the_gradient_of_a_pool_has_the_same_bits(dimensions):
     values = [t.numpy().tobytes() for t in step(x)]
     assert values[0] == values[1]
     assert values[2] == values[3]
-
-
-@needs_statistics
-def test_what_a_pool_expands_to_is_not_held_through_the_step():
-    side, channels = 64, 16
-    size = 4 * side * side * channels * 4
-    x = tf.random.stateless_normal([4, side, side, channels], [1, 2])
-    # The peak is reached behind the pool, where the layers are wider.
-    widths = [channels, *[4 * channels] * 12]
-    weights = [
-        tf.random.stateless_normal(shape, [k, 3]) / 8
-        for k, shape in enumerate(pairwise(widths))
-    ]
-
-    def needed(pool):
-        @tf.function(jit_compile=True, autograph=False)
-        def step(x, *weights):
-            entry = tf.tanh(x)
-            held = pool(entry, 3, 2, "SAME")
-            for weight in weights:
-                held = tf.tanh(tf.reshape(held, [-1, weight.shape[0]]) @ weight)
-            ends = [x, *weights]
-            return gradients(tf.reduce_sum(held * held), ends, checkpoints="memory")
-
-        return peak_bytes(lambda: step(x, *weights))
-
-    # XLA numbers four tensors of that size for the gradient of the maxima.
-    assert needed(tf.nn.max_pool2d) < needed(tf.nn.avg_pool2d) + 2 * size
 
 
 def test_the_gradient_of_a_pool_may_be_what_is_asked_for():
