@@ -30,6 +30,10 @@ PEERS_READY := $(PEERS)/.ready-$(PYVER)
 # Silences the start-up messages of TensorFlow's C++ part.
 export TF_CPP_MIN_LOG_LEVEL := 3
 
+# Images of containers often forbid what Python keeps compiled; each of the tests'
+# processes would compile the package again, and each worker all tests.
+export PYTHONDONTWRITEBYTECODE :=
+
 # What `geutil.report` puts into its pages; the first file stands for all of them.
 VIEWER := geutil/report/static/viewer.js
 VIEWER_SOURCES := $(wildcard web/*.json web/*.mjs web/src/*)
