@@ -196,7 +196,7 @@ class NoiseMeter:
         self._float = self._copied(model, unquantized, rounded=False)
         self._simulated = self._copied(model, frozen(self._values), rounded=True)
         self._alone = self._each_alone(model)
-        self._measure = tf.function(self._measured, autograph=False)
+        self._run = tf.function(self._forms, autograph=False)
         self._sums = np.zeros((len(self._results), len(_SUMS)))
         self._most = np.full((len(self._results), len(_EXTREMES)), -np.inf)
 
@@ -207,14 +207,20 @@ class NoiseMeter:
             sample: its inputs by name.
             rounded: the same, rounded to the steps of the file.
         """
-        file = {
-            str(i): self._runner.tensor(found.place, found.graph)
-            for i, found in enumerate(self._tensors)
-            if isinstance(found, FileTensor)
-        }
-        sums, most = self._measure(self._named(sample), self._named(rounded), file)
-        self._sums += sums.numpy()
-        self._most = np.maximum(self._most, most.numpy())
+        forms = self._run(self._named(sample), self._named(rounded))
+        # A result may not be finite once it is simulated, as it may not be in float.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for place, result in enumerate(self._results):
+                row = _Row(*(form[str(place)].numpy() for form in forms))
+                outside, noise, extremes = 0.0, 0.0, [-np.inf]
+                if result.stored is not None:
+                    outside = row.outside(*self._wide_range(result.stored))
+                found = self._tensors[place]
+                if isinstance(found, FileTensor):
+                    stored = self._runner.tensor(found.place, found.graph)
+                    noise, *extremes = row.of_file(stored, found)
+                self._sums[place] += [*row.sums(), outside, noise]
+                self._most[place] = np.maximum(self._most[place], extremes)
 
     def layers(self) -> tuple[LayerNoise, ...]:
         """Return what was measured, in the order of the graph."""
@@ -265,31 +271,14 @@ class NoiseMeter:
         inputs = {self._inputs[name]: t for name, t in copy.inputs.items()}
         return functions.build_function(copy.graph, {**inputs, **fed}, outputs, [], [])
 
-    def _measured(
-        self,
-        sample: Mapping[str, Tensor],
-        rounded: Mapping[str, Tensor],
-        file: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Return sums and extremes of a batch, a row for each result."""
+    def _forms(
+        self, sample: Mapping[str, Tensor], rounded: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], ...]:
+        """Return all results of a batch in float, simulated, and each layer alone."""
         exact = functions.call_function(self._float, sample)
         simulated = functions.call_function(self._simulated, rounded)
         fed = {f"t{i}": t for i, t in exact.items()}
-        alone = functions.call_function(self._alone, {**sample, **fed})
-        sums, most = [], []
-        for place, result in enumerate(self._results):
-            i = str(place)
-            row = _Row(exact[i], simulated[i], alone[i])
-            outside = tf.constant(0.0, tf.float64)
-            if result.stored is not None:
-                outside = row.outside(*self._wide_range(result.stored))
-            found = self._tensors[place]
-            noise, *extremes = [tf.constant(-np.inf, tf.float64)] * 5
-            if isinstance(found, FileTensor):
-                noise, *extremes = row.of_file(file[i], found)
-            sums.append(tf.stack([*row.sums(), outside, tf.maximum(noise, 0.0)]))
-            most.append(tf.stack(extremes))
-        return tf.stack(sums), tf.stack(most)
+        return exact, simulated, functions.call_function(self._alone, {**sample, **fed})
 
     def _wide_range(self, simulation: Operation) -> tuple[Array, Array]:
         """Return a range and half a step on both sides, as rounding goes."""
@@ -306,64 +295,59 @@ def _rounded(result: StoredResult) -> Tensor:
 class _Row:
     """A result of one batch in three forms, those values that are finite in float."""
 
-    def __init__(self, exact: Tensor, simulated: Tensor, alone: Tensor) -> None:
-        self._shape = tf.shape(exact)
-        self._counted = tf.reshape(tf.math.is_finite(exact), [-1])
+    def __init__(self, exact: Array, simulated: Array, alone: Array) -> None:
+        self._shape = exact.shape
+        self._counted = np.isfinite(exact).ravel()
+        self._count = np.count_nonzero(self._counted)
         self._exact, self._simulated, self._alone = map(
             self._flat, (exact, simulated, alone)
         )
 
-    def _flat(self, tensor: Tensor) -> Tensor:
+    def _flat(self, values: Array) -> Array:
         # In float64, since sums of squares of millions of values are compared.
-        flat = tf.reshape(tf.cast(tensor, tf.float64), [-1])
-        return tf.where(self._counted, flat, 0.0)
+        return self._only_counted(values.ravel().astype(np.float64))
 
-    def sums(self) -> list[Tensor]:
+    def _only_counted(self, values: Array) -> Array:
+        if self._count == values.size:
+            return values
+        return np.where(self._counted, values, 0.0)
+
+    def sums(self) -> list[float]:
         """Return the sums up to the one of simulated values, as `_SUMS` has them."""
         exact, simulated = self._exact, self._simulated
+        own, accumulated = self._alone - exact, simulated - exact
         return [
-            tf.reduce_sum(tf.cast(self._counted, tf.float64)),
-            *map(
-                tf.reduce_sum,
-                (
-                    exact**2,
-                    (self._alone - exact) ** 2,
-                    (simulated - exact) ** 2,
-                    exact * simulated,
-                    simulated**2,
-                ),
-            ),
+            self._count,
+            exact @ exact,
+            own @ own,
+            accumulated @ accumulated,
+            exact @ simulated,
+            simulated @ simulated,
         ]
 
-    def outside(self, low: Array, high: Array) -> Tensor:
+    def outside(self, low: Array, high: Array) -> float:
         """Return how many values lie outside a range."""
         out = (self._exact < low) | (self._exact > high)
-        return tf.reduce_sum(tf.cast(out & self._counted, tf.float64))
+        return float(np.count_nonzero(self._only_counted(out)))
 
-    def of_file(self, stored: Tensor, found: FileTensor) -> list[Tensor]:
+    def of_file(self, stored: Array, found: FileTensor) -> list[float]:
         """Return the noise of a file's tensor, and its row of `_EXTREMES`."""
-        moved = tf.reduce_any(tf.shape(stored) != self._shape)
+        moved = stored.shape != self._shape
         # Of another shape they are compared with nothing; they must only not fail here.
-        fitting = tf.cond(
-            moved,
-            lambda: tf.zeros(self._shape, stored.dtype),
-            lambda: tf.reshape(stored, self._shape),
-        )
-        levels = self._flat(fitting)
+        levels = self._flat(np.zeros(self._shape) if moved else stored)
         values, expected = levels, self._simulated
         if found.step:
             values = (levels - found.zero) * found.step
-            lowest, highest = found.limits
-            rounded = tf.round(self._simulated / found.step) + found.zero
-            expected = tf.clip_by_value(rounded, lowest, highest)
-        apart = tf.where(self._counted, tf.abs(expected - levels), 0.0)
-        values = tf.where(self._counted, values, 0.0)
+            rounded = np.round(self._simulated / found.step) + found.zero
+            expected = np.clip(rounded, *found.limits)
+        error = self._only_counted(values) - self._exact
+        apart = self._only_counted(np.abs(expected - levels))
         return [
-            tf.reduce_sum((values - self._exact) ** 2),
-            tf.reduce_max(apart),
-            tf.cast(moved, tf.float64),
-            -tf.reduce_min(self._exact),
-            tf.reduce_max(self._exact),
+            error @ error,
+            np.max(apart, initial=-np.inf),
+            float(moved),
+            np.max(-self._exact, initial=-np.inf),
+            np.max(self._exact, initial=-np.inf),
         ]
 
 
