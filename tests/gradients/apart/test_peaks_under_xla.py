@@ -41,7 +41,7 @@ def needed(reports):
         before = set(reports.glob("*buffer-assignment.txt"))
         tf.function(step, jit_compile=True, autograph=False)(*values)
         found = set(reports.glob("*buffer-assignment.txt")) - before
-        pattern = re.compile(r"^allocation \d+: size (\d+), (?!parameter)", re.MULTILINE)
+        pattern = re.compile(r"^allocation \d+: size (\d+), (?!param)", re.M)
         return max(sum(map(int, pattern.findall(f.read_text()))) for f in found)
 
     return needed
