@@ -234,6 +234,7 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
 
 
 _SHAPE_ELEMENTS = 64
+"""More than shapes, axes and paddings have."""
 
 
 class Delays(Protocol):
@@ -373,7 +374,7 @@ class DataDelays:
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read of what ran again before."""
-        waiting = [(t, copy) for t, copy in earlier if can_wait(t)]
+        waiting = [(t, copy) for t, copy in earlier if _is_held_back(t)]
         segment = self._plan.segments[stage]
         stand_ins = self._barrier(segment, [copy for _, copy in waiting])
         delayed = zip((t for t, _ in waiting), stand_ins, strict=True)
@@ -396,18 +397,21 @@ def _held_back(segment: Segment) -> list[Tensor]:
         for op, t in readers
         if t in kept_tensors and not (is_parameter(t.op) and op.type in PRODUCTS)
     )
-    return [
-        t
-        for t in read_tensors
-        if t.op.type != "Const" and can_wait(t) and not _may_be_a_shape(t)
-    ]
+    return [t for t in read_tensors if t.op.type != "Const" and _is_held_back(t)]
 
 
-def _may_be_a_shape(tensor: Tensor) -> bool:
-    """Tell whether XLA may have to know a tensor when it compiles: few integers.
+def _is_held_back(tensor: Tensor) -> bool:
+    """Tell whether a barrier may hold back a tensor, and XLA still compile its readers.
 
-    Shapes, axes and paddings are known then, and would not be behind a barrier.
+    Shapes, axes, paddings and the ends of ranges must be known when XLA compiles, and
+    would not be behind a barrier. They are few integers, or a number of any type.
     """
+    if not can_wait(tensor) or tensor.shape.rank == 0:
+        return False
     elements = tensor.shape.num_elements()
-    few = elements is not None and elements <= _SHAPE_ELEMENTS
-    return few and bool(tensor.dtype.is_integer)
+    if elements is None:
+        # The axes that a gradient is summed over are so many, for example.
+        few = tensor.shape.rank in (None, 1)
+    else:
+        few = elements <= _SHAPE_ELEMENTS
+    return not (few and tensor.dtype.is_integer)
