@@ -37,6 +37,7 @@ EXTRA = {
     "util": [
         "ListView",
         "check_graphs",
+        "get_unique_graph",
         "is_iterable",
         "scope_basename",
         "scope_dirname",

@@ -29,7 +29,7 @@ from geutil.graph import (
 )
 from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.ordering import OrderPlan
-from geutil.select.conversions import get_unique_graph
+from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
 
@@ -142,7 +142,7 @@ def order_updates(*fetches: Any) -> Report | None:
     if types.is_func_graph(default):
         return last_report(default)
     targets = [_op_or_tensor(f) for f in types.flatten(list(fetches))]
-    graph = get_unique_graph(targets)
+    graph = graph_of_all(targets)
     orders: _Orders | None = state.state_of(graph).step_order
     if orders is None:
         raise SelectionError(

@@ -26,7 +26,7 @@ from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
-from geutil.select.conversions import get_unique_graph
+from geutil.select.conversions import graph_of_all
 
 
 def with_constants_merged(graph_def: Any, fetches: Iterable[str]) -> Any:
@@ -252,7 +252,7 @@ def device_peaks(
     Cost: that of `step_program`, and linear in its nodes for each device.
     """
     program = step_program(ys_or_fetches)
-    graph: Any = get_unique_graph(_fetches(ys_or_fetches))
+    graph: Any = graph_of_all(_fetches(ys_or_fetches))
     here: dict[str, set[int]] = {device: set() for device in devices}
     made: dict[int, Tensor] = {}
     for i, node in enumerate(program.nodes):
@@ -304,7 +304,7 @@ def _read(
     """Return the step of some fetches, read from a copy of its graph."""
     fetches = _fetches(ys_or_fetches)
     feed_tensors = IdentitySet(feeds or ())
-    graph = get_unique_graph((*fetches, *feed_tensors))
+    graph = graph_of_all((*fetches, *feed_tensors))
     graph_shapes = Shapes(graph, shapes)
     needed = [f if types.is_op(f) else f.op for f in fetches if f not in feed_tensors]
     ops = fetched_subgraph.step_ops(needed, feed_tensors)

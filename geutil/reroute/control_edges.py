@@ -7,7 +7,7 @@ from typing import Any
 from geutil.errors import RerouteError
 from geutil.graph.types import Operation, require_op
 from geutil.reroute.tensors import ReroutePlan
-from geutil.select.conversions import get_unique_graph, make_list_of_op
+from geutil.select.conversions import graph_of_all, make_list_of_op
 
 
 def remove_control_inputs(op: Operation, cops: Any) -> None:
@@ -93,5 +93,5 @@ def add_control_inputs(op: Operation, cops: Any) -> None:
 def _control_ops(op: Operation, cops: Any) -> list[Operation]:
     require_op(op)
     listed = list(dict.fromkeys(make_list_of_op(cops, allow_graph=False)))
-    get_unique_graph([op, *listed])
+    graph_of_all([op, *listed])
     return listed

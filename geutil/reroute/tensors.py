@@ -10,7 +10,7 @@ from geutil.graph import adjacency, creation
 from geutil.graph.adjacency import control_inputs
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, check_edits
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
-from geutil.select.conversions import get_unique_graph, make_list_of_op, make_list_of_t
+from geutil.select.conversions import graph_of_all, make_list_of_op, make_list_of_t
 
 OpPredicate: TypeAlias = Callable[[Operation], bool]
 Edge: TypeAlias = tuple[Operation, int]
@@ -245,7 +245,7 @@ def _reroute(
     listed0, listed1 = make_list_of_t(ts0), make_list_of_t(ts1)
     allowed = None if can_modify is None else make_list_of_op(can_modify)
     forbidden = [] if cannot_modify is None else make_list_of_op(cannot_modify)
-    graph = get_unique_graph([*listed0, *listed1, *(allowed or [])[:1], *forbidden[:1]])
+    graph = graph_of_all([*listed0, *listed1, *(allowed or [])[:1], *forbidden[:1]])
     may = may_modify(allowed, forbidden)
     groups = [redirection(listed1, listed0, may)]
     if both_ways:

@@ -61,7 +61,7 @@ class ListView(Sequence[Any]):
         return repr(self._elements)
 
 
-def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
+def graph_of_all(elements: Iterable[Element]) -> Graph | None:
     """Return the graph that all `elements` belong to, or None when there are none.
 
     Raises:
@@ -77,6 +77,54 @@ def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
                 f"'{element.name}' and '{first.name}' belong to different graphs; copy "
                 "one over with geutil.copy(..., dst_graph=...) first"
             )
+    return graph
+
+
+def get_unique_graph(
+    tops: Any, check_types: Any = None, none_if_empty: bool = False
+) -> Graph | None:
+    """Return the graph that some ops and tensors belong to.
+
+    Args:
+        tops: an iterable of ops and tensors, or a graph, which is returned.
+        check_types: the type of the elements, or several; None for ops and tensors.
+        none_if_empty: return None where there are no elements.
+
+    Raises:
+        ArgumentTypeError: `tops` is no iterable, or an element is of another type.
+        SelectionError: two elements belong to different graphs, or there are none and
+            `none_if_empty` is False.
+
+    Cost: linear in the elements.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0)
+        >>> ge.util.get_unique_graph([x, x.op]) is graph
+        True
+    """
+    if types.is_graph(tops):
+        return tops
+    if not is_iterable(tops):
+        raise ArgumentTypeError(
+            f"expected an iterable of ops and tensors, got {type_name(tops)}"
+        )
+    if check_types is None:
+        check_types = (tf.Operation, tf.Tensor)
+    kinds = tuple(check_types) if is_iterable(check_types) else (check_types,)
+    listed = list(tops)
+    for element in listed:
+        if not isinstance(element, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise ArgumentTypeError(f"expected {names}, got {type_name(element)}")
+    graph = graph_of_all(listed)
+    if graph is None and not none_if_empty:
+        raise SelectionError(
+            "there are no ops and tensors, so that no graph is theirs; pass some, or "
+            "none_if_empty=True"
+        )
     return graph
 
 
@@ -178,7 +226,7 @@ def _make_list(
             )
     # Ignored elements have to be of the same graph, too.
     if check_graph:
-        get_unique_graph(listed)
+        graph_of_all(listed)
     return [element for element in listed if is_wanted(element)] if ignored else listed
 
 

@@ -216,7 +216,7 @@ def _select(
         elements += selected
         first += selected[:1]
     # Whatever one leaf selects is of one graph.
-    conversions.get_unique_graph(first)
+    conversions.graph_of_all(first)
     if options.positive_filter is not None:
         elements = [element for element in elements if options.positive_filter(element)]
     return types.unique(elements) if len(leaves) > 1 else elements

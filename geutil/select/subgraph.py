@@ -60,7 +60,7 @@ class SubGraphView(Shown):
     def __init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None:
         ops = list(dict.fromkeys(conversions.make_list_of_op(inside_ops)))
         passthroughs = conversions.make_list_of_t(passthrough_ts)
-        self._graph = conversions.get_unique_graph((*ops[:1], *passthroughs))
+        self._graph = conversions.graph_of_all((*ops[:1], *passthroughs))
         self._ops = ops
         self._lookups = {}
         if passthroughs:

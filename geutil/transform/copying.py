@@ -172,7 +172,7 @@ def graph_replace(
         types.require_tensor(t)
     replacements = _replacements(replacement_ts)
     replaced = list(replacements)
-    graph = conversions.get_unique_graph([*targets, *replaced])
+    graph = conversions.graph_of_all([*targets, *replaced])
     if graph is None:
         raise TransformError("no targets were given; pass the tensors to recompute")
     if dst_graph is None:

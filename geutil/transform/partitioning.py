@@ -243,7 +243,7 @@ def _targets(ys: Any) -> list[Tensor]:
                 "the graph has no number that depends on data and that nothing reads; "
                 "pass the loss"
             )
-    conversions.get_unique_graph(tensors)
+    conversions.graph_of_all(tensors)
     return tensors
 
 

@@ -91,7 +91,7 @@ def place(ops: Any, device: str) -> Placement:
             f"a device is a text, such as '/device:CPU:0', not {type_name(device)}"
         )
     listed = adjacency.graph_order(conversions.make_list_of_op(ops))
-    graph = conversions.get_unique_graph(listed)
+    graph = conversions.graph_of_all(listed)
     inside = frozenset(listed)
     left = [
         op

@@ -51,6 +51,10 @@ def test_lists():
     for make in NEW:
         make(g).clear()
         assert len(make(g)) == 6
+    for tops in (g.graph, [g.a, g.b.op]):
+        assert ge.util.get_unique_graph(tops) is g.graph
+    assert ge.util.get_unique_graph([g.a], [tf.Tensor]) is g.graph
+    assert ge.util.get_unique_graph([], none_if_empty=True) is None
     given, given_ts = [g.a.op], [g.a]
     assert ge.make_list_of_op(given) is not given
     assert ge.make_list_of_t(given_ts) is not given_ts
@@ -89,6 +93,11 @@ ge.get_generating_ops(a.op) => ArgumentTypeError: tf.Tensor
 ge.get_generating_ops(graph) => ArgumentTypeError: tf.Graph
 ge.get_consuming_ops([a.op]) => ArgumentTypeError: tf.Tensor
 ge.get_consuming_ops(graph) => ArgumentTypeError: tf.Graph
+ge.util.get_unique_graph(a) => ArgumentTypeError: iterable; Tensor
+ge.util.get_unique_graph([a, 1]) => ArgumentTypeError: Operation or Tensor; int
+ge.util.get_unique_graph([a], type(a.op)) => ArgumentTypeError: Operation; Tensor
+ge.util.get_unique_graph([a, other.b]) => SelectionError: 'a:0'; 'b:0'; geutil.copy
+ge.util.get_unique_graph([]) => SelectionError: no graph; none_if_empty=True
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from geutil.errors import SelectionError
 from geutil.graph import adjacency, types
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.select.conversions import get_unique_graph, make_list_of_op
+from geutil.select.conversions import graph_of_all, make_list_of_op
 from geutil.transform.rewrite.compiling import Compiled, compile_pattern
 from geutil.transform.rewrite.liveness import Liveness, Territory
 from geutil.transform.rewrite.patterns import Pattern
@@ -151,7 +151,7 @@ def match(
     """
     compiled = compile_pattern(pattern)
     listed = make_list_of_op(graph_or_ops)
-    graph = get_unique_graph(listed)
+    graph = graph_of_all(listed)
     if graph is None:
         return []
     whole = graph_or_ops is graph
