@@ -20,7 +20,7 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.select.networks.layers import Layer
+from geutil.select.networks.layers import Layer, is_by_groups
 from geutil.select.networks.moving_averages import MovingVariable
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -211,12 +211,26 @@ def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
         stored = _stored(bias, tensor.dtype, "bias")
         rank = tensor.shape.rank
         name = f"add{SUFFIX}"
-        if axis == -1 and rank != 1:
+        fits = not _is_fused_in_vain(tensor)
+        if fits and axis == -1 and rank != 1:
             return tf.nn.bias_add(tensor, stored, name=name)
-        if rank is not None and axis == 1 - rank and rank in (4, 5):
+        if fits and rank in (4, 5) and axis == 1 - rank:
             return tf.nn.bias_add(tensor, stored, "NC" + "DHW"[5 - rank :], name=name)
-        shape = [-1] + [1] * (-1 - axis)
-        return tf.add(tensor, tf.reshape(stored, shape), name=name)
+        if axis != -1:
+            stored = tf.reshape(stored, [-1] + [1] * (-1 - axis))
+        return tf.add(tensor, stored, name=name)
+
+
+def _is_fused_in_vain(tensor: Tensor) -> bool:
+    """Tell whether TensorFlow puts a BiasAdd behind a tensor into a kernel that fails.
+
+    Grappler makes a convolution and its BiasAdd one op, which on processors without
+    oneDNN takes no groups of channels.
+    """
+    op = tensor.op
+    while op.type in ("Identity", "Squeeze"):
+        op = op.inputs[0].op
+    return op.type == "Conv2D" and is_by_groups(op)
 
 
 def _axis_after(op: Operation, axis: int) -> int:

@@ -18,6 +18,7 @@ from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.select import names
 from geutil.select.conversions import can_be_regex, make_regex
+from geutil.select.networks.layers import is_by_groups
 
 Array = np.ndarray[Any, Any]
 
@@ -321,19 +322,6 @@ class QuantizeChoices:
             QuantizeError: an override is for none of `ops`.
         """
         return Overrides(self, list(ops))
-
-
-def is_by_groups(op: Operation) -> bool:
-    """Tell whether an op is a convolution of which no filter reads all channels."""
-    if op.type != "Conv2D":
-        return op.type == "DepthwiseConv2dNative"
-    data, kernel = op.inputs
-    channels = data.shape[-1] if op.get_attr("data_format") == b"NHWC" else None
-    if data.shape.rank == 4 and op.get_attr("data_format") == b"NCHW":
-        channels = data.shape[1]
-    return bool(
-        kernel.shape.rank and channels is not None and kernel.shape[2] != channels
-    )
 
 
 class Overrides:

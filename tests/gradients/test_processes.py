@@ -22,7 +22,7 @@ PROCESSES = {
         {VARIABLE: "two_devices", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "workspaces, oneDNN off": (
-        ["../memory/test_workspaces.py"],
+        ["../memory/test_workspaces.py", "../batchnorm/test_groups.py"],
         {"TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),

@@ -30,8 +30,8 @@ from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, format_of
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
-from geutil.quantize.spec import Format, Spec, check_bits, is_by_groups
-from geutil.select.networks.layers import LAYERS, Layer, layer_of
+from geutil.quantize.spec import Format, Spec, check_bits
+from geutil.select.networks.layers import LAYERS, Layer, is_by_groups, layer_of
 from geutil.select.networks.provenance import Origins
 
 Array = np.ndarray[Any, Any]

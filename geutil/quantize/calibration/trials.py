@@ -175,6 +175,11 @@ class RangeTrials:
         except _NoGradientsError as error:
             (first, *_) = str(error).splitlines() or [type(error).__name__]
             return f"TensorFlow builds no gradients of the model: {first}"
+        except tf.errors.OpError as error:
+            # The reason stands between the calls that built the op and its name.
+            lines = [line.strip() for line in error.message.splitlines()]
+            said = [line for line in lines if line and not line.startswith("[[")]
+            return f"TensorFlow computes no gradients of the model: {said[-1]}"
         total = np.sum(found, 0)
         return {
             site.name: dict(zip(tried, map(float, row), strict=True))

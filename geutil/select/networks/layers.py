@@ -108,6 +108,17 @@ def data_format(op: Operation) -> str:
     return str(op.get_attr("data_format").decode())
 
 
+def is_by_groups(op: Operation) -> bool:
+    """Tell whether an op is a convolution of which no filter reads all channels."""
+    if op.type != "Conv2D":
+        return op.type == "DepthwiseConv2dNative"
+    data, kernel = op.inputs
+    if data.shape.rank is None or kernel.shape.rank is None:
+        return False
+    channels = data.shape[-1 if data_format(op) == "NHWC" else 1]
+    return channels is not None and bool(kernel.shape[2] != channels)
+
+
 def layer_of(op: Operation, origins: Origins) -> Layer | None:
     """Return an op as a layer, or None: its weights have to be parameters."""
     read = _READERS.get(op.type)
