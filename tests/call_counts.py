@@ -1,7 +1,5 @@
 """How much work a call is, in calls of functions: no clock, no other process."""
 
-from __future__ import annotations
-
 import cProfile
 import gc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What the docstrings of public names must hold."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 import re

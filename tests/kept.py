@@ -1,7 +1,5 @@
 """Folders on disk that are made once, for all workers and for later runs."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import inspect

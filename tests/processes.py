@@ -1,7 +1,5 @@
 """Runs Python in processes of their own, for what is fixed when TensorFlow starts."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -4,8 +4,6 @@ A drawn graph is a list of ops, each a list of the ops it reads, so that the tes
 the edges without asking the code under test.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import networkx as nx

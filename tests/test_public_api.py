@@ -3,8 +3,6 @@
 A change here is a change for users: note it in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

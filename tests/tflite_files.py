@@ -1,7 +1,5 @@
 """TFLite files of the tests, each converted once."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

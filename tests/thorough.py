@@ -5,8 +5,6 @@ meet in another way, draws of Hypothesis beyond the first, processes and pages t
 repeat what other tests show. `make test-all` runs all.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Iterable, Sequence

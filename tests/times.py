@@ -6,8 +6,6 @@ above a tenth of a second, and each fixture, set-up included, into
 `tests/times.tsv`, and the slowest files into CONTRIBUTING.md; `make house` reads them.
 """
 
-from __future__ import annotations
-
 import collections
 import resource
 import time

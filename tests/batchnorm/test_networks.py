@@ -1,7 +1,5 @@
 """The networks of Keras, frozen and with variables: all norms told, and right."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What holds for every stack of layers and norms."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

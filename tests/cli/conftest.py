@@ -1,7 +1,5 @@
 """A small model on disk, and the command run on it in this process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The drawings of the concepts: each is shown, described, and readable anywhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Every name of geutil that the guides cite exists; no old one is left out."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The fenced blocks of a page, and which languages they may be in."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@
 What is printed is compared as in doctests: runs of blanks are one, `...` is anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

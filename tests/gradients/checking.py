@@ -1,7 +1,5 @@
 """What must hold of every graph with recomputation, and how to run one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

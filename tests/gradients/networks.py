@@ -1,7 +1,5 @@
 """The networks of the benchmarks, small enough for tests, and smaller ones of Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache

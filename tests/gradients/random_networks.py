@@ -1,7 +1,5 @@
 """Random differentiable graphs for property tests, as hypothesis strategies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Graphs that several L0 tests use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Running a graph of calls and its inlined form side by side."""
 
-from __future__ import annotations
-
 import networkx as nx
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Small networks as training steps in a v1 graph: fetches and a feed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

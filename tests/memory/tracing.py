@@ -1,7 +1,5 @@
 """The exact peak of a step: from the allocation records of a traced Session."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 

@@ -1,7 +1,5 @@
 """Models that read variables in every way that can be frozen, and how to compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass

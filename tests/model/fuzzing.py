@@ -5,8 +5,6 @@ what each is, and opens it if it can be opened. `python -m tests.model.fuzzing A
 JOBS FOLDER` is the process: it answers each job with a line.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -3,8 +3,6 @@
 The reference is TensorFlow itself, eagerly, on the same function written for any batch.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import partial

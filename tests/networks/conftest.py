@@ -1,7 +1,5 @@
 """A network of the blocks of MobileNetV2, traced once for all tests of a worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small functions, quantized, calibrated and converted: what TFLite makes of them."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The kernels of a TFLite file one by one, each compared on what it was given."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights in blocks of inputs, against numpy and against what LiteRT computes."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from unittest import mock

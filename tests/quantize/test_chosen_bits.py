@@ -1,7 +1,5 @@
 """Bits chosen under a budget, against every choice, and against files."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

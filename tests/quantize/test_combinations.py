@@ -11,8 +11,6 @@
 | bypass | with, without | nets of a graph |
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Printed digits from training to int8, run by TFLite: how many are told right."""
 
-from __future__ import annotations
-
 import string
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny graphs to quantize, and what FakeQuant ops do, written in numpy."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any

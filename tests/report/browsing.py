@@ -4,8 +4,6 @@ Graphs are drawn on a canvas, which does not tell what is on it. So clicks go to
 an item is, and what is drawn is read from `window.geutil.drawings`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

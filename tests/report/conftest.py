@@ -1,7 +1,5 @@
 """Pages of the tests, and the browser that opens them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the pages of the tests draw."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any

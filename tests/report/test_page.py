@@ -1,7 +1,5 @@
 """The file that a page is: whole, safe to open, and without a wish for the network."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Small graphs to rewire, and what does not belong to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Small graphs, and a check that looking at one leaves no trace in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

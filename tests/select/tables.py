@@ -5,8 +5,6 @@ attributes of the sample (`a` is a tensor, `a.op` its op), its `controls`, which
 control outputs, and `other`, the same sample in another graph.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Each net can be built again in another form over the same weights: with the stat
 of the batch, or with moving ones. A trial compares the forms.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Other ways to write a batch norm in training, and to keep its moving averages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

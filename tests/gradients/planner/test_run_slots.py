@@ -1,7 +1,5 @@
 """Sequences of runs that are changed in place, against schedules that are replayed."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Schedules under a budget, against every schedule there is."""
 
-from __future__ import annotations
-
 import heapq
 import math
 

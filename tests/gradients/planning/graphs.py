@@ -1,7 +1,5 @@
 """Small graphs whose best recomputation can be found by trying everything."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain, combinations, pairwise
 from typing import Any

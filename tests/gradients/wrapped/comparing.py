@@ -1,7 +1,5 @@
 """What the tests of checkpointed functions share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

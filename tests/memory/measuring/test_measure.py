@@ -3,8 +3,6 @@
 Most of them are forked: one that starts takes seconds. `of_plain_graph` starts one.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

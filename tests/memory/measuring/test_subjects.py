@@ -3,8 +3,6 @@
 No process is started here.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -3,8 +3,6 @@
 `python -m tests.model.networks.fresh REQUEST REPLY` is what such a process does.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 import tempfile
