@@ -144,7 +144,8 @@ test-times: $(READY) $(VIEWER) ## Run them, and write where the time goes (tests
 test-touched: $(READY) $(VIEWER) ## Run those that the change since BASE=HEAD reaches
 	@$(VENV)/bin/python -m tools.touched --base $(BASE) $(PYTEST_FLAGS) $(QUICK) $(ARGS)
 
-test-all: $(READY) $(VIEWER) $(call with,thorough) ## Run all of them, with the thorough ones
+test-all: export NO_MKDOCS_2_WARNING := 1
+test-all: $(READY) $(VIEWER) $(call with,thorough) $(call with,docs) ## Run all of them, with the thorough ones
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
 # `make mutants` needs what it writes.

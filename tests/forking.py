@@ -9,6 +9,8 @@ import os
 import runpy
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 
@@ -27,11 +29,7 @@ def _become(given: int, output: int, error: int) -> None:
 
 
 class Forked:
-    """A fork that waits for a command of Python, in the place of a `Popen`.
-
-    Args:
-        output: the file that it writes to; None makes a pipe of its output.
-    """
+    """A fork that waits for a command of Python; without `output` its output is piped."""
 
     def __init__(self, output: Any = None) -> None:
         (given, write), (read, answers) = os.pipe(), os.pipe()
@@ -58,3 +56,8 @@ class Forked:
 
     def poll(self) -> int | None:
         return self._process.exitcode
+
+
+def with_popen(start: Callable[..., Any]) -> Any:
+    """Return the module `subprocess` with a `Popen` for one module that uses it."""
+    return types.SimpleNamespace(**{**vars(subprocess), "Popen": start})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from geutil.memory.measuring import cluster
 from tests.distribute.programs import LIMIT
-from tests.forking import Forked
+from tests.forking import Forked, with_popen
 
 
 def started(command, **_):
@@ -22,5 +22,5 @@ if __name__ == "__main__":
     signal.alarm(LIMIT)
     job, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
     waiting = [Forked() for _ in range(cluster._TRIES * len(job.tasks))]
-    cluster.subprocess.Popen = started
+    cluster.subprocess = with_popen(started)
     cluster.main(*sys.argv[1:])

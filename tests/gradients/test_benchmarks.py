@@ -102,8 +102,9 @@ def test_gradients_are_finite_and_the_state_is_what_a_step_moves(name):
     after = [v.numpy() for v in (*step.state, *step.variables)]
     moved = [not np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
     count = len(step.state)
-    assert all(moved[:count])
-    assert not any(moved[count:])
+    # A `Normalization` of EfficientNet's is as it was built.
+    still = 3 if name == "EfficientNetB0" else 0
+    assert moved == [False] * still + [True] * (count - still) + [False] * len(values)
 
 
 def test_blocks_can_be_wrapped():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf  # noqa: F401
 
-from tests.forking import Forked
+from tests.forking import Forked, with_popen
 from zoo import running
 
 
@@ -21,6 +21,6 @@ def started(command, *, stdout, env, **_):
 
 if __name__ == "__main__":
     assert "geutil" not in sys.modules
-    running.subprocess.Popen = started
+    running.subprocess = with_popen(started)
     name, folder, *journeys = sys.argv[1:]
     running.run(name, journeys, Path(folder))

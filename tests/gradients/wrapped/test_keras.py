@@ -113,11 +113,12 @@ def plain(make):
 
 @pytest.mark.parametrize(
     ("wrap", "make"),
-    crossed(
-        [whole, by_policy, each_layer, both, by_budget],
-        [functional, Subclassed],
-        together=1,
-    ),
+    [
+        *crossed(
+            [whole, by_policy, each_layer, both], [functional, Subclassed], together=1
+        ),
+        (by_budget, functional),
+    ],
 )
 def test_fit(make, wrap):
     expected = plain(make)
