@@ -29,7 +29,7 @@ def _become(given: int, output: int, error: int) -> None:
 
 
 class Forked:
-    """A fork that waits for a command of Python; without `output` its output is piped."""
+    """A fork that waits for a command; its output goes to a pipe, or `output`."""
 
     def __init__(self, output: Any = None) -> None:
         (given, write), (read, answers) = os.pipe(), os.pipe()
