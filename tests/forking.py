@@ -1,7 +1,4 @@
-"""Forks of a process that has TensorFlow imported and not used.
-
-A process that is started takes seconds to import it.
-"""
+"""Forks of a process that has imported TensorFlow, which takes seconds, unused."""
 
 import json
 import multiprocessing

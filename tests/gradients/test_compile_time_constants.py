@@ -23,7 +23,6 @@ ROWS = {
     "layer_norm": lambda x, n, s, z: (
         x * tf.math.rsqrt(tf.reduce_mean(x**2, -1)[:, None])
     ),
-    "linspace": lambda x, n, s, z: x + tf.linspace(0.0, 1.0, n)[:, None],
     "map": lambda x, n, s, z: tf.map_fn(tf.tanh, x),
     "mirror": lambda x, n, s, z: tf.pad(x, [[n // 2, 0], [0, 0]], "REFLECT")[:n],
     "one_hot": lambda x, n, s, z: x + tf.one_hot(tf.zeros([n], tf.int32), z + 8),

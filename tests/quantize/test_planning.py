@@ -145,7 +145,7 @@ def test_a_pool_shares_the_range_of_what_it_reads():
 
 
 LAYERS = {
-    "grouped": (lambda a: biased(a, KERNEL[:, :, :2]), IMAGE),
+    "grouped": (lambda a: conv(a, KERNEL[:, :, :2]) + BIAS, IMAGE),
     "dense of rank 3": (lambda a: tf.nn.relu(a @ MATRIX + BIAS), spec(2, 5, 4)),
     "tensordot of any batch": (
         lambda a: tf.tensordot(a, MATRIX, 1) + BIAS,
