@@ -211,21 +211,21 @@ def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
         stored = _stored(bias, tensor.dtype, "bias")
         rank = tensor.shape.rank
         name = f"add{SUFFIX}"
-        fits = not _is_fused_in_vain(tensor)
-        if fits and axis == -1 and rank != 1:
+        runs = not _bias_add_fails(tensor)
+        if runs and axis == -1 and rank != 1:
             return tf.nn.bias_add(tensor, stored, name=name)
-        if fits and rank in (4, 5) and axis == 1 - rank:
+        if runs and rank in (4, 5) and axis == 1 - rank:
             return tf.nn.bias_add(tensor, stored, "NC" + "DHW"[5 - rank :], name=name)
         if axis != -1:
             stored = tf.reshape(stored, [-1] + [1] * (-1 - axis))
         return tf.add(tensor, stored, name=name)
 
 
-def _is_fused_in_vain(tensor: Tensor) -> bool:
-    """Tell whether TensorFlow puts a BiasAdd behind a tensor into a kernel that fails.
+def _bias_add_fails(tensor: Tensor) -> bool:
+    """Tell whether a BiasAdd that reads a tensor ends in an error on some processors.
 
-    Grappler makes a convolution and its BiasAdd one op, which on processors without
-    oneDNN takes no groups of channels.
+    Grappler makes a convolution and its BiasAdd one op, which without oneDNN takes no
+    groups of channels.
     """
     op = tensor.op
     while op.type in ("Identity", "Squeeze"):

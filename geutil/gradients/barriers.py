@@ -374,7 +374,7 @@ class DataDelays:
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read of what ran again before."""
-        waiting = [(t, copy) for t, copy in earlier if _is_held_back(t)]
+        waiting = [(t, copy) for t, copy in earlier if _may_be_held_back(t)]
         segment = self._plan.segments[stage]
         stand_ins = self._barrier(segment, [copy for _, copy in waiting])
         delayed = zip((t for t, _ in waiting), stand_ins, strict=True)
@@ -397,10 +397,10 @@ def _held_back(segment: Segment) -> list[Tensor]:
         for op, t in readers
         if t in kept_tensors and not (is_parameter(t.op) and op.type in PRODUCTS)
     )
-    return [t for t in read_tensors if t.op.type != "Const" and _is_held_back(t)]
+    return [t for t in read_tensors if t.op.type != "Const" and _may_be_held_back(t)]
 
 
-def _is_held_back(tensor: Tensor) -> bool:
+def _may_be_held_back(tensor: Tensor) -> bool:
     """Tell whether a barrier may hold back a tensor, and XLA still compile its readers.
 
     Shapes, axes, paddings and the ends of ranges must be known when XLA compiles, and

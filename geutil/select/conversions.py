@@ -119,6 +119,8 @@ def get_unique_graph(
         if not isinstance(element, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise ArgumentTypeError(f"expected {names}, got {type_name(element)}")
+        if isinstance(element, tf.Tensor):
+            types.require_tensor(element)
     graph = graph_of_all(listed)
     if graph is None and not none_if_empty:
         raise SelectionError(

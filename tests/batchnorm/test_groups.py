@@ -14,9 +14,10 @@ from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from tests.thorough import crossed
 
 CHANNELS, FILTERS = 8, 12
+ACTIVATIONS = "identity", "relu", "leaky_relu"
 
 
-def network(rank, dtype, activation, dilation=1):
+def network(rank, dilation, dtype, activation):
     """Return a function of a convolution by two groups with a norm, and its input."""
     rng = np.random.default_rng(rank)
     shape = [*[3] * rank, CHANNELS // 2, FILTERS]
@@ -37,17 +38,10 @@ def network(rank, dtype, activation, dilation=1):
 
 @pytest.mark.parametrize(
     ("form", "activation", "dtype"),
-    crossed(
-        [(2, 1), (1, 1), (2, 2)],
-        ["identity", "relu", "leaky_relu"],
-        ["float32", "float64"],
-        together=1,
-    ),
+    crossed([(2, 1), (1, 1), (2, 2)], ACTIVATIONS, ["float32", "float64"], together=1),
 )
 def test_a_folded_one_runs_and_is_saved(form, activation, dtype, tmp_path):
-    rank, dilation = form
-    function = getattr(tf.nn, activation, tf.identity)
-    layer, x = network(rank, dtype, function, dilation)
+    layer, x = network(*form, dtype, getattr(tf.nn, activation, tf.identity))
     expected = layer(tf.constant(x))["y"]
     m = geutil_model.open(layer)
     (folded,) = fold_batch_norms(m).folded
@@ -60,7 +54,7 @@ def test_a_folded_one_runs_and_is_saved(form, activation, dtype, tmp_path):
 
 
 def test_calibration_goes_on_where_there_are_no_gradients():
-    layer, x = network(2, "float32", tf.nn.relu)
+    layer, x = network(2, 1, "float32", tf.nn.relu)
     samples = [{"x": x}, {"x": x[::-1] * 0.9}]
     m = geutil_model.open(layer)
     fold_batch_norms(m)

@@ -8,7 +8,7 @@ import geutil as ge
 from geutil.select.conversions import ListView, check_graphs, is_iterable
 from tests.select import tables
 from tests.select.samples import diamond, looking, many_readers, other_graph
-from tests.settings import in_each_setting, names
+from tests.settings import in_each_setting, names, needs_eager
 
 FOUND = """
 ge.make_list_of_op(a.op) => a
@@ -119,6 +119,12 @@ def test_elements_of_several_graphs():
     check_graphs(empty, view, empty, ge.sgv(g.b.op))
     with pytest.raises(ge.SelectionError, match="another graph"):
         check_graphs(view, ge.sgv(other.a.op))
+
+
+@needs_eager
+def test_eager_tensors_are_refused():
+    with pytest.raises(ge.ArgumentTypeError, match="eager tensors belong to no graph"):
+        ge.util.get_unique_graph([tf.constant(1.0)])
 
 
 @in_each_setting
