@@ -20,7 +20,7 @@ from geutil.batchnorm.report import Refused
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph import creation, function_defs, op_types, replicas, types
 from geutil.graph.flat_body import FlatBody, flat_body
-from geutil.graph.function_calls import Caller, callers_in
+from geutil.graph.function_calls import Caller, callers_in, is_compiled_call
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks.provenance import ROOTS
@@ -57,10 +57,25 @@ def inlined(op: Operation) -> Tensor:
         inside = node_def.name
         node_def.name = types.absolute_unique_name(op.graph, f"{scope}{inside}")
         node_def.device = node_def.device or op.device
+        if node_def.op in _CONVOLUTIONS and is_compiled_call(op):
+            _go_on_compiling(node_def)
         new = creation.make_op(op.graph, node_def, inputs)
         creation.add_control_edges(new, op.control_inputs)
         tensor_by_name[inside] = new.outputs[0]
     return tensor_by_name[body.results[0].tensor]
+
+
+def _go_on_compiling(convolution: Any) -> None:
+    """Let XLA compile a convolution, and its gradient, which XLA alone may have.
+
+    As `tf.xla.experimental.jit_scope` does. Grappler leaves what it is not to remove:
+    without oneDNN the kernel that it fuses a convolution and its BiasAdd into takes no
+    groups.
+    """
+    convolution.attr["_XlaScope"].s = convolution.name.encode()
+    convolution.attr["_XlaSeparateCompiledGradients"].b = False
+    for flag in ("_XlaCompile", "_grappler_do_not_remove"):
+        convolution.attr[flag].b = True
 
 
 def _body_of(op: Operation) -> FlatBody | None:

@@ -4,6 +4,7 @@ Run without oneDNN, too (`tests/gradients/test_processes.py`): there a BiasAdd b
 one is fused into a kernel that takes none, and the gradient of one ends in an error.
 """
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,6 +52,29 @@ def test_a_folded_one_runs_and_is_saved(form, activation, dtype, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "saved"))
     found = loaded.signatures["serving_default"](x=tf.constant(x))["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_of_keras_is_trained():
+    """XLA compiles it, folded or not: nothing else has its gradient everywhere."""
+    layers, found = keras.layers, []
+    norm = layers.BatchNormalization(epsilon=0.1)
+    stack = [layers.Conv2D(FILTERS, 3, groups=2), norm, layers.ReLU()]
+    net = keras.Sequential([keras.Input((9, 9, CHANNELS)), *stack])
+    x = np.random.default_rng(0).normal(size=(4, 9, 9, CHANNELS)).astype("f")
+    for fold in (False, True):
+
+        @tf.function(autograph=False)
+        def step(x, fold=fold):
+            y = tf.identity(net(x, training=True))
+            loss = tf.reduce_mean(tf.sin(y))
+            if fold:
+                assert fold_batch_norms(y.graph, is_training=True).folded
+            weights = [v.value for v in net.trainable_variables]
+            return tf.gradients(loss, [x, *weights])
+
+        found.append(step(x))
+    for folded, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(folded, plain, rtol=0, atol=1e-6)
 
 
 def test_calibration_goes_on_where_there_are_no_gradients():

@@ -305,7 +305,7 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
         layers.Activation(kind, name=f"a{i}")
         for i, kind in enumerate(("softplus", "tanh", "softplus"))
     ]
-    stack = [tf.keras.Input([16, 1, 64], name="x"), layers.Conv2D(64, 1, name="c")]
+    stack = [tf.keras.Input([16, 1, 64], name="x"), layers.Dense(64, name="c")]
     net = model.open(tf.keras.Sequential([*stack, *cheap])).save(tmp_path / "net")
     said = geutil.done("memory", net, "--memory", "500KB", "--largest-batch")
     rows = [line.split("\t") for line in said.splitlines()]

@@ -140,7 +140,7 @@ def fitted(strategy, edit):
     with strategy.scope():
         model = deep_net()
         if edit == "checkpointed":
-            checkpointed(model)
+            checkpointed(model, "inputs")
         optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
         model.compile(optimizer, "mse", jit_compile=False)
     rng = np.random.default_rng(0)

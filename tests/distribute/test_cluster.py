@@ -13,6 +13,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import MeasurementError
 from geutil.gradients import gradients
+from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import measure, predict_by_device
 from geutil.memory.measuring import worker
 from geutil.memory.measuring.cluster import Worker
@@ -228,9 +229,10 @@ def test_the_peak_of_each_process_is_measured_and_predicted(kind, forked_cluster
         # process' allocator, which rounds up, and counts nothing of small buffers.
         # What is sent is held while it is on its way, by the load of the machine: one
         # of the two steps may have held a whole such tensor more, and no part of one.
-        apart = row.allocator_peak - row.trace_peak
-        missed = min(abs(apart - times * sent_once) for times in (-1, 0, 1))
-        assert missed <= 0.04 * row.trace_peak
+        if uses_onednn():
+            apart = row.allocator_peak - row.trace_peak
+            missed = min(abs(apart - times * sent_once) for times in (-1, 0, 1))
+            assert missed <= 0.04 * row.trace_peak
         assert own.measured == row.trace_peak
         assert own.worst.peak >= row.trace_peak
         assert abs(own.peak - row.trace_peak) <= sent_once + 0.02 * own.peak

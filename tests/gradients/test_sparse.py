@@ -5,15 +5,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients, last_report
-from tests.gradients.checking import (
-    TAPES,
-    assert_close,
-    deep,
-    flat,
-    forms,
-    run,
-    unlike,
-)
+from tests.gradients.checking import TAPES, assert_close, deep, flat, forms, run, unlike
 from tests.settings import needs_eager
 
 v1 = tf.compat.v1

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
-from geutil.memory import bytes_of, measure, predict, simulate, step_program
-from geutil.memory.onednn import with_onednn
+from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.memory import bytes_of, measure, onednn, predict, simulate, step_program
 from geutil.memory.predicting import with_constants_merged
 from tests.memory.networks import NETWORKS, attention, residual, training_step, unet
 from tests.memory.refusals import refused
@@ -27,6 +27,11 @@ def meets(predicted, traced):
     the executor folds count besides: 96 bytes there.
     """
     return 0.99 * traced <= predicted <= traced + FOLDED
+
+
+def with_onednn(program, seed=0):
+    """Return the program as oneDNN has it, where it is used."""
+    return onednn.with_onednn(program, seed) if uses_onednn() else program
 
 
 @pytest.mark.parametrize(
@@ -108,12 +113,11 @@ def test_equal_constants_are_merged_without_grappler():
 
 
 def test_a_batch_size_that_is_given_is_as_good_as_one_that_is_known():
-    known = possible_peaks(training_step(unet).fetches)
     left_open = training_step(unet, batch_known=False)
     ((x, value),) = left_open.feeds.items()
     predicted = possible_peaks(left_open.fetches, shapes=[(x, value.shape)])
-    # There are some more scalars: the sizes that are known elsewhere.
-    assert sorted(predicted) == pytest.approx(sorted(known), abs=1000)
+    for traced in traced_peaks(left_open.graph, left_open.fetches, left_open.feeds):
+        assert any(meets(peak, traced) for peak in predicted)
 
 
 def small_step():

@@ -11,12 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import (
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-)
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -742,9 +737,7 @@ def test_a_stopped_batch_goes_on(tmp_path):
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             batch(
-                tmp_path / "in",
-                partial(batch_steps.fault, marker=str(marker)),
-                output,
+                tmp_path / "in", partial(batch_steps.fault, marker=str(marker)), output
             )
         thread.join()
     finally:

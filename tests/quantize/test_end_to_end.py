@@ -254,7 +254,8 @@ def test_trained_with_folded_norms_a_delay_and_a_freeze(
     comparison = compare_int8(m, to_int8(m), {"image": trained.digits.test[0]})
     (logits,) = comparison.outputs
     assert comparison.float_ops == ()
-    assert logits.share(1) >= (0.99 if bits == 8 else 0.9)
+    # Of 4 bits the steps of a bias are 17 times as wide.
+    assert logits.share(1 if bits == 8 else 2) >= (0.99 if bits == 8 else 0.95)
     assert logits.agreement == 1.0
 
 

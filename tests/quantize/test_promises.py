@@ -6,13 +6,7 @@ import tensorflow as tf
 from geutil.quantize import compare_int8, quantize, to_int8
 from geutil.quantize.int8 import converting
 from geutil.quantize.planning import plan
-from tests.quantize.converted import (
-    Together,
-    alternate,
-    opened,
-    samples,
-    spec,
-)
+from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager

@@ -155,7 +155,9 @@ def test_norms_of_frozen_layers_are_folded_as_at_inference():
         norm = next(n for n in model.layers if isinstance(n, layers.BatchNormalization))
         norm.trainable = False
     step = _step(folded, fold=True, reports=reports, freeze_batch_norm_delay=3)
-    close(_values(step, _data()), _values(_step(other), _data()))
+    # The gradient of the bias ahead of a norm is rounding, which grows with the images.
+    data = _data(size=4)
+    close(_values(step, data), _values(_step(other), data))
     close(folded.get_weights(), other.get_weights())
     assert len(reports[0].folded) == 3
     assert not reports[0].refused

@@ -41,8 +41,7 @@ def _other_axis():
     return keras.Model(x, layers.ReLU()(_norm(axis=1)(y)))
 
 
-LAYERS = ("row", "causal row", "separable row", "grouped", "cube", "transposed")
-LAYERS += ("dense", "einsum")
+LAYERS = ("row", "causal row", "separable row", "cube", "transposed", "dense", "einsum")
 MODELS = {name: _behind(*KERAS[name][:2], _norm) for name in LAYERS}
 MODELS |= {"other axis": _other_axis, "shared norm": _shared_norm}
 

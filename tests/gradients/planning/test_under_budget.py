@@ -7,14 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import (
-    Budget,
-    explain,
-    gradients,
-    last_report,
-    plan,
-    plan_curve,
-)
+from geutil.gradients import Budget, explain, gradients, last_report, plan, plan_curve
 from geutil.gradients.planning.local_search import Trials
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.selection import AlwaysKept
@@ -22,11 +15,7 @@ from geutil.gradients.step import build_step
 from geutil.memory import simulation
 from geutil.memory.scheduling import order_around
 from tests.gradients.checking import measured_peak
-from tests.gradients.planning.graphs import (
-    chain_function,
-    chain_loss,
-    chain_weights,
-)
+from tests.gradients.planning.graphs import chain_function, chain_loss, chain_weights
 from tests.thorough import is_quick
 
 ROWS, WIDTH, LAYERS = 512, 64, 16

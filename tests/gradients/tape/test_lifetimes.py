@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients.tape import (
-    Tape,
-    imperative_grad,
-    numpy_vspace,
-    tensorflow_vspace,
-)
+from geutil.gradients.tape import Tape, imperative_grad, numpy_vspace, tensorflow_vspace
 
 LENGTH = 10
 
@@ -126,12 +121,7 @@ def test_few_gradients_of_a_tensor_wait(kind, count):
         tape.record("double", [end], [hub], back)
         ends.append(end)
     (gradient,) = imperative_grad(
-        kind.space,
-        tape,
-        ends,
-        [x],
-        min_aggregate_count=count,
-        min_aggregate_bytes=0,
+        kind.space, tape, ends, [x], min_aggregate_count=count, min_aggregate_bytes=0
     )
     np.testing.assert_allclose(gradient, 2.0 * branches * kind.cos(x), rtol=1e-6)
     assert max(counts) == count

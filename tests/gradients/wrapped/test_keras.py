@@ -26,9 +26,9 @@ def functional(activation="relu"):
     """Return a residual network with batch norm and dropout."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input([8, 8, 3])
-    x = keras.layers.Conv2D(6, 3, padding="same")(inputs)
+    x = keras.layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2)(inputs)
     # A bias ahead of a batch norm has no gradient but rounding.
-    y = keras.layers.Conv2D(6, 3, padding="same", use_bias=False)(x)
+    y = keras.layers.DepthwiseConv2D(3, padding="same", use_bias=False)(x)
     y = keras.layers.BatchNormalization()(y)
     y = keras.layers.Dropout(0.3)(keras.layers.Activation(activation)(y))
     x = keras.layers.Add()([x, y])
