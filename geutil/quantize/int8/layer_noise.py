@@ -161,7 +161,9 @@ def _cells(layer: LayerNoise) -> tuple[str, ...]:
 
 
 _SUMS = ("count", "signal", "own", "accumulated", "dot", "simulated", "outside", "file")
-_EXTREMES = ("apart", "moved", "low", "high")
+_EXTREMES = ("apart", "low", "high", "moved")
+_BLOCK = 1 << 14
+"""So many values at once, in float64 and several forms, fit a core's cache."""
 
 
 class NoiseMeter:
@@ -210,17 +212,29 @@ class NoiseMeter:
         forms = self._run(self._named(sample), self._named(rounded))
         # A result may not be finite once it is simulated, as it may not be in float.
         with np.errstate(over="ignore", invalid="ignore"):
-            for place, result in enumerate(self._results):
-                row = _Row(*(form[str(place)].numpy() for form in forms))
-                outside, noise, extremes = 0.0, 0.0, [-np.inf]
-                if result.stored is not None:
-                    outside = row.outside(*self._wide_range(result.stored))
-                found = self._tensors[place]
-                if isinstance(found, FileTensor):
-                    stored = self._runner.tensor(found.place, found.graph)
-                    noise, *extremes = row.of_file(stored, found)
-                self._sums[place] += [*row.sums(), outside, noise]
-                self._most[place] = np.maximum(self._most[place], extremes)
+            for place in range(len(self._results)):
+                self._add(place, [form[str(place)].numpy() for form in forms])
+
+    def _add(self, place: int, forms: list[Array]) -> None:
+        """Take in a result of a batch: in float, simulated, simulated alone."""
+        found, simulation = self._tensors[place], self._results[place].stored
+        if isinstance(found, FileTensor):
+            stored = self._runner.tensor(found.place, found.graph)
+            moved = stored.shape != forms[0].shape
+            # Of another shape they are compared with nothing; they must only not fail.
+            forms.append(np.zeros_like(forms[0]) if moved else stored)
+            self._most[place, -1] = max(self._most[place, -1], moved)
+        limits = None if simulation is None else self._wide_range(simulation)
+        flat = [values.ravel() for values in forms]
+        for start in range(0, flat[0].size, _BLOCK):
+            row = _Row(*(values[start : start + _BLOCK] for values in flat[:3]))
+            outside, noise, extremes = 0.0, 0.0, 3 * [-np.inf]
+            if limits is not None:
+                outside = row.outside(*limits)
+            if isinstance(found, FileTensor):
+                noise, *extremes = row.of_file(flat[3][start : start + _BLOCK], found)
+            self._sums[place] += [*row.sums(), outside, noise]
+            self._most[place, :3] = np.maximum(self._most[place, :3], extremes)
 
     def layers(self) -> tuple[LayerNoise, ...]:
         """Return what was measured, in the order of the graph."""
@@ -293,11 +307,10 @@ def _rounded(result: StoredResult) -> Tensor:
 
 
 class _Row:
-    """A result of one batch in three forms, those values that are finite in float."""
+    """Values of a result in three forms, those that are finite in float."""
 
     def __init__(self, exact: Array, simulated: Array, alone: Array) -> None:
-        self._shape = exact.shape
-        self._counted = np.isfinite(exact).ravel()
+        self._counted = np.isfinite(exact)
         self._count = np.count_nonzero(self._counted)
         self._exact, self._simulated, self._alone = map(
             self._flat, (exact, simulated, alone)
@@ -305,7 +318,7 @@ class _Row:
 
     def _flat(self, values: Array) -> Array:
         # In float64, since sums of squares of millions of values are compared.
-        return self._only_counted(values.ravel().astype(np.float64))
+        return self._only_counted(values.astype(np.float64))
 
     def _only_counted(self, values: Array) -> Array:
         if self._count == values.size:
@@ -331,10 +344,8 @@ class _Row:
         return float(np.count_nonzero(self._only_counted(out)))
 
     def of_file(self, stored: Array, found: FileTensor) -> list[float]:
-        """Return the noise of a file's tensor, and its row of `_EXTREMES`."""
-        moved = stored.shape != self._shape
-        # Of another shape they are compared with nothing; they must only not fail here.
-        levels = self._flat(np.zeros(self._shape) if moved else stored)
+        """Return the noise of a file's tensor, and its first of `_EXTREMES`."""
+        levels = self._flat(stored)
         values, expected = levels, self._simulated
         if found.step:
             values = (levels - found.zero) * found.step
@@ -344,10 +355,9 @@ class _Row:
         apart = self._only_counted(np.abs(expected - levels))
         return [
             error @ error,
-            np.max(apart, initial=-np.inf),
-            float(moved),
-            np.max(-self._exact, initial=-np.inf),
-            np.max(self._exact, initial=-np.inf),
+            np.max(apart),
+            -np.min(self._exact),
+            np.max(self._exact),
         ]
 
 
@@ -358,7 +368,7 @@ def _entry(
     extremes: Array,
 ) -> LayerNoise:
     """Return what was measured of one result."""
-    apart, moved, low, high = map(float, extremes)
+    apart, low, high, moved = map(float, extremes)
     if moved > 0:
         found = "its tensor has another shape in the file"
     share = sums["outside"] / sums["count"] if sums["count"] else 0.0
