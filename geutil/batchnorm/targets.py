@@ -21,6 +21,7 @@ from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph import creation, function_defs, op_types, replicas, types
 from geutil.graph.flat_body import FlatBody, flat_body
 from geutil.graph.function_calls import Caller, callers_in, is_compiled_call
+from geutil.graph.image_layouts import NOT_REMOVED
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks.provenance import ROOTS
@@ -74,7 +75,7 @@ def _go_on_compiling(convolution: Any) -> None:
     """
     convolution.attr["_XlaScope"].s = convolution.name.encode()
     convolution.attr["_XlaSeparateCompiledGradients"].b = False
-    for flag in ("_XlaCompile", "_grappler_do_not_remove"):
+    for flag in ("_XlaCompile", NOT_REMOVED):
         convolution.attr[flag].b = True
 
 

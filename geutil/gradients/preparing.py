@@ -25,7 +25,7 @@ from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
-from geutil.graph import adjacency, function_calls, runtime
+from geutil.graph import adjacency, function_calls, image_layouts, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
@@ -83,6 +83,7 @@ class Prepared:
         """
         report = self.report()
         step = build_recomputation(self.plan, self.offload)
+        image_layouts.hold_when_complete(step.graph)
         if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
             return step, report
         # Whatever is kept then, to recompute from it as well.

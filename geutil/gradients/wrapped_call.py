@@ -26,7 +26,14 @@ from geutil.gradients.segments import (
 )
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.step import PlainStep, build_step, tensors_of
-from geutil.graph import adjacency, creation, state, types, v1_control_flow
+from geutil.graph import (
+    adjacency,
+    creation,
+    image_layouts,
+    state,
+    types,
+    v1_control_flow,
+)
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.sizes import tensor_bytes
@@ -297,6 +304,7 @@ def move_gradients(
         _, info = copy_replacing(
             make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
         )
+        image_layouts.hold_when_complete(graph)
         updates.order_moved(graph, (info.transformed(op) for op in ops))
         there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
     return [_mapped(gradient, there) for gradient in step.gradients]

@@ -1,0 +1,91 @@
+"""The layout of images on a GPU, held to as the graph has it.
+
+Grappler's layout optimizer turns the channels-last ops of a GPU into channels-first
+ones, with a transposition wherever the two meet, if a graph trains in float32; so says
+`GetSrcAndDstDataFormats` in TensorFlow's generic_layout_optimizer.cc. A step whose
+checkpoints were chosen holds these transposed copies besides: a ResNet50 of 64 images
+that was planned to hold 1,683 MB takes 2,951 and 1.17 times as long
+(docs/measured.md, "On a GPU"). The pass leaves out what Grappler is not to remove.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from geutil.graph import state
+from geutil.graph.types import Graph, Operation
+
+NOT_REMOVED = "_grappler_do_not_remove"
+"""The attribute of nodes that Grappler keeps as they are."""
+
+_LAST = (b"NHWC", b"NDHWC")
+# Layout-sensitive in TensorFlow's generic_layout_optimizer_transposer.cc.
+_SENSITIVE = frozenset(
+    (
+        "AvgPool",
+        "AvgPoolGrad",
+        "BiasAdd",
+        "BiasAddGrad",
+        "Conv2D",
+        "Conv2DBackpropFilter",
+        "Conv2DBackpropInput",
+        "Conv3D",
+        "Conv3DBackpropFilterV2",
+        "Conv3DBackpropInputV2",
+        "DepthToSpace",
+        "DepthwiseConv2dNative",
+        "DepthwiseConv2dNativeBackpropFilter",
+        "DepthwiseConv2dNativeBackpropInput",
+        "FusedBatchNorm",
+        "FusedBatchNormGrad",
+        "FusedBatchNormGradV2",
+        "FusedBatchNormGradV3",
+        "FusedBatchNormV2",
+        "FusedBatchNormV3",
+        "MaxPool",
+        "MaxPool3D",
+        "MaxPoolGrad",
+        "MaxPoolGradGrad",
+        "MaxPoolGradGradV2",
+        "MaxPoolGradV2",
+        "MaxPoolV2",
+        "SpaceToDepth",
+    )
+)
+
+
+def hold_when_complete(graph: Graph) -> None:
+    """Have the channels-last ops of a graph keep their layout on GPUs.
+
+    They lose the fusions with a bias and an activation that Grappler makes otherwise,
+    so nothing is done to ops on other devices, nor where the user has switched the
+    layout optimizer off, or asks for `auto_mixed_precision`, which leaves ops out that
+    keep their layout.
+
+    Args:
+        graph: the graph. It is read each time before it is run or made a function of.
+
+    Cost: linear in the ops.
+    """
+    state.on_completion(graph, _hold)
+
+
+def _hold(use: state.Use) -> None:
+    options = tf.config.optimizer.get_experimental_options()
+    switched_off = options.get("layout_optimizer") is False
+    if switched_off or options.get("auto_mixed_precision"):
+        return
+    usual = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    for op in use.graph.get_operations():
+        if op.type not in _SENSITIVE or _device_type(op, usual) != "GPU":
+            continue
+        attributes = op.node_def.attr
+        # A Session that has run an op sees no change of it.
+        can_change = use.is_function or not state.has_been_run(use.graph, (op,))
+        if attributes["data_format"].s in _LAST and can_change:
+            op._set_attr(NOT_REMOVED, tf.compat.v1.AttrValue(b=True))
+
+
+def _device_type(op: Operation, usual: str) -> str:
+    device = tf.DeviceSpec.from_string(op.device)
+    return str(device.device_type or usual)
