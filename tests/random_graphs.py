@@ -29,8 +29,7 @@ class DrawnGraph:
             with tf.control_dependencies([tensors[c].op for c in waits]):
                 if reads:
                     t = tf.add_n(
-                        [tensors[r] for r in reads] + [tensors[reads[0]]],
-                        name=f"op{i}",
+                        [tensors[r] for r in reads] + [tensors[reads[0]]], name=f"op{i}"
                     )
                 else:
                     t = tf.constant([float(i + 1), 0.5 * i], name=f"op{i}")

@@ -147,22 +147,25 @@ def lstm():
     return Sample(model.open(net), converted(net))
 
 
+FLOWS = [tf.TensorSpec([3, 4], name="x"), tf.TensorSpec([], tf.int32, name="n")]
+
+
+def flowing(x, n):
+    """Compute by a loop and a conditional."""
+    i = tf.constant(0)
+    while i < n:
+        x = tf.nn.relu(x, name="in_loop") - 1.0
+        i += 1
+    return tf.cond(n > 2, lambda: tf.tanh(x), lambda: tf.exp(x))
+
+
 @functools.cache
 def flow():
     """Return a file of a loop and a conditional."""
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([3, 4], name="x"),
-            tf.TensorSpec([], tf.int32, name="n"),
-        ]
-    )
+    @tf.function(input_signature=FLOWS)
     def body(x, n):
-        i = tf.constant(0)
-        while i < n:
-            x = tf.nn.relu(x, name="in_loop") - 1.0
-            i += 1
-        return {"y": tf.cond(n > 2, lambda: tf.tanh(x), lambda: tf.exp(x))}
+        return {"y": flowing(x, n)}
 
     m = model.open(body, inline=False)
     return Sample(m, saved(m))

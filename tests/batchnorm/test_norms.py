@@ -10,13 +10,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.calibrated import with_random_norms
-from tests.batchnorm.checking import (
-    EPSILON,
-    TURNED,
-    check_bare,
-    check_together,
-    folded,
-)
+from tests.batchnorm.checking import EPSILON, TURNED, check_bare, check_together, folded
 
 
 def conv(b, dtype=tf.float32):

@@ -45,10 +45,7 @@ CASES = [
     ("geutil in", ["inspect"]),
     ("geutil s", ["splice", "strip"]),
     ("geutil quantize --meth", ["--method"]),
-    (
-        "geutil quantize --method m",
-        ["moving_average", "min_max", "mse"],
-    ),
+    ("geutil quantize --method m", ["moving_average", "min_max", "mse"]),
     ("geutil cut net --format p", ["pbtxt"]),
     ("geutil batch-size net an", ["any"]),
     # Nothing: the shell goes on to complete the names of files.

@@ -56,9 +56,8 @@ class Cluster:
 class Net:
     """Convolutions with norms in a graph of version 1, half of them on each task.
 
-    Depthwise ones: without oneDNN others would take 30 MB for themselves.
-
-    The statistics of the norms are random ones.
+    Depthwise ones: others take 30 MB for themselves without oneDNN. The statistics of
+    the norms are random ones.
     """
 
     def __init__(self, layers=4, pixels=8, width=4, batch=4, *, placed=True):

@@ -240,9 +240,7 @@ def test_gradients_within_a_body(unit):
             x = start()
             if unit in ("while", "version 1"):
                 result = tf.while_loop(
-                    lambda i, h: i < 2,
-                    lambda i, h: (i + 1, h + inner(take, h)),
-                    (0, x),
+                    lambda i, h: i < 2, lambda i, h: (i + 1, h + inner(take, h)), (0, x)
                 )[1]
             elif unit == "cond":
                 result = tf.cond(

@@ -48,10 +48,7 @@ BODIES = {
     "gradients": lambda f, t, **o: f([t[-1], t[2]], t[0], [None, t[2] * 2.0], **o),
     "a forward tensor as gradient": lambda f, t, **o: f(t[-1], t[0], t[3], **o),
     "slices as gradient": lambda f, t, **o: f(
-        t[-1],
-        t[0],
-        [tf.IndexedSlices(t[-1][:1], tf.constant([1]), [2, 4])],
-        **o,
+        t[-1], t[0], [tf.IndexedSlices(t[-1][:1], tf.constant([1]), [2, 4])], **o
     ),
     "stopped": lambda f, t, **o: f(
         [t[-1], t[2] * t[2]], t[0], stop_gradients=t[3], **o

@@ -21,10 +21,7 @@ SETTINGS = {
     "Grappler off": {"rewrite_options": {"disable_meta_optimizer": True}},
     "remapping off": {"rewrite_options": {"remapping": 2}},
     "aggressive": {
-        "rewrite_options": {
-            "dependency_optimization": 3,
-            "arithmetic_optimization": 3,
-        },
+        "rewrite_options": {"dependency_optimization": 3, "arithmetic_optimization": 3},
         "optimizer_options": {
             "opt_level": 0,
             "do_common_subexpression_elimination": True,

@@ -9,12 +9,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
-from geutil.gradients import (
-    checkpointed,
-    gradients,
-    last_report,
-    order_updates,
-)
+from geutil.gradients import checkpointed, gradients, last_report, order_updates
 from geutil.memory import predict, worst_case
 from tests.gradients.checking import assert_close, measured_peak, waiting
 from tests.gradients.planning.graphs import chain_loss, chain_weights

@@ -50,8 +50,7 @@ ONE_OF_TWO = Network((("identities", (0, 1)), ("tanh", (4,))))
 ENGINES = "tensorflow", EAGER_SUMS
 PLACE = st.integers(0, 60)
 quick = examples(
-    25,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

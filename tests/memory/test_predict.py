@@ -30,7 +30,6 @@ def meets(predicted, traced):
 
 
 def with_onednn(program, seed=0):
-    """Return the program as oneDNN has it, where it is used."""
     return onednn.with_onednn(program, seed) if uses_onednn() else program
 
 

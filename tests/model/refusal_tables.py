@@ -3,11 +3,7 @@
 import re
 
 
-def not_refused(
-    error,
-    cases,
-    unchanged=None,
-):
+def not_refused(error, cases, unchanged=None):
     """Return what came of the calls that did not raise an error with their message.
 
     A case is a name, a call without arguments, and a regular expression. If there is a

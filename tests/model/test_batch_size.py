@@ -105,9 +105,7 @@ def conditional(zeros):
 
 CASES = {
     "reshape [1, -1]": Case(
-        lambda x: tf.reshape(x, [1, -1]),
-        lambda x: tf.reshape(x, [rows(x), -1]),
-        (2, 3),
+        lambda x: tf.reshape(x, [1, -1]), lambda x: tf.reshape(x, [rows(x), -1]), (2, 3)
     ),
     "reshape -1 at the batch": Case(
         lambda x: tf.reshape(x, [-1, 6]), lambda x: tf.reshape(x, [-1, 6]), (2, 3)
@@ -129,9 +127,7 @@ CASES = {
         (None, 3),
     ),
     "broadcast_to": Case(
-        lambda x: tf.broadcast_to(x, [1, 6]) + 1.0,
-        lambda x: x + tf.ones([6]),
-        (1,),
+        lambda x: tf.broadcast_to(x, [1, 6]) + 1.0, lambda x: x + tf.ones([6]), (1,)
     ),
     "broadcast_to of 3": Case(
         lambda x: tf.broadcast_to(x, [3, 6]), lambda x: x + tf.zeros([6]), (1,), 3
@@ -139,9 +135,7 @@ CASES = {
     "zeros that broadcast": Case(lambda x: x + tf.zeros([1, 6]), lambda x: x, old=1),
     "zeros of 4": Case(lambda x: x + tf.ones([4, 6]), lambda x: x + 1.0, old=4),
     "tiled weight of 4": Case(
-        lambda x: x + tf.tile(W[:1], [4, 1]),
-        lambda x: x + W[:1],
-        old=4,
+        lambda x: x + tf.tile(W[:1], [4, 1]), lambda x: x + W[:1], old=4
     ),
     "class token": Case(
         lambda x: tf.concat([tf.broadcast_to(W[:1], [1, 1, 6]), x], 1),

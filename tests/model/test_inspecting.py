@@ -85,10 +85,7 @@ def test_a_saved_model(models, tmp_path, form):
         }
     assert {
         (v.name, v.tensor.dtype, v.tensor.shape, v.trainable) for v in found.variables
-    } == {
-        ("weight", "float32", (4, 3), True),
-        ("bias", "float32", (3,), False),
-    }
+    } == {("weight", "float32", (4, 3), True), ("bias", "float32", (3,), False)}
     lines = (
         "tags: serve",
         "signature project",

@@ -194,11 +194,7 @@ OBSTACLES = {
         "FusedBatchNorm",
         "fold it first",
     ),
-    "positions": (
-        lambda y: y + normal(8, 8, 6),
-        "Add",
-        "something else than a bias",
-    ),
+    "positions": (lambda y: y + normal(8, 8, 6), "Add", "something else than a bias"),
 }
 
 

@@ -32,11 +32,7 @@ LAYER_CASES = {
             a, KERNEL.transpose(0, 1, 3, 2), [2, 16, 16, 6], 2
         )
     ),
-    "dense": (
-        lambda a: tf.nn.bias_add(tf.matmul(a, KERNEL[0, 0]), BIAS),
-        (ROWS,),
-        {},
-    ),
+    "dense": (lambda a: tf.nn.bias_add(tf.matmul(a, KERNEL[0, 0]), BIAS), (ROWS,), {}),
     "dense of batches": (
         lambda a: tf.einsum("abc,cd->abd", a, KERNEL[2, 2]),
         (spec(2, 5, 4),),

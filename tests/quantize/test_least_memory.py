@@ -11,11 +11,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.tflite_arena import measure_arena
 from geutil.graph.tflite_order import file_subgraphs, with_op_order
 from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
-from geutil.quantize import (
-    arena_bytes,
-    least_memory_order,
-    to_int8,
-)
+from geutil.quantize import arena_bytes, least_memory_order, to_int8
 from geutil.quantize.int8.arena_programs import RUNTIMES, runtime_arenas
 from testdata.irregular_cells import irregular_network
 from tests.graph.test_tflite_order import converted

@@ -58,11 +58,7 @@ def with_shape_read(a):
 
 # The results that are quantized, and the kernels; None where those may be others.
 PLACED = {
-    "fused": (
-        lambda a: tf.nn.relu(biased(a)),
-        ["Placeholder", "Relu"],
-        ["CONV_2D"],
-    ),
+    "fused": (lambda a: tf.nn.relu(biased(a)), ["Placeholder", "Relu"], ["CONV_2D"]),
     "before a bypass": (
         lambda a: tf.nn.relu(biased(a, name="conv") + a),
         ["BiasAdd", "Placeholder", "Relu"],

@@ -8,11 +8,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import verify
-from geutil.quantize import (
-    fixed_quantize,
-    last_value_quantize,
-    moving_avg_quantize,
-)
+from geutil.quantize import fixed_quantize, last_value_quantize, moving_avg_quantize
 from geutil.quantize.spec import nudged
 from tests.quantize.tiny import (
     averaged,

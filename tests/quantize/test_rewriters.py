@@ -326,9 +326,7 @@ def test_ranges_without_a_delay_have_the_same_names_and_shapes():
 
 
 @pytest.mark.parametrize(
-    ("resource", "norms"),
-    crossed(RESOURCE, NORMS, together=1),
-    indirect=["resource"],
+    ("resource", "norms"), crossed(RESOURCE, NORMS, together=1), indirect=["resource"]
 )
 def test_a_checkpoint_is_restored_by_name(resource, norms, tmp_path):
     """The train graph with frozen norms, and ranges as a step left them."""

@@ -33,10 +33,7 @@ ONE_OP = {
     "gelu, erf": (tf.nn.gelu, "GELU"),
     "gelu, tanh": (lambda x: tf.nn.gelu(x, approximate=True), "GELU"),
     "gelu of Keras": (tf.keras.activations.gelu, "GELU"),
-    "gelu by hand": (
-        lambda x: 0.5 * x * (1 + tf.math.erf(x / math.sqrt(2))),
-        "GELU",
-    ),
+    "gelu by hand": (lambda x: 0.5 * x * (1 + tf.math.erf(x / math.sqrt(2))), "GELU"),
     "leaky": (lambda x: tf.nn.leaky_relu(x, 0.1), "LEAKY_RELU"),
 }
 

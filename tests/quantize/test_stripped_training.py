@@ -78,9 +78,7 @@ def test_in_float_frozen_norms_are_the_network_at_inference(statistics):
 
 
 @pytest.mark.parametrize(
-    ("keras", "statistics"),
-    crossed(KERAS, STATISTICS, together=1),
-    indirect=["keras"],
+    ("keras", "statistics"), crossed(KERAS, STATISTICS, together=1), indirect=["keras"]
 )
 def test_in_float_it_is_the_network_at_inference_and_a_file_of_its_layers(
     keras, statistics

@@ -44,19 +44,9 @@ def _called(x):
     return tf.nn.relu(x, name="in_called") + 1.0
 
 
-@tf.function(
-    input_signature=[
-        tf.TensorSpec([3, 4], name="x"),
-        tf.TensorSpec([], tf.int32, name="n"),
-    ]
-)
+@tf.function(input_signature=tflite_files.FLOWS)
 def _flow(x, n):
-    i = tf.constant(0)
-    while i < n:
-        x = tf.nn.relu(x, name="in_loop") - 1.0
-        i += 1
-    y = tf.cond(n > 2, lambda: tf.tanh(x), lambda: tf.exp(x))
-    return {"y": _called(y)}
+    return {"y": _called(tflite_files.flowing(x, n))}
 
 
 def flow():

@@ -138,10 +138,7 @@ def test_noise_is_a_column_of_both_graphs(noise):
 def test_pages_without_layers_have_no_column(noise):
     sample, data, comparison = noise
     plain = compare_int8(sample.model, sample.blob, data)
-    for page in (
-        report.view(sample.model, report=plain),
-        report.view(sample.blob),
-    ):
+    for page in (report.view(sample.model, report=plain), report.view(sample.blob)):
         assert not any("noises" in graph for graph in page.payload["graphs"])
     turned = report.diff(sample.blob, sample.model, report=comparison)
     assert all("noises" in graph for graph in turned.payload["graphs"][:2])

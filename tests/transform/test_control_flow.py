@@ -28,9 +28,7 @@ def nested(x):
 
     def body(i, a):
         inner = v1.while_loop(
-            lambda j, b: j < 2,
-            lambda j, b: (j + 1, b * x),
-            [tf.constant(0), a],
+            lambda j, b: j < 2, lambda j, b: (j + 1, b * x), [tf.constant(0), a]
         )[1]
         return i + 1, inner + v1.cond(inner > 1.0, lambda: inner * x, lambda: x)
 

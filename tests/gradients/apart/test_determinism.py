@@ -62,8 +62,7 @@ def plain(name, grappler):
 def test_networks(name, mode, grappler):
     step, expected, moved = plain(name, grappler)
     actual, moved_too = values(
-        step,
-        lambda y, xs: gradients(y, xs, checkpoints=mode, min_checkpoint_size=64),
+        step, lambda y, xs: gradients(y, xs, checkpoints=mode, min_checkpoint_size=64)
     )
     # One activation between two products: "speed" would keep as much as plain ones.
     saves = (name, mode) != ("chain", "speed")

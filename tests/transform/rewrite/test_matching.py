@@ -210,9 +210,7 @@ def test_keras_batch_norm():
     shifted = Op("AddV2", through("variance"), Const("epsilon"), commutative=True)
     scale = Op("Mul", Op("Rsqrt", shifted), through("gamma"), commutative=True)
     offset = Op(
-        "Sub",
-        through("beta"),
-        Op("Mul", through("mean"), scale, commutative=True),
+        "Sub", through("beta"), Op("Mul", through("mean"), scale, commutative=True)
     )
     scaled = Op("Mul", Optional(biased, conv), scale, commutative=True)
     found = match(graph, Op("AddV2", scaled, offset, commutative=True))
