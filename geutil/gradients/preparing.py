@@ -20,6 +20,7 @@ from geutil.gradients.loops.choosing import Looped
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.reference_variables import let_out_when_read
 from geutil.gradients.report import Encoded, Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
@@ -85,11 +86,12 @@ class Prepared:
         step = build_recomputation(self.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
         if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
-            return step, report
+            return let_out_when_read(step), report
         # Whatever is kept then, to recompute from it as well.
         halved = halve(step, self.smallest, self.encoder)
         tensor_sizes.settle_shapes(halved.step.ops())
-        return halved.step, with_halved(report, halved, ordered=self.order)
+        step = let_out_when_read(halved.step)
+        return step, with_halved(report, halved, ordered=self.order)
 
     def report(self) -> Report:
         """Return the report on the plan."""

@@ -37,6 +37,8 @@ class PlainStep:
         seeds: the ops that hand the gradient of each y to the backward pass.
         handles: of each x that is a resource variable its handle in the graph, of
             others None.
+        references: of each x that is a reference variable, or shows one, that; of
+            others None.
         backward: the ops that some gradient needs and that depend on a seed, by data or
             control edges, in topological order.
         holds_gradients: whether all gradients are held until the step ends.
@@ -58,6 +60,7 @@ class PlainStep:
     backward: tuple[Operation, ...]
     holds_gradients: bool = False
     handles: tuple[Tensor | None, ...] = ()
+    references: tuple[Tensor | None, ...] = ()
     encoders: tuple[Operation, ...] = ()
     first: int = 0
     gap: range = range(0)
@@ -188,6 +191,7 @@ def build_step(
         tuple(backward),
         holds_gradients,
         tuple(map(partial(_handle_in, graph), sources, gradients)),
+        tuple(map(_reference_of, sources)),
     )
 
 
@@ -274,6 +278,17 @@ def _handle_in(graph: Graph, x: Any, gradient: Any) -> Tensor | None:
     if gradient is None or handle is None:
         return None
     return creation.capture(graph, handle) if types.is_func_graph(graph) else handle
+
+
+def _reference_of(x: Any) -> Tensor | None:
+    """Return the reference variable that is an x, or that it shows."""
+    if isinstance(x, tf.Variable) and not hasattr(x, "handle"):
+        return runtime.variable_handle(x)
+    tensor = x if is_tensor(x) else None
+    while tensor is not None and not types.is_reference(tensor):
+        shown = dict(cpu_kernels.aliases(tensor.op)).get(tensor.value_index)
+        tensor = None if shown is None else tensor.op.inputs[shown]
+    return tensor
 
 
 def _seed(y: Tensor, gradient: Any) -> Any:

@@ -39,8 +39,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import tensorflow as tf
-
 from geutil.errors import FinalizedGraphError, StaleGraphError
 from geutil.graph import _tf, types
 from geutil.graph._tf import AtomicFunction, BaseSession, Version1FuncGraph
@@ -48,7 +46,6 @@ from geutil.graph.adjacency import TopologicalOrder
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
 _ATTRIBUTE = "_geutil_state"
-_FLAG = "_geutil_trainable"
 
 
 @dataclass(frozen=True)
@@ -178,34 +175,6 @@ def ops_since(graph: Graph, count: int) -> list[Operation]:
         return []
     new_ops: list[Operation] = graph.get_operations()[count:]
     return new_ops
-
-
-def set_trainable(variable: tf.Variable, trainable: bool) -> None:
-    """Note whether the owner of a variable trains it; the variable stays as it is.
-
-    Keras freezes a layer by a flag of its own; the `tf.Variable` behind it stays
-    trainable. That cannot be changed for good without breaking the layer when it is
-    thawed again.
-    """
-    setattr(variable, _FLAG, trainable)
-
-
-def is_trainable(variable: tf.Variable) -> bool:
-    """Tell whether a variable is trained."""
-    return bool(variable.trainable and getattr(variable, _FLAG, True))
-
-
-@contextmanager
-def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Make the variables themselves say what is noted while the block runs."""
-    frozen = [v for v in variables if v.trainable and not is_trainable(v)]
-    for variable in frozen:
-        variable._trainable = False
-    try:
-        yield
-    finally:
-        for variable in frozen:
-            variable._trainable = True
 
 
 _WATCHED = "_geutil_watched"

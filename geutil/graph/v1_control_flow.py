@@ -114,22 +114,29 @@ def is_inside(op: Operation) -> bool:
 
     A context that only marks what XLA compiles does not count.
     """
-    context = adjacency.control_flow_context(op)
-    while context is not None:
-        if type(context).__name__ in _FLOW:
-            return True
-        context = context.outer_context
-    return False
+    return _is_flow(adjacency.control_flow_context(op))
+
+
+def yields_inside(op: Operation) -> bool:
+    """Tell whether what `op` yields is inside: a loop's Exit op yields outside."""
+    return _is_flow(GetOutputContext(op))
+
+
+def _is_flow(context: Any) -> bool:
+    return any(type(one).__name__ in _FLOW for one in chain(context))
 
 
 _DEEPER = {"Switch": 1, "RefSwitch": 1, "Merge": -1, "RefMerge": -1}
 
 
-def unconditional(ops: Iterable[Operation]) -> Iterator[Operation]:
+def unconditional(
+    ops: Iterable[Operation], *, exits: bool = False
+) -> Iterator[Operation]:
     """Yield the ops that run once whenever their graph is run, and can be awaited.
 
     Args:
         ops: ops in topological order, with all that lies between two of them.
+        exits: whether the ends of loops count, which are a part of these.
 
     Cost: linear in the ops and their inputs.
     """
@@ -141,7 +148,8 @@ def unconditional(ops: Iterable[Operation]) -> Iterator[Operation]:
         )
         # Within a loop, Switch and Merge make up the loop.
         depth[op] = behind + (_DEEPER.get(op.type, 0) if outside else 0)
-        if outside and not depth[op]:
+        counts = outside or (exits and not yields_inside(op))
+        if counts and not depth[op]:
             yield op
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, keras_calls, state, strategy_variables
+from geutil.graph import functions, keras_calls, strategy_variables, training_flags
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.model import shared_state, to_function
@@ -271,7 +271,7 @@ class ModelFunction:
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
         """Those of them that are trained."""
-        return tuple(v for v in self.variables if state.is_trainable(v))
+        return training_flags.trained(self.variables)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.

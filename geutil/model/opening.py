@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, state, types
+from geutil.graph import functions, training_flags, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
@@ -263,13 +263,11 @@ def _of_keras_model(model: Any, name: str) -> Source:
     weights = objects.weights_of(model)
     holdings = SharedState()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
-    for weight in weights:
-        state.set_trainable(weight.variable, weight.trainable)
     listed = {id(weight.variable) for weight in weights}
     for variable in read:
         if id(variable) not in listed:
             # A state that a layer keeps between calls: the model does not train it.
-            state.set_trainable(variable, False)
+            training_flags.set_trainable(variable, False)
     holdings.add_variables(read)
     return _single(f"Keras model '{model.name}'", name, program, holdings)
 

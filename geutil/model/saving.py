@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.formats import refusal
-from geutil.graph import op_types, protos, state
+from geutil.graph import op_types, protos, training_flags
 from geutil.model.core import EditableModel
 from geutil.model.frozen_graphs import stateless_program, write_graph_def, write_pbtxt
 from geutil.model.shared_state import SharedState
@@ -267,7 +267,7 @@ def _write_saved_model(model: EditableModel, path: Path) -> None:
     }
     try:
         # TensorFlow saves the flags of the variables, and geutil only notes its own.
-        with state.flags_as_noted(model.variables.values()):
+        with training_flags.flags_as_noted(model.variables.values()):
             tf.saved_model.save(root, str(path), signatures=signatures)
     except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
         raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
@@ -303,8 +303,10 @@ def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
     root = protos.new_trackable()
     variables = list(model.variables.values())
     root.variables = variables
-    root.trainable_variables = [v for v in variables if state.is_trainable(v)]
-    root.non_trainable_variables = [v for v in variables if not state.is_trainable(v)]
+    trained = training_flags.trained(variables)
+    others = {id(v) for v in trained}
+    root.trainable_variables = list(trained)
+    root.non_trainable_variables = [v for v in variables if id(v) not in others]
     root.geutil_resources = _resources(model, functions)
     root.geutil_assets = list(model.holdings.assets)
     return root

@@ -1,17 +1,13 @@
 """What is noted of a graph and of variables."""
 
+import keras
 import pytest
 import tensorflow as tf
 
 import geutil as ge
 from geutil.graph.edits import InputEdit, apply_edits
-from geutil.graph.state import (
-    flags_as_noted,
-    is_trainable,
-    renew_order,
-    set_trainable,
-    state_of,
-)
+from geutil.graph.state import renew_order, state_of
+from geutil.graph.training_flags import flags_as_noted, set_trainable, trained
 from tests.graph.building import chain
 from tests.settings import V1
 
@@ -49,10 +45,38 @@ def test_a_note_changes_the_variable_in_the_block_only():
     one, two, three = (tf.Variable(1.0, trainable=i < 2) for i in range(3))
     set_trainable(one, False)
     set_trainable(three, True)
-    assert [is_trainable(v) for v in (one, two, three)] == [False, True, False]
+    assert [*map(id, trained([one, two, three]))] == [id(two)]
     with pytest.raises(KeyError), flags_as_noted([one, two, three]):
         assert [v.trainable for v in (one, two, three)] == [False, True, False]
         raise KeyError
     assert [v.trainable for v in (one, two, three)] == [True, True, False]
     set_trainable(one, True)
-    assert is_trainable(one)
+    assert trained([one])
+
+
+def test_what_keras_freezes_is_not_trained_wherever_it_is_found(tmp_path):
+    layers = keras.layers
+    inner = keras.Sequential([layers.Dense(3), layers.BatchNormalization()])
+    late = layers.Dense(4)
+    late.trainable = False
+    net = keras.Sequential([keras.Input([2]), inner, late, layers.Dense(1)])
+    head = ["kernel", "bias"]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def called(x):
+        return net(x, training=True)
+
+    def names():
+        opened = ge.model.open(called).to_function()
+        assert ge.model.open(net).to_function().trainable_variables == (
+            opened.trainable_variables
+        )
+        return [v.name.split("/")[-1].split(":")[0] for v in opened.trainable_variables]
+
+    assert names() == [*head, "gamma", "beta", *head]
+    inner.trainable = False
+    assert names() == head
+    net.export(tmp_path, verbose=False)
+    assert len(ge.model.open(tmp_path).to_function().trainable_variables) == 2
+    inner.trainable = late.trainable = True
+    assert len(names()) == 8

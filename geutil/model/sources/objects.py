@@ -193,12 +193,10 @@ class KerasWeight:
     Attributes:
         variable: TensorFlow's variable.
         name: what the model calls it.
-        trainable: whether the model trains it.
     """
 
     variable: tf.Variable
     name: str
-    trainable: bool
 
 
 def is_keras_model(source: Any) -> bool:
@@ -208,13 +206,12 @@ def is_keras_model(source: Any) -> bool:
 
 def weights_of(model: Any) -> list[KerasWeight]:
     """Return what a Keras model lists as its variables."""
-    trained = {id(v) for v in model.trainable_variables}
     weights = []
     for v in model.variables:
         # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
         is_plain = isinstance(v, tf.Variable)
         name = v.name.partition(":")[0] if is_plain else v.path
-        weights.append(KerasWeight(v if is_plain else v.value, name, id(v) in trained))
+        weights.append(KerasWeight(v if is_plain else v.value, name))
     return weights
 
 

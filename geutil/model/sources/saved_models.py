@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import protos, types
+from geutil.graph import protos, training_flags, types
 from geutil.graph.graph_collections import VariableFacts, variable_facts
 from geutil.graph.keras_calls import LayerCall, calls_by_scopes
 from geutil.graph.types import Graph
@@ -56,6 +56,11 @@ def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
             )
         functions[name] = function
     holdings = holdings_of(loaded)
+    # Keras, and geutil, list those of frozen layers here; the variables say otherwise.
+    frozen = getattr(loaded, "non_trainable_variables", None)
+    for variable in frozen if isinstance(frozen, Sequence) else ():
+        if isinstance(variable, tf.Variable):
+            training_flags.set_trainable(variable, False)
     classes = _keras_classes(path)
     source = Source(what, {}, holdings, functions)
 

@@ -1,0 +1,105 @@
+"""Whether a variable is trained, as its owners say.
+
+Keras freezes layers by flags of its own: `keras.Variable.trainable`, or that of a
+layer. The `tf.Variable` behind it stays trainable, and knows nothing of its owners; nor
+does a function that captured it. So owners are looked for among all objects.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+_NOTED = "_geutil_trainable"
+_OWNERS = "_geutil_owners"
+_KINDS = (
+    ("keras", "Variable", "_value"),
+    ("keras", "Layer", "_trainable_variables"),
+    ("tf_keras", "layers.Layer", "_trainable_weights"),
+)
+"""Package and class of what has a flag, and the attribute with its variables."""
+
+
+def set_trainable(variable: tf.Variable, trainable: bool) -> None:
+    """Note whether a variable is trained; the variable stays as it is.
+
+    That cannot be changed for good without breaking the layer when it is thawed again.
+    """
+    setattr(variable, _NOTED, trainable)
+
+
+def trained(variables: Iterable[tf.Variable]) -> tuple[tf.Variable, ...]:
+    """Return those of some variables that are trained.
+
+    A variable is, unless it says otherwise itself, or one of its owners does now, or
+    `set_trainable` did.
+
+    Cost: one pass over all objects that Python's garbage collector knows (some 0.1 s
+    for each million), when variables are asked about for the first time.
+    """
+    variables = tuple(variables)
+    _find_owners([v for v in variables if not hasattr(v, _OWNERS)])
+    return tuple(v for v in variables if _is_trained(v))
+
+
+def _is_trained(variable: tf.Variable) -> bool:
+    flags = [bool(variable.trainable), getattr(variable, _NOTED, True)]
+    for reference, flag in getattr(variable, _OWNERS):
+        owner = reference()
+        flags.append(flag if owner is None else owner.trainable)
+    return all(flags)
+
+
+def _find_owners(variables: Sequence[tf.Variable]) -> None:
+    """Note the owners of variables, weakly, and their flags in case they go away."""
+    if not variables:
+        return
+    notes: dict[int, list[Any]] = {}
+    for variable in variables:
+        notes[id(variable)] = []
+        setattr(variable, _OWNERS, notes[id(variable)])
+    for owner, owned in _owners():
+        note = weakref.ref(owner), bool(owner.trainable)
+        for variable in owned:
+            notes.get(id(variable), []).append(note)
+
+
+def _owners() -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the objects of Keras that have a flag, with their variables."""
+    kinds = []
+    for package, path, attribute in _KINDS:
+        kind: Any = sys.modules.get(package)
+        for name in path.split("."):
+            kind = getattr(kind, name, None)
+        if kind is not None:
+            kinds.append((kind, attribute))
+    classes = tuple(kind for kind, _ in kinds)
+    # An object may claim another class than its own, and take long to do so.
+    owners = [one for one in gc.get_objects() if issubclass(type(one), classes)]
+    for owner in owners:
+        for kind, attribute in kinds:
+            if isinstance(owner, kind) and hasattr(owner, attribute):
+                held = getattr(owner, attribute)
+                listed = held if isinstance(held, list | tuple) else [held]
+                yield owner, [getattr(v, "_value", v) for v in listed]
+
+
+@contextmanager
+def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Make the variables themselves say whether they are trained while a block runs."""
+    variables = tuple(variables)
+    kept = frozenset(map(id, trained(variables)))
+    frozen = [v for v in variables if v.trainable and id(v) not in kept]
+    for variable in frozen:
+        variable._trainable = False
+    try:
+        yield
+    finally:
+        for variable in frozen:
+            variable._trainable = True
