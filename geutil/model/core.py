@@ -368,8 +368,9 @@ class EditableModel(Shown):
     @property
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables by name, those that edits have added included."""
-        self._holdings.add_variables(functions.seen_variables(self.graph))
-        return MappingProxyType(self._holdings.variables)
+        # Functions that were edited are written back by this, and may read further ones.
+        _ = self.graph
+        return MappingProxyType(self.holdings.variables)
 
     def run(
         self, data: Any = None, /, **inputs: Any
@@ -420,7 +421,11 @@ class EditableModel(Shown):
 
     @property
     def holdings(self) -> SharedState:
-        """What the signatures share: variables, tables, assets."""
+        """What the signatures share: variables, tables, assets.
+
+        What an edit has added to the graph is among them.
+        """
+        self._holdings.add_variables(functions.seen_variables(self._graph))
         return self._holdings
 
     def opened_signatures(self: M) -> dict[str, M]:
@@ -434,7 +439,7 @@ class EditableModel(Shown):
     def concrete_function(self) -> Any:
         """Return a concrete function of the graph as it is now; see `to_function`."""
         sinks = self.outputs.sinks
-        state = (fingerprint(self.graph), tuple(sinks), len(self._holdings.variables))
+        state = (fingerprint(self.graph), tuple(sinks), len(self.holdings.variables))
         if self._built is None or self._built[0] != state:
             function = to_function.build(
                 self.graph, self.inputs, sinks, self._side_effects, self._holdings
@@ -493,7 +498,7 @@ class EditableModel(Shown):
         if alone:
             others = others.alone()
         derived: M = others.new(
-            name, parts, self._holdings if holdings is None else holdings
+            name, parts, self.holdings if holdings is None else holdings
         )
         return derived
 

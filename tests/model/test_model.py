@@ -205,3 +205,28 @@ def test_signatures_that_are_none_are_refused(tmp_path, monkeypatch):
         loaded.signatures = signatures
         with pytest.raises(model.ModelError, match="the file is damaged"):
             model.open(tmp_path / "m", signature="encode")
+
+
+KEEPING = {
+    "cut": lambda m: m.cut(outputs=["y"]),
+    "rename": lambda m: m.rename({"x": "z"}),
+    "without_powers": lambda m: m.without_powers(),
+    "strip_training": lambda m: m.strip_training(),
+    "replace_op": lambda m: m.replace_op("Mul", tf.multiply),
+    "set_batch_size": lambda m: m.set_batch_size(2),
+    "append": lambda m: m.append(model.open(small_models.affine()[0])),
+    "prepend": lambda m: m.prepend(model.open(small_models.affine()[0])),
+}
+
+
+@pytest.mark.parametrize("method", KEEPING)
+def test_a_variable_that_an_edit_brought_in_is_kept(method, opened, tmp_path):
+    m, *_ = opened
+    brought = tf.Variable([5.0, 7.0])
+    with m.graph.as_default():
+        m.outputs["y"] = m.outputs["y"] * brought
+    changed = KEEPING[method](m)
+    assert any(v is brought for v in changed.to_function().trainable_variables)
+    (expected,) = changed.run(X).values()
+    (found,) = model.open(changed.save(tmp_path / "saved")).run(X).values()
+    np.testing.assert_array_equal(found, expected)
