@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,11 @@ from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, ca
 from geutil.graph import adjacency, gradient_functions, runtime, state, types
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
+_logger = logging.getLogger("geutil")
+_FORWARD = (
+    "a checkpointed call that a tf.autodiff.ForwardAccumulator follows is computed "
+    "plainly: there is no forward mode to save memory for"
+)
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
 
 
@@ -73,6 +79,9 @@ def call_in_graph(
         result = function()
     leaves = tf.nest.flatten(result, expand_composites=True)
     ys = IdentitySet(t for t in leaves if _is_output(t, graph))
+    if runtime.has_tangents(ys):
+        _logger.warning(_FORWARD)
+        return result
     new_ops = state.ops_since(graph, before)
     inputs = _read_from_outside(ys, frozenset(new_ops))
     if not inputs:
@@ -204,6 +213,9 @@ def checkpointed(
     for each call: moving averages move once, and dropout draws once. It can be called
     several times, in loops and branches, and with `jit_compile=True`. Of checkpointed
     calls inside each other, the outermost chooses.
+
+    A `tf.autodiff.ForwardAccumulator` gets the values of `fn` itself: a call that one
+    follows is computed plainly, and a warning says so.
 
     `last_report` tells what the gradients built last hold and recompute. Where a call
     gets plain gradients after all, a warning that names it says why.
@@ -338,7 +350,15 @@ def _wrapped(fn: F, options: Options) -> F:
             return runtime.converted_as_here(fn)(*args, **kwargs)
         if not tf.executing_eagerly():
             return run(args, kwargs, False)
-        return (traced if runtime.a_tape_is_open() else fn)(*args, **kwargs)
+        if not runtime.a_tape_is_open():
+            return fn(*args, **kwargs)
+        owner: Any = getattr(fn, "__self__", None)
+        weights = owner.variables if _is_layer(owner) else []
+        given = tf.nest.flatten((args, kwargs), expand_composites=True)
+        if runtime.has_tangents([*given, *weights]):
+            _logger.warning(_FORWARD)
+            return fn(*args, **kwargs)
+        return traced(*args, **kwargs)
 
     # Autograph may convert this one, and so knows that what it calls is in its reach.
     @functools.wraps(fn)

@@ -34,6 +34,7 @@ from tensorflow.python.client.session import BaseSession
 from tensorflow.python.distribute.distribute_utils import value_container
 from tensorflow.python.eager.backprop_util import IsTrainable
 from tensorflow.python.eager.context import context as eager_context
+from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tensorflow.python.eager.polymorphic_function.attributes import (
@@ -142,6 +143,7 @@ __all__ = [
     "get_gradient_function",
     "gradient_registry",
     "gradients_helper",
+    "pack_tangents",
     "record_operation",
     "shape_and_dtype",
     "should_record_backprop",

@@ -51,6 +51,17 @@ def without_recording(make: Callable[[], Any]) -> Any:
         return make()
 
 
+def has_tangents(values: Iterable[Any]) -> bool:
+    """Tell whether a `tf.autodiff.ForwardAccumulator` follows one of some values.
+
+    Args:
+        values: tensors and variables; others are passed over.
+    """
+    tensors = [getattr(value, "handle", value) for value in values]
+    tensors = [t for t in tensors if isinstance(t, tf.Tensor)]
+    return bool(tensors) and bool(_tf.pack_tangents(tensors).tangents)
+
+
 def record_on_tapes(
     name: str, outputs: Sequence[Tensor], inputs: Sequence[Any], backward: Backward
 ) -> None:

@@ -368,7 +368,7 @@ class EditableModel(Shown):
     @property
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables by name, those that edits have added included."""
-        # Functions that were edited are written back by this, and may read further ones.
+        # This writes edited functions back, which may read further ones.
         _ = self.graph
         return MappingProxyType(self.holdings.variables)
 
