@@ -4,21 +4,31 @@ An update of such a variable of version 1 is done in its buffer, and whoever rea
 variable reads that buffer: `Identity` copies nothing. TensorFlow runs an update as soon
 as its gradient is there, and what the backward pass reads later is the new value. So
 `Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
-variable. The value of a resource variable that somebody holds is left as it is.
+variable in the step. So who fetches one such gradient runs these reads, too. What
+another call of `gradients` reads is not waited for, nor an argument that a function
+returns as it is. The value of a resource variable that somebody holds is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.gradients import edges
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import adjacency, creation, op_types, v1_control_flow
-from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
+from geutil.graph.types import (
+    IdentityMap,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    unique,
+)
 from geutil.memory.cpu_kernels import aliases
+
+_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
 
 
 def let_out_when_read(step: PlainStep) -> PlainStep:
@@ -39,15 +49,26 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
     ops = adjacency.topological_sort(step.ops())
     needed = frozenset(ops)
     awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
-    ends: dict[Operation, list[Operation]] = {}
-    let_out = MutableIdentityMap[Tensor]()
+    makers = unique(t.op for t in tensors_of(step.gradients))
+    results = [op for op in makers if op in awaitable]
+    # Several variables may have one gradient.
+    reads: MutableIdentityMap[dict[Operation, None]] = MutableIdentityMap()
     for gradient, reference in updated:
-        value = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        if value in let_out or value.op not in awaitable:
+        value = _value(gradient)
+        readers = list(_readers(reference, needed))
+        found = _behind(readers, needed, awaitable)
+        if not awaitable.issuperset(readers):
+            # In a loop other values of a turn may still be computed when one leaves it.
+            found += results
+        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
+    ends: dict[Operation, list[Operation]] = {}
+    let_out: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    graph = step.graph
+    for value, ops_behind in reads.items():
+        if value.op not in awaitable:
             continue
-        reads = _behind(_readers(reference, needed), needed, awaitable)
-        awaited = [end for op in reads if op is not value.op for end in _ends(op, ends)]
-        graph = step.graph
+        others = (op for op in ops_behind if op is not value.op)
+        awaited = [end for op in others for end in _ends(op, ends)]
         with (
             creation.neutral(graph),
             graph.device(value.op.device),
@@ -55,6 +76,10 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
         ):
             let_out[value] = tf.identity(value, f"{value.op.name}_read")
     return edges.with_gradients(step, [_renewed(g, let_out) for g in step.gradients])
+
+
+def _value(gradient: Any) -> Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _renewed(gradient: Any, let_out: IdentityMap[Tensor]) -> Any:
@@ -70,7 +95,7 @@ def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operat
     What waits for a call itself waits for its stateful ops alone once TensorFlow has
     put the function's ops in its place; so it waits for all results.
     """
-    if op.type not in op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS:
+    if op.type not in _CALLING:
         return [op]
     if op not in known:
         with creation.surroundings_of(op):
@@ -87,18 +112,24 @@ def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Opera
             if op not in needed or op in met:
                 continue
             met.add(op)
-            shown = [
-                op.outputs[there]
-                for there, read in aliases(op)
-                if op.inputs[read] is tensor
-            ]
+            shown = _shown(op, tensor)
             waiting += shown
-            if not shown:
+            if not shown or op.type in _CALLING:
                 yield op
 
 
+def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
+    """Return the results of an op that may be the buffer of an input.
+
+    A function may return an argument, and a loop what it does not change.
+    """
+    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
+        return list(op.outputs)
+    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
+
+
 def _behind(
-    ops: Iterator[Operation],
+    ops: Iterable[Operation],
     needed: Collection[Operation],
     awaitable: Collection[Operation],
 ) -> list[Operation]:

@@ -70,8 +70,46 @@ def _find_owners(variables: Sequence[tf.Variable]) -> None:
             notes.get(id(variable), []).append(note)
 
 
+def note_owners(model: Any, variables: Iterable[tf.Variable]) -> None:
+    """Note the owners of the variables of a Keras model, which may go away.
+
+    Args:
+        model: the model, whose own flag holds for all of them.
+        variables: TensorFlow's variables of it.
+    """
+    notes: dict[int, list[Any]] = {}
+    for variable in variables:
+        notes[id(variable)] = [(weakref.ref(model), bool(model.trainable))]
+        setattr(variable, _OWNERS, notes[id(variable)])
+    for owner in (*model.variables, *model._flatten_layers()):
+        for owned in _owned_by(owner):
+            if id(owned) in notes:
+                note = weakref.ref(owner), bool(owner.trainable)
+                notes[id(owned)].append(note)
+
+
 def _owners() -> Iterator[tuple[Any, list[Any]]]:
     """Yield the objects of Keras that have a flag, with their variables."""
+    classes = tuple(kind for kind, _ in _kinds())
+    # An object may claim another class than its own, and take long to do so.
+    owners = [one for one in gc.get_objects() if issubclass(type(one), classes)]
+    for owner in owners:
+        yield owner, _owned_by(owner)
+
+
+def _owned_by(owner: Any) -> list[Any]:
+    """Return the variables of TensorFlow that an object of Keras has itself."""
+    owned = []
+    for kind, attribute in _kinds():
+        if isinstance(owner, kind) and hasattr(owner, attribute):
+            held = getattr(owner, attribute)
+            listed = held if isinstance(held, list | tuple) else [held]
+            owned += [getattr(v, "_value", v) for v in listed]
+    return owned
+
+
+def _kinds() -> list[tuple[Any, str]]:
+    """Return the classes that are imported, with the attribute of each."""
     kinds = []
     for package, path, attribute in _KINDS:
         kind: Any = sys.modules.get(package)
@@ -79,15 +117,7 @@ def _owners() -> Iterator[tuple[Any, list[Any]]]:
             kind = getattr(kind, name, None)
         if kind is not None:
             kinds.append((kind, attribute))
-    classes = tuple(kind for kind, _ in kinds)
-    # An object may claim another class than its own, and take long to do so.
-    owners = [one for one in gc.get_objects() if issubclass(type(one), classes)]
-    for owner in owners:
-        for kind, attribute in kinds:
-            if isinstance(owner, kind) and hasattr(owner, attribute):
-                held = getattr(owner, attribute)
-                listed = held if isinstance(held, list | tuple) else [held]
-                yield owner, [getattr(v, "_value", v) for v in listed]
+    return kinds
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, training_flags, types
+from geutil.graph import functions, strategy_variables, training_flags, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
@@ -263,9 +263,10 @@ def _of_keras_model(model: Any, name: str) -> Source:
     weights = objects.weights_of(model)
     holdings = SharedState()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
-    listed = {id(weight.variable) for weight in weights}
+    training_flags.note_owners(model, (weight.variable for weight in weights))
+    listed = {id(strategy_variables.whole(weight.variable)) for weight in weights}
     for variable in read:
-        if id(variable) not in listed:
+        if id(strategy_variables.whole(variable)) not in listed:
             # A state that a layer keeps between calls: the model does not train it.
             training_flags.set_trainable(variable, False)
     holdings.add_variables(read)

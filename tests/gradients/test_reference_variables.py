@@ -42,6 +42,17 @@ def lookup(x, ws):
     return chain(x + rows, ws[1:])
 
 
+def handed_on(x, ws):
+    """A loop returns a weight, and two weights have the same gradient."""
+    shown = tf.while_loop(
+        lambda i, x, w: i < 3,
+        lambda i, x, w: (i + 1, tf.tanh(tf.matmul(x, w)), w),
+        (0, x, tf.convert_to_tensor(ws[0])),
+    )[2]
+    both = tf.matmul(tf.tanh(tf.matmul(x, shown)), ws[1] + ws[2])
+    return chain(both, [tf.stop_gradient(ws[2]), ws[3]])
+
+
 def descent(slopes, ws):
     dense = map(tf.convert_to_tensor, slopes)
     return [w.assign_sub(0.5 * g) for g, w in zip(dense, ws, strict=True)]
@@ -90,7 +101,7 @@ def trained(network, update, take, *, by_reference, ordered=False):
 @pytest.mark.parametrize(
     ("network", "update", "how"),
     crossed(
-        [chain, loop, branch, lookup],
+        [chain, loop, branch, lookup, handed_on],
         [*UPDATES],
         [(1, False, "memory"), (2, False, None), (1, True, "speed")],
         together=1,

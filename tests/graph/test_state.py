@@ -1,5 +1,7 @@
 """What is noted of a graph and of variables."""
 
+import gc
+
 import keras
 import pytest
 import tensorflow as tf
@@ -80,3 +82,16 @@ def test_what_keras_freezes_is_not_trained_wherever_it_is_found(tmp_path):
     assert len(ge.model.open(tmp_path).to_function().trainable_variables) == 2
     inner.trainable = late.trainable = True
     assert len(names()) == 8
+    net.trainable, late.trainable = False, True
+    assert not ge.model.open(net).to_function().trainable_variables
+
+
+def test_flags_are_kept_when_the_layers_are_gone():
+    def opened():
+        net = keras.Sequential([keras.Input([2]), keras.layers.Dense(3)])
+        net.trainable = False
+        return ge.model.open(net)
+
+    m = opened()
+    gc.collect()
+    assert not m.to_function().trainable_variables
