@@ -12,7 +12,7 @@ import tensorflow as tf
 from geutil.gradients.step import PlainStep
 from geutil.gradients.tape.building import add_in_pairs
 from geutil.graph import adjacency, creation, v1_control_flow
-from geutil.graph.types import Operation, Tensor, unique
+from geutil.graph.types import IdentityMap, Operation, Tensor, unique
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -110,18 +110,23 @@ def with_gradients(step: PlainStep, gradients: Iterable[Any]) -> PlainStep:
     return changed
 
 
-def with_replaced(step: PlainStep, replaced: Mapping[Operation, Tensor]) -> PlainStep:
-    """Return the step with the tensors that take the place of what ops yield."""
+def with_replaced(step: PlainStep, replaced: IdentityMap[Tensor]) -> PlainStep:
+    """Return the step with the tensors that take the place of others."""
     return with_gradients(step, (renewed(g, replaced) for g in step.gradients))
 
 
-def renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
-    """Return a gradient, or the tensor that takes the place of what its op yields."""
-    if isinstance(gradient, tf.IndexedSlices) and gradient.values.op in replaced:
-        values = replaced[gradient.values.op]
+def first_results(replaced: Mapping[Operation, Tensor]) -> IdentityMap[Tensor]:
+    """Return what takes the place of ops as what takes that of their first result."""
+    return IdentityMap((op.outputs[0], t) for op, t in replaced.items())
+
+
+def renewed(gradient: Any, replaced: IdentityMap[Tensor]) -> Any:
+    """Return a gradient, or the one that takes its place."""
+    if isinstance(gradient, tf.IndexedSlices) and gradient.values in replaced:
+        values = replaced[gradient.values]
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     if isinstance(gradient, tf.Tensor):
-        return replaced.get(gradient.op, gradient)
+        return replaced.get(gradient, gradient)
     return gradient
 
 
@@ -194,7 +199,7 @@ def add_in_turn(step: PlainStep) -> PlainStep:
     replaced = {op: _pairwise(op) for op in long_sums(step)}
     for op, total in replaced.items():
         redirect(op, total)
-    return with_replaced(step, replaced)
+    return with_replaced(step, first_results(replaced))
 
 
 def _pairwise(op: Operation) -> Tensor:

@@ -95,7 +95,8 @@ class Encoder:
             gradient = self._replacement(read, plan, gradient_of)
             self._do(Edit(read, gradient, is_read=False))
             replaced[read.op] = gradient
-        renewed = (edges.renewed(g, replaced) for g in step.gradients)
+        results = edges.first_results(replaced)
+        renewed = (edges.renewed(g, results) for g in step.gradients)
         return with_edited_backward(step, renewed, self.ops)
 
     def undo(self) -> None:

@@ -85,7 +85,7 @@ def _run_pools_in_time(step: PlainStep) -> PlainStep:
             replaced[op] = barriers.run_in_time(op)
         for reader, index in reads:
             creation.set_new_input(reader, index, replaced[op])
-    return edges.with_replaced(step, replaced)
+    return edges.with_replaced(step, edges.first_results(replaced))
 
 
 def _parted(plan: Recomputation) -> Recomputation:

@@ -20,7 +20,7 @@ from geutil.gradients import edges
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import adjacency, creation, op_types, v1_control_flow
 from geutil.graph.types import (
-    IdentityMap,
+    IdentitySet,
     MutableIdentityMap,
     Operation,
     Tensor,
@@ -75,25 +75,18 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
             graph.control_dependencies(awaited),
         ):
             let_out[value] = tf.identity(value, f"{value.op.name}_read")
-    return edges.with_gradients(step, [_renewed(g, let_out) for g in step.gradients])
+    return edges.with_replaced(step, let_out)
 
 
 def _value(gradient: Any) -> Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _renewed(gradient: Any, let_out: IdentityMap[Tensor]) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = let_out.get(gradient.values, gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient if gradient is None else let_out.get(gradient, gradient)
-
-
 def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operation]:
     """Return the ops to wait for in the place of one that may call a function.
 
-    What waits for a call itself waits for its stateful ops alone once TensorFlow has
-    put the function's ops in its place; so it waits for all results.
+    Once TensorFlow has put a function's ops in the place of its call, an op that waits
+    for the call waits for the stateful ones alone; so all results are awaited.
     """
     if op.type not in _CALLING:
         return [op]
@@ -105,15 +98,17 @@ def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operat
 
 def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
     """Yield the ops that read the buffer of a variable, views of it apart."""
-    waiting, met = [reference], set()
+    waiting, met = [reference], IdentitySet([reference])
     while waiting:
         tensor = waiting.pop()
         for op in adjacency.consumers(tensor):
-            if op not in needed or op in met:
+            if op not in needed:
                 continue
-            met.add(op)
             shown = _shown(op, tensor)
-            waiting += shown
+            for t in shown:
+                if t not in met:
+                    met.add(t)
+                    waiting.append(t)
             if not shown or op.type in _CALLING:
                 yield op
 

@@ -1,4 +1,4 @@
-"""Whether a variable is trained, as its owners say.
+"""The training flags of variables, as their owners have them.
 
 Keras freezes layers by flags of its own: `keras.Variable.trainable`, or that of a
 layer. The `tf.Variable` behind it stays trainable, and knows nothing of its owners; nor
@@ -56,20 +56,6 @@ def _is_trained(variable: tf.Variable) -> bool:
     return all(flags)
 
 
-def _find_owners(variables: Sequence[tf.Variable]) -> None:
-    """Note the owners of variables, weakly, and their flags in case they go away."""
-    if not variables:
-        return
-    notes: dict[int, list[Any]] = {}
-    for variable in variables:
-        notes[id(variable)] = []
-        setattr(variable, _OWNERS, notes[id(variable)])
-    for owner, owned in _owners():
-        note = weakref.ref(owner), bool(owner.trainable)
-        for variable in owned:
-            notes.get(id(variable), []).append(note)
-
-
 def note_owners(model: Any, variables: Iterable[tf.Variable]) -> None:
     """Note the owners of the variables of a Keras model, which may go away.
 
@@ -77,21 +63,38 @@ def note_owners(model: Any, variables: Iterable[tf.Variable]) -> None:
         model: the model, whose own flag holds for all of them.
         variables: TensorFlow's variables of it.
     """
+    variables = list(variables)
+    kinds = _kinds()
+    owners = [*model.variables, *model._flatten_layers()]
+    owned = [(owner, _owned_by(owner, kinds)) for owner in owners]
+    _note(variables, [(model, variables), *owned])
+
+
+def _find_owners(variables: Sequence[tf.Variable]) -> None:
+    """Look for the owners of variables among all objects."""
+    if variables:
+        _note(variables, _owners())
+
+
+def _note(
+    variables: Iterable[tf.Variable], owners: Iterable[tuple[Any, Iterable[Any]]]
+) -> None:
+    """Note the owners of variables, weakly, and their flags in case they go away."""
     notes: dict[int, list[Any]] = {}
     for variable in variables:
-        notes[id(variable)] = [(weakref.ref(model), bool(model.trainable))]
+        notes[id(variable)] = []
         setattr(variable, _OWNERS, notes[id(variable)])
-    for owner in (*model.variables, *model._flatten_layers()):
-        for owned in _owned_by(owner):
-            if id(owned) in notes:
-                note = weakref.ref(owner), bool(owner.trainable)
-                notes[id(owned)].append(note)
+    for owner, owned in owners:
+        note = weakref.ref(owner), bool(owner.trainable)
+        for variable in owned:
+            notes.get(id(variable), []).append(note)
 
 
 def _owners() -> Iterator[tuple[Any, list[Any]]]:
     """Yield the objects of Keras that have a flag, with their variables."""
+    kinds = _kinds()
     classes: set[type] = set()
-    waiting = [kind for kind, _ in _kinds()]
+    waiting = [kind for kind, _ in kinds]
     while waiting:
         kind = waiting.pop()
         if kind not in classes:
@@ -100,13 +103,13 @@ def _owners() -> Iterator[tuple[Any, list[Any]]]:
     # `issubclass` takes four times as long, and there are many objects.
     owners = [one for one in gc.get_objects() if type(one) in classes]
     for owner in owners:
-        yield owner, _owned_by(owner)
+        yield owner, _owned_by(owner, kinds)
 
 
-def _owned_by(owner: Any) -> list[Any]:
+def _owned_by(owner: Any, kinds: Iterable[tuple[Any, str]]) -> list[Any]:
     """Return the variables of TensorFlow that an object of Keras has itself."""
     owned = []
-    for kind, attribute in _kinds():
+    for kind, attribute in kinds:
         if isinstance(owner, kind) and hasattr(owner, attribute):
             held = getattr(owner, attribute)
             listed = held if isinstance(held, list | tuple) else [held]
@@ -128,7 +131,7 @@ def _kinds() -> list[tuple[Any, str]]:
 
 @contextmanager
 def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Make the variables themselves say whether they are trained while a block runs."""
+    """Make the variables themselves say what is noted while a block runs."""
     variables = tuple(variables)
     kept = frozenset(map(id, trained(variables)))
     frozen = [v for v in variables if v.trainable and id(v) not in kept]

@@ -421,9 +421,9 @@ class EditableModel(Shown):
 
     @property
     def holdings(self) -> SharedState:
-        """What the signatures share: variables, tables, assets.
+        """The state that the signatures share: variables, tables, assets.
 
-        What an edit has added to the graph is among them.
+        Variables that an edit has added to the graph are among them.
         """
         self._holdings.add_variables(functions.seen_variables(self._graph))
         return self._holdings

@@ -304,9 +304,9 @@ def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
     variables = list(model.variables.values())
     root.variables = variables
     trained = training_flags.trained(variables)
-    others = {id(v) for v in trained}
+    trained_ids = {id(v) for v in trained}
     root.trainable_variables = list(trained)
-    root.non_trainable_variables = [v for v in variables if id(v) not in others]
+    root.non_trainable_variables = [v for v in variables if id(v) not in trained_ids]
     root.geutil_resources = _resources(model, functions)
     root.geutil_assets = list(model.holdings.assets)
     return root
