@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.graph.types import Operation, Tensor
@@ -21,14 +22,33 @@ SAME = frozenset(
         "StopGradient",
     )
 )
-PASSING = SAME | {
-    "BatchToSpaceND",
-    "Cast",
-    "ExpandDims",
-    "Reshape",
-    "Squeeze",
-    "Transpose",
-}
+_POOLS = frozenset(("AvgPool", "AvgPool3D"))
+_RESIZES = frozenset(("ResizeBilinear", "ResizeNearestNeighbor"))
+PASSING = (
+    SAME
+    | _POOLS
+    | _RESIZES
+    | {
+        "BatchToSpaceND",
+        "Cast",
+        "ExpandDims",
+        "Mean",
+        "MirrorPad",
+        "Reshape",
+        "Squeeze",
+        "StridedSlice",
+        "Transpose",
+    }
+)
+"""Types of ops that commute with a scale and a shift of each channel.
+
+They move values, or average some of the same channel with weights whose sum is 1:
+padding counts in no average of TensorFlow's.
+"""
+
+
+JOINS = frozenset(("Add", "AddN", "AddV2", "ConcatV2", "Pack"))
+"""Types of ops that a scale and a shift may be moved in front of, to all inputs."""
 
 
 def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
@@ -63,7 +83,18 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
         return axis if keeps_last_axis else _after_reshape(op, axis)
     if kind == "Transpose":
         return _after_transpose(op, axis)
-    return None
+    if kind in _POOLS:
+        return axis if op.get_attr("ksize")[axis] == 1 else None
+    if kind in _RESIZES:
+        return axis if axis == -1 else None
+    if kind == "Mean":
+        return _after_mean(op, axis)
+    if kind == "MirrorPad":
+        paddings = tf.get_static_value(op.inputs[1])
+        return None if paddings is None or paddings[axis].any() else axis
+    if kind == "StridedSlice":
+        return _after_slice(op, axis)
+    return _after_join(op, axis)
 
 
 def _is_spatial(op: Operation) -> bool:
@@ -79,6 +110,90 @@ def _after_squeeze(op: Operation, axis: int) -> int | None:
         return _after_reshape(op, axis)
     left = [i - rank for i in range(rank) if i not in {g % rank for g in gone}]
     return left.index(axis) - len(left) if axis in left else None
+
+
+def _after_mean(op: Operation, axis: int) -> int | None:
+    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    if rank is None or axes is None:
+        return None
+    gone = {int(i) % rank for i in np.reshape(axes, -1)}
+    if axis + rank in gone:
+        return None
+    if op.get_attr("keep_dims"):
+        return axis
+    return axis + sum(i > axis + rank for i in gone)
+
+
+def _after_slice(op: Operation, axis: int) -> int | None:
+    """Return the last axis if that is the channels' and a slice takes all of it."""
+    rank, strides = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[3])
+    if axis != -1 or rank is None or strides is None or not strides.size:
+        return None
+    masks = {name: op.get_attr(f"{name}_mask") for name in _MASKS}
+    added = bin(masks["new_axis"] & ~masks["ellipsis"]).count("1")
+    last = 1 << strides.size - 1
+    if masks["ellipsis"] & last:
+        return -1
+    if not masks["ellipsis"] and strides.size - added < rank:
+        return -1
+    whole = masks["begin"] & masks["end"] & last and strides[-1] == 1
+    changed = (masks["new_axis"] | masks["shrink_axis"]) & last
+    return -1 if whole and not changed else None
+
+
+_MASKS = ("begin", "ellipsis", "end", "new_axis", "shrink_axis")
+
+
+def _after_join(op: Operation, axis: int) -> int | None:
+    if op.type == "Pack":
+        rank = op.outputs[0].shape.rank
+        if rank is None:
+            return None
+        return axis - (op.get_attr("axis") % rank - rank >= axis)
+    return axis if op.type in JOINS else None
+
+
+def joined_axis(op: Operation) -> int | None:
+    """Return the axis along which a ConcatV2 joins, counted from the end, if known."""
+    rank, axis = op.outputs[0].shape.rank, tf.get_static_value(op.inputs[-1])
+    return None if rank is None or axis is None else int(axis) % rank - rank
+
+
+def joined(op: Operation) -> tuple[Tensor, ...]:
+    """Return the tensors of data that an op of `JOINS` joins."""
+    return tuple(op.inputs[:-1] if op.type == "ConcatV2" else op.inputs)
+
+
+def stacked_item(op: Operation) -> Tensor | None:
+    """Return what a slice takes out of a stack, as it was before it was stacked.
+
+    Cost: linear in the transpositions between the two.
+    """
+    if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
+        return None
+    index, step = (tf.get_static_value(op.inputs[i]) for i in (1, 3))
+    others = (op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis"))
+    if index is None or step is None or index.size != 1 or any(others):
+        return None
+    place, before, orders = 0, op.inputs[0].op, []
+    while before.type in ("Identity", "Transpose"):
+        if before.type == "Transpose":
+            order = tf.get_static_value(before.inputs[1])
+            if order is None:
+                return None
+            orders.append(order % order.size)
+            place = int(orders[-1][place])
+        before = before.inputs[0].op
+    rank = before.outputs[0].shape.rank if before.type == "Pack" else None
+    if rank is None or before.get_attr("axis") % rank != place:
+        return None
+    left = np.arange(rank)
+    for order in reversed(orders):
+        left = left[order]
+    # The other axes must come in the order in which they were stacked.
+    if list(left[left != place]) != [i for i in range(rank) if i != place]:
+        return None
+    return before.inputs[int(index[0])]
 
 
 def _after_expansion(op: Operation, axis: int) -> int | None:

@@ -172,6 +172,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "RealDiv": np.divide,
     "Reciprocal": np.reciprocal,
     "Rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "Slice": lambda x, start, size: x[int(start[0]) :][: int(size[0])],
     "Sqrt": np.sqrt,
     "Square": np.square,
     "Sub": np.subtract,

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from geutil.batchnorm import build
+from geutil.batchnorm.branches import Branched, build_branches
 from geutil.batchnorm.build import Fold
+from geutil.batchnorm.channel_affine import stacked_item
 from geutil.batchnorm.fold_plan import Choices, Plan, Planner
 from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle
@@ -49,6 +51,10 @@ class Folder:
         self._choices, self._fixed = _choices_in(place, choices)
         self._training = None if place.prefix else training
         self._folded: list[Folded] = []
+        # Of norms that were moved to several layers: the norm, and what it ends in now.
+        self._moved: dict[Operation, tuple[Norm, Operation]] = {}
+        self._stands_for: dict[Operation, Operation] = {}
+        self._unmoved: dict[Operation, str] = {}
 
     def run(self) -> FoldReport:
         """Fold what can be folded."""
@@ -56,7 +62,7 @@ class Folder:
             in_training = self._train()
             planner = self._planner()
             behind = planner.behind_layers()
-            if not self._fixed and self._inline(behind.refused):
+            while not self._fixed and self._clear(behind):
                 planner = self._planner()
                 behind = planner.behind_layers()
             refused = self._apply(behind)
@@ -81,7 +87,7 @@ class Folder:
             return {}
         scope = self._choices.scope
         plan = self._training.plan(self._graph, scope)
-        self._inline(plan.refused.values())
+        self._clear(Plan(refused=list(plan.refused.values())))
         folded, refused = fold_in_training(self._graph, scope, self._training)
         signature = self._place.signature
         self._folded += [replace(entry, signature=signature) for entry in folded]
@@ -101,8 +107,8 @@ class Folder:
                 if n.result.op not in training_ends
             ]
         if not self._fixed:
-            calls = _convolution_calls(refused)
-            refused = [(n, o) for n, o in refused if o.op not in calls]
+            cleared = _in_the_way(refused)
+            refused = [(n, o) for n, o in refused if o.op not in cleared]
         left = self._refused(planner.before_layers([norm for norm, _ in refused]))
         return self._report(refused, left)
 
@@ -119,25 +125,52 @@ class Folder:
         prefix, signature = self._place.prefix, self._place.signature
         entries = []
         for norm, obstacle in left:
-            reason = first.get(norm.result.op, obstacle)
-            if reason.no_layer:
-                reason = obstacle
+            before = first.get(norm.result.op, obstacle)
+            reason, op = before.reason, before.op
+            if before.no_layer and before is not obstacle:
+                reason, op = f"{obstacle.reason}, and {_stated(before)}", obstacle.op
+            norm, _ = self._moved.get(norm.result.op, (norm, op))
             entries.append(
-                Refused(
-                    prefix + norm.name,
-                    reason.reason,
-                    prefix + reason.op.name,
-                    signature,
-                )
+                Refused(prefix + norm.name, reason, prefix + op.name, signature)
             )
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
-    def _inline(self, refused: Iterable[tuple[Norm, Obstacle]]) -> bool:
-        """Put convolutions in the place of calls that are nothing else."""
-        calls = _convolution_calls(refused)
-        if calls:
-            replace_each(self._graph, calls, inlined, name="inlined", keep=self._kept)
-        return bool(calls)
+    def _clear(self, plan: Plan) -> bool:
+        """Change what stands between norms and their layers; tell whether anything did.
+
+        Calls of one convolution give way to it, slices of a stack to what was stacked,
+        and norms of several layers are moved to each of them.
+        """
+        in_the_way = _in_the_way(plan.refused)
+        cleared = 0
+        if in_the_way:
+            done = replace_each(
+                self._graph, in_the_way, _cleared, name="inlined", keep=self._kept
+            )
+            cleared = len(in_the_way) - len(done.refused)
+        branched = [b for b in plan.branched if self._objection_to(b) is None]
+        ends = {b.norm.result.op: b for b in branched}
+        # Those that others stand between are moved when these are.
+        first = [b for b in branched if all(ends.get(op, b) is b for op in b.replaced)]
+        return bool(self._move(first) or cleared)
+
+    def _move(self, branched: Iterable[Branched]) -> bool:
+        """Move norms to the layers of their branches; tell whether any was moved."""
+        built: dict[Operation, Tensor] = {}
+        entries = list(branched)
+        for entry in entries:
+            end = entry.norm.result.op
+            built[end], new_ends = build_branches(entry)
+            for new_end in new_ends:
+                self._moved[new_end] = entry.norm, built[end].op
+        into, reasons = self._replace(built)
+        for entry in entries:
+            end = entry.norm.result.op
+            if end in into:
+                self._stands_for.update(dict.fromkeys(entry.replaced, into[end]))
+            else:
+                self._unmoved[end] = reasons[end.name]
+        return bool(into)
 
     def _planner(self) -> Planner:
         kept_ids = frozenset(
@@ -148,6 +181,10 @@ class Folder:
     def _refused(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Return what is refused before anything is built."""
         refused = list(plan.refused)
+        for entry in plan.branched:
+            objection = self._objection_to(entry)
+            if objection is not None:
+                refused.append((entry.norm, objection))
         for fold in plan.folds:
             objection = self._objection(fold)
             if objection is not None:
@@ -160,6 +197,12 @@ class Folder:
         if self._is_kept(fold.end) and not build.can_stay(fold):
             return Obstacle(_KEPT, fold.end)
         return None
+
+    def _objection_to(self, branched: Branched) -> Obstacle | None:
+        end = branched.norm.result.op
+        reason = _KEPT if self._is_kept(end) else self._unmoved.get(end)
+        reason = self._fixed or reason
+        return Obstacle(reason, end) if reason else None
 
     def _is_kept(self, op: Operation) -> bool:
         return any(t.op is op for t in self._kept)
@@ -177,7 +220,15 @@ class Folder:
         rest = {end: fold for end, fold in folds.items() if end not in into}
         keep_reasons = {end.name: _KEPT for end in rest if self._is_kept(end)}
         rest = {end: fold for end, fold in rest.items() if end.name not in keep_reasons}
-        reasons = keep_reasons | self._replace(rest, into)
+        # All are built before the first takes its place, so that the topological order
+        # needs to be renewed just once.
+        built = {end: build.build_waiting(fold) for end, fold in rest.items()}
+        replaced_by, reasons = self._replace(built)
+        into |= replaced_by
+        for end in rest:
+            if end not in into and end.name not in reasons:
+                into[end] = _standing_in(end, rest, into)
+        reasons |= keep_reasons
         for end, fold in folds.items():
             if end.name in reasons:
                 obstacle = Obstacle(reasons[end.name], end)
@@ -187,24 +238,21 @@ class Folder:
         return refused
 
     def _replace(
-        self, folds: dict[Operation, Fold], into: dict[Operation, Operation]
-    ) -> dict[str, str]:
-        """Let what reads the ends of folds read what is built instead.
+        self, built: Mapping[Operation, Tensor]
+    ) -> tuple[dict[Operation, Operation], dict[str, str]]:
+        """Let what reads the ends of norms read what is built instead.
 
         Args:
-            folds: the folds by their ends.
-            into: gets what is built for each end.
+            built: what is built for each end.
 
         Returns:
-            For each end that is left as it is, by name, why.
+            What makes that; and for each end that is left as it is, by name, why.
         """
-        if not folds:
-            return {}
+        into: dict[Operation, Operation] = {}
+        if not built:
+            return into, {}
 
-        state.check_editable(self._graph, list(folds))
-        # All are built before the first takes its place, so that the topological order
-        # needs to be renewed just once.
-        built = {end: build.build_waiting(fold) for end, fold in folds.items()}
+        state.check_editable(self._graph, list(built))
         state.renew_order(self._graph)
 
         def fold_batch_norm(end: Operation) -> list[Tensor | None]:
@@ -214,42 +262,53 @@ class Folder:
             return [result, *([None] * (len(end.outputs) - 1))]
 
         results = edits.results_of(self._graph)
-        keep = [t for t in (*results, *self._kept) if t.op not in folds]
+        keep = [t for t in (*results, *self._kept) if t.op not in built]
         # Results of a function survive replacements; here they are replaced too.
         edits.set_results(self._graph, [])
         done = replace_each(
-            self._graph, folds, fold_batch_norm, name="fold_batch_norm", keep=keep
+            self._graph, built, fold_batch_norm, name="fold_batch_norm", keep=keep
         )
         edits.set_results(self._graph, [done.current(t) for t in results])
         reasons = {end.name: reason for end, reason in done.refused.items()}
-        for end in folds:
-            if end not in into and end.name not in reasons:
-                into[end] = _standing_in(end, folds, into)
         # What was built in vain counts no more.
         Liveness(self._graph).retire(
             [t.op for end, t in built.items() if end.name in reasons], lambda op: False
         )
-        return reasons
+        return {end: op for end, op in into.items() if end.name not in reasons}, reasons
 
     def _note(self, fold: Fold, into: Operation) -> None:
         prefix, layer = self._place.prefix, fold.layer.op
-        self._folded += [
-            Folded(
+        for norm in fold.norms:
+            norm, end = self._moved.get(norm.result.op, (norm, into))
+            while end in self._stands_for:
+                end = self._stands_for[end]
+            entry = Folded(
                 prefix + norm.name,
                 prefix + layer.name,
                 layer.type,
-                prefix + into.name,
+                prefix + end.name,
                 fold.forward,
                 self._place.signature,
             )
-            for norm in fold.norms
-        ]
+            self._folded.append(entry)
 
 
-def _convolution_calls(refused: Iterable[tuple[Norm, Obstacle]]) -> set[Operation]:
-    """Return the calls in the way of norms that do nothing but one convolution."""
-    obstacles = (obstacle.op for _, obstacle in refused)
-    return {op for op in obstacles if is_convolution_call(op)}
+def _stated(before: Obstacle) -> str:
+    """Return what comes before a norm as the end of a sentence."""
+    if not before.op.inputs:
+        return "no layer comes before the norm"
+    return f"'{before.op.name}' {before.reason}"
+
+
+def _in_the_way(refused: Iterable[tuple[Norm, Obstacle]]) -> list[Operation]:
+    """Return the obstacles that can be replaced by a layer itself, or by its result."""
+    ops = dict.fromkeys(obstacle.op for _, obstacle in refused)
+    return [op for op in ops if is_convolution_call(op) or stacked_item(op) is not None]
+
+
+def _cleared(op: Operation) -> Tensor:
+    item = stacked_item(op)
+    return inlined(op) if item is None else item
 
 
 def _standing_in(

@@ -11,10 +11,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from geutil.batchnorm import fold_arithmetic, norm_finding, norm_path
+from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
-from geutil.batchnorm.channel_affine import Kind, Link, as_links, axis_after, link_of
+from geutil.batchnorm.channel_affine import (
+    JOINS,
+    Kind,
+    Link,
+    as_links,
+    axis_after,
+    link_of,
+)
 from geutil.batchnorm.norm_finding import Norm
-from geutil.batchnorm.norm_path import Obstacle, Path
+from geutil.batchnorm.norm_path import Obstacle, Path, Ways
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer, layer_of
@@ -74,11 +82,8 @@ class WaysOn:
                 return self._joined(norm, links, axis, later)
             link = None if op in self._steps else link_of(op, self._origins)
             if link is None or norm_path.measures(link, self._origins):
-                return Obstacle(
-                    f"({op.type}) stands between the norm and the next layer, and no "
-                    "layer comes before the norm",
-                    op,
-                )
+                reason = f"({op.type}) stands between the norm and the next layer"
+                return Obstacle(reason, op)
             if link.step is not None:
                 if link.step.axis not in (None, axis):
                     return Obstacle("works along another axis than the norm", op)
@@ -208,9 +213,11 @@ class Plan:
     Attributes:
         folds: one for each layer.
         refused: each norm that is left, with what stands in the way.
+        branched: norms that can be folded once they are moved to several layers.
     """
 
     folds: list[Fold] = field(default_factory=list)
+    branched: list[Branched] = field(default_factory=list)
     refused: list[tuple[Norm, Obstacle]] = field(default_factory=list)
 
 
@@ -257,6 +264,7 @@ class Planner:
         self._barred = {
             step.op: norm for norm in self._objections for step in norm.steps
         }
+        self._ways = Ways(self._origins, self._liveness, kept_ids, self._barred)
         steps = {step.op for norm in self._norms for step in norm.steps}
         self._ways_on = WaysOn(
             self._origins, self._liveness, kept_ids, steps, self._moving
@@ -268,6 +276,9 @@ class Planner:
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
             path = self._objections.get(norm) or self._way_back(norm)
+            if isinstance(path, Branched):
+                plan.branched.append(path)
+                continue
             if isinstance(path, Obstacle):
                 plan.refused.append((norm, path))
                 continue
@@ -355,13 +366,15 @@ class Planner:
         self._moving[norm] = tuple(moving)
         return None
 
-    def _way_back(self, norm: Norm) -> Path | Obstacle:
-        path = norm_path.path_to(
-            norm, self._origins, self._liveness, self._kept, self._barred
-        )
+    def _way_back(self, norm: Norm) -> Path | Branched | Obstacle:
+        path = self._ways.path_to(norm)
         if isinstance(path, Path):
             return self._objection_to(path) or path
-        return path
+        if path.op.type not in JOINS or not path.no_layer:
+            return path
+        moving = self._moving.get(norm, ())
+        found = branches_of(norm, self._ways, moving, self._objection_to)
+        return replace(found, no_layer=True) if isinstance(found, Obstacle) else found
 
     def _objection_to(self, path: Path) -> Obstacle | None:
         """Return why a norm may not be folded into a layer along a path, or None."""

@@ -42,7 +42,9 @@ def fold_batch_norms(
     layer that is linear in its weights takes both in: what is left is the layer with
     other weights, and one bias. Constants are folded in float64; of variables, new ops
     compute the weights, and the variables are left as they are. The old ops stay in the
-    graph, and nothing reads them any more.
+    graph, and nothing reads them any more. A norm of layers that are added, joined or
+    stacked is folded into each of them, and one behind average pooling or a resized
+    image into the layer before that.
 
     With `is_training` norms that normalize by the statistics of the batch are folded,
     too, before gradients are built: in a v1 graph, or in the FuncGraph of a function

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from geutil.batchnorm.channel_affine import Kind, Step, link_of, step_of
+from geutil.batchnorm.channel_affine import JOINS, Kind, Step, joined, link_of, step_of
 from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
@@ -222,12 +222,20 @@ class _Finder:
             return []
         if shift.op in norm_ops:
             return []
-        op = scale.data.op
-        while layer_of(op, self._origins) is None:
+        waiting = [scale.data.op]
+        while waiting:
+            op = waiting.pop()
+            if layer_of(op, self._origins) is not None:
+                continue
             link = link_of(op, self._origins)
+            if link is None and op.type in JOINS:
+                waiting += [t.op for t in joined(op)]
+                # What others read, too, cannot take in a norm.
+                if len(self._liveness.readers(op)) == 1:
+                    continue
             if link is None or op in norm_ops or (link.step and not link.step.adds):
                 return []
-            op = link.data.op
+            waiting.append(link.data.op)
         return [scale, shift]
 
     def _is_constant(self, step: Step) -> bool:

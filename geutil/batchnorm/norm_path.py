@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geutil.batchnorm import channel_affine
 from geutil.batchnorm.channel_affine import Kind, Link, Step
@@ -41,7 +41,7 @@ class Obstacle:
     Attributes:
         reason: why.
         op: the op that stands in it.
-        no_layer: whether that is because no layer is there.
+        no_layer: whether that is because the norm is not behind a layer.
     """
 
     reason: str
@@ -64,57 +64,114 @@ class Path:
     shared: tuple[Operation, ...] = ()
 
 
-def path_to(
-    norm: Norm,
-    origins: Origins,
-    liveness: Liveness,
-    kept_ids: Collection[int],
-    barred: Mapping[Operation, Norm],
-) -> Path | Obstacle:
-    """Return the way from the layer before a batch norm to its end.
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where a way begins.
 
-    Args:
-        norm: the norm.
-        origins: of the tensors of its graph.
+    Attributes:
+        tensor: what is the data there.
+        links: the ops from there on, in order.
+        layer: the layer that makes it; None if no layer does.
+    """
+
+    tensor: Tensor
+    links: tuple[Link, ...]
+    layer: Layer | None
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """The ways from tensors back to the layers before them.
+
+    Attributes:
+        origins: of the tensors of the graph.
         liveness: who reads what.
         kept_ids: the ids of tensors that are read from outside, such as outputs.
         barred: the steps of norms that may not be folded.
-
-    Cost: linear in the ops between the two, and in what reads them.
     """
-    links = channel_affine.as_links(norm.steps)[::-1]
-    tensor = norm.input
-    while (layer := layer_of(tensor.op, origins)) is None:
-        op = tensor.op
-        if op in barred:
-            return Obstacle(
-                f"is part of '{barred[op].name}', which is not folded",
-                op,
-            )
-        link = channel_affine.link_of(op, origins)
-        if link is None:
-            return _no_layer(op)
-        if measures(link, origins):
-            return Obstacle(
-                "depends on the batch and stands between the layer and the norm", op
-            )
-        links.append(link)
-        tensor = link.data
-    links.reverse()
-    objection = _across(layer.axis, links)
-    if objection is not None:
-        return objection
-    on_the_way = [layer.result, *(link.op.outputs[0] for link in links[:-1])]
-    for t in on_the_way:
-        if id(t) in kept_ids:
-            return Obstacle(f"'{t.name}' is asked for as it is", t.op)
-    members = {link.op for link in links}
-    shared = [
-        reader
-        for reader in outside_readers(on_the_way, members, liveness)
-        if not (norm.training and measures_only(reader, origins, liveness))
-    ]
-    return Path(layer, tuple(links), tuple(shared))
+
+    origins: Origins
+    liveness: Liveness
+    kept_ids: Collection[int] = ()
+    barred: Mapping[Operation, Norm] = field(default_factory=dict)
+
+    def path_to(self, norm: Norm) -> Path | Obstacle:
+        """Return the way from the layer before a batch norm to its end.
+
+        Cost: linear in the ops between the two, and in what reads them.
+        """
+        start = self.start_of(norm.input)
+        if isinstance(start, Obstacle):
+            return start
+        if start.layer is None:
+            return _no_layer(start.tensor.op)
+        links = [*start.links, *channel_affine.as_links(norm.steps)]
+        return self.path(start.layer, links, training=norm.training)
+
+    def start_of(self, tensor: Tensor) -> Start | Obstacle:
+        """Walk back from a tensor to a layer, or as far as there are links.
+
+        Cost: linear in the ops on the way.
+        """
+        links: list[Link] = []
+        taken: Operation | None = None
+        while (layer := layer_of(tensor.op, self.origins)) is None:
+            op = tensor.op
+            if op in self.barred:
+                reason = f"is part of '{self.barred[op].name}', which is not folded"
+                return Obstacle(reason, op)
+            link = channel_affine.link_of(op, self.origins)
+            if link is None:
+                break
+            if measures(link, self.origins):
+                reason = (
+                    "depends on the batch and stands between the layer and the norm"
+                )
+                return Obstacle(reason, op)
+            links.append(link)
+            item = channel_affine.stacked_item(op)
+            if item is not None:
+                taken = taken or op
+            tensor = link.data if item is None else item
+        if layer is not None and taken is not None:
+            return Obstacle("takes what a layer makes out of a stack", taken)
+        return Start(tensor, tuple(links[::-1]), layer)
+
+    def path(
+        self, layer: Layer, links: Sequence[Link], *, training: bool = False
+    ) -> Path | Obstacle:
+        """Return the path of a layer and links behind it, or what is in the way."""
+        objection = across(layer.axis, links)
+        if objection is not None:
+            return objection
+        shared = self.readers_between(layer.result, links, training=training)
+        if isinstance(shared, Obstacle):
+            return shared
+        return Path(layer, tuple(links), tuple(shared))
+
+    def readers_between(
+        self, start: Tensor, links: Sequence[Link], *, training: bool = False
+    ) -> list[Operation] | Obstacle:
+        """Return what else reads the data between a tensor and the last of some links.
+
+        Args:
+            start: the tensor.
+            links: the ops that it goes through, in order.
+            training: whether statistics may be read on the way.
+
+        Returns:
+            The readers; or the op whose result is asked for as it is.
+        """
+        on_the_way = [start, *(link.op.outputs[0] for link in links[:-1])]
+        for t in on_the_way:
+            if id(t) in self.kept_ids:
+                return Obstacle(f"'{t.name}' is asked for as it is", t.op)
+        members = {link.op for link in links}
+        return [
+            reader
+            for reader in outside_readers(on_the_way, members, self.liveness)
+            if not (training and measures_only(reader, self.origins, self.liveness))
+        ]
 
 
 def measures(link: Link, origins: Origins) -> bool:
@@ -138,7 +195,7 @@ def outside_readers(
     ]
 
 
-def _across(axis: int, links: Sequence[Link]) -> Obstacle | None:
+def across(axis: int, links: Sequence[Link]) -> Obstacle | None:
     """Return what loses the channels, or treats another axis as channels."""
     for link in links:
         if link.step is not None:
@@ -181,4 +238,7 @@ def _no_layer(op: Operation) -> Obstacle:
             "are not the last axis",
             op,
         )
-    return Obstacle("no layer: nothing to fold into", op, no_layer=True)
+    if not op.inputs:
+        return Obstacle("no layer: nothing to fold into", op, no_layer=True)
+    reason = f"({op.type}) stands between the norm and any layer before it"
+    return Obstacle(reason, op, no_layer=True)

@@ -58,7 +58,8 @@ class FoldReport(Shown):
     """Every batch norm of a graph: folded, or refused with the reason.
 
     Attributes:
-        folded: the batch norms that were folded, in the order of the graph.
+        folded: the batch norms that were folded, in the order of the graph; a norm of
+            several layers that are added, joined or stacked once for each layer.
         refused: those that were not.
         step: the variable that counts the training steps, where one does.
     """
@@ -68,7 +69,9 @@ class FoldReport(Shown):
     step: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        folded, refused = len(self.folded), len(self.refused)
+        # A norm that several layers take in has an entry for each.
+        folded = len({(entry.signature, entry.norm) for entry in self.folded})
+        refused = len(self.refused)
         entries: list[Folded | Refused] = [*self.folded, *self.refused]
         # Signatures may hold norms of the same name: with several, entries name theirs.
         several = len({entry.signature for entry in entries}) > 1

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import batch_statistics, build, one_pass, training_build
 from geutil.batchnorm.norm_finding import Norm, find_norms, is_correction
-from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
+from geutil.batchnorm.norm_path import Obstacle, Path, Ways, outside_readers
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError
@@ -95,7 +95,7 @@ class _Planner:
             reason = f"is outside of scope {types.quoted(self._scope)}"
             return Obstacle(reason, norm.result.op)
         # The old layer stays for whoever else reads it, its statistics perhaps.
-        path = path_to(norm, self.origins, self.liveness, (), {})
+        path = Ways(self.origins, self.liveness).path_to(norm)
         if isinstance(path, Obstacle):
             return path
         objection = self._objection(norm, path)

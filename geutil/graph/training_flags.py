@@ -85,7 +85,8 @@ def _note(
         notes[id(variable)] = []
         setattr(variable, _OWNERS, notes[id(variable)])
     for owner, owned in owners:
-        note = weakref.ref(owner), bool(owner.trainable)
+        # A layer whose construction ended in an error has no flag yet.
+        note = weakref.ref(owner), bool(getattr(owner, "trainable", True))
         for variable in owned:
             notes.get(id(variable), []).append(note)
 

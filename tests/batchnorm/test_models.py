@@ -10,6 +10,7 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError
 from geutil.graph.tflite_runtime import new_interpreter
 from tests.batchnorm.calibrated import with_calibrated_norms
+from tests.batchnorm.checking import needed
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -121,6 +122,34 @@ def test_variables_stay_and_can_be_trained():
     assert names == [v.name for v in plain_function.trainable_variables]
     for name, a, b in zip(names, *gradients, strict=True):
         assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-2), name
+
+
+def test_layers_over_time_and_of_branches():
+    def over_time(layer):
+        return layers.TimeDistributed(layer)(x)
+
+    x = given = tf.keras.Input((3, 8, 8, 3), name="x")
+    x = over_time(layers.Conv2D(4, 3, padding="same"))
+    x = over_time(layers.BatchNormalization())
+    x = over_time(layers.ReLU())
+    x = layers.BatchNormalization()(over_time(layers.Conv2D(4, 3)))
+    x = layers.Reshape((18, 6, 4))(x)
+    halves = [layers.Conv2D(4, 3, padding="same")(x) for _ in range(4)]
+    x = layers.Concatenate()([layers.Add()(halves[:3]), halves[3]])
+    x = layers.BatchNormalization()(layers.AveragePooling2D(2)(x))
+    keras_model = tf.keras.Model(given, {"y": x})
+    images = np.random.default_rng(1).normal(size=(4, 3, 8, 8, 3)).astype(np.float32)
+    with_calibrated_norms(keras_model, images)
+    expected = keras_model(images, training=False)["y"].numpy()
+    for opened in (model.open(keras_model), model.open(keras_model).freeze()):
+        report = fold_batch_norms(opened, strict=True)
+        # Three steps of time, then the norm of three steps, then four branches.
+        assert len(report.folded) == 3 + 3 + 4, report
+        assert str(report).startswith("5 of 5 batch norm(s) folded")
+        y = opened.run(x=images)["y"]
+        assert np.abs(y - expected).max() <= 1e-5 * np.ptp(expected)
+        kinds = [op.type for op in needed(*opened.outputs.values())]
+        assert "Rsqrt" in kinds if opened.variables else "Rsqrt" not in kinds
 
 
 class Signatures(tf.Module):

@@ -109,7 +109,7 @@ def test_every_norm_is_folded_or_refused_with_a_reason(named, form):
     assert len(report.folded) == case.behind_layers
     for entry in report.refused:
         op = case.models[form].graph.get_operation_by_name(entry.op)
-        assert op.type == "Relu"
+        assert op.type == "Relu", entry
         assert "(Relu) stands between the norm and the next layer" in entry.reason
 
 

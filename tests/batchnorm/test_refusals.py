@@ -35,6 +35,11 @@ def read_elsewhere(b):
     return b.norm(y) + tf.nn.relu(y)
 
 
+def sum_read_elsewhere(b):
+    y = conv(b) + conv(b)
+    return b.norm(y) + tf.nn.relu(y)
+
+
 def batches_to_channels(b):
     y = conv(b, b.data(8, 6, 6, 4))
     return b.norm(tf.batch_to_space(y, [1, 1, 2], [[0, 0]] * 3))
@@ -106,10 +111,24 @@ REFUSED = {
         lambda b: conv_of(b, image(b, 4) * b.weights(4, 1), 1, "SAME")
     ],
     "channels on another axis": [lambda b: conv_of(b, turned(image(b, 4)), 1, "SAME")],
-    "no layer": [
+    "no layer comes before the norm": [lambda b: b.norm(b.data(2, 3, 3, 4))],
+    "(Placeholder), and the norm would have to be folded into a layer there, too": [
         lambda b: b.norm(conv(b, b.data(1, 1, 1, 4)) + b.data(1, 1, 1, 4, known=(0,))),
-        lambda b: b.norm(tf.nn.relu(conv(b))),
     ],
+    "(Relu) stands between the norm and any layer before it": [
+        lambda b: b.norm(tf.nn.relu(conv(b)))
+    ],
+    "(MaxPool) stands between the norm and any layer before it": [
+        lambda b: b.norm(tf.nn.max_pool2d(conv(b), 2, 2, "SAME"))
+    ],
+    "joins a tensor with itself": [lambda b: b.norm(tf.add_n([conv(b)] * 2))],
+    "joins different numbers of channels": [
+        lambda b: b.norm(conv(b) + conv(b, channels=1))
+    ],
+    "which no layer makes": [
+        lambda b: b.norm(tf.concat([conv(b, channels=2), tf.ones([2, 6, 6, 2])], -1))
+    ],
+    "also reads what lies between the layers and the norm": [sum_read_elsewhere],
     "Conv2D' and the norm; pass clone_shared=True": [read_elsewhere],
     "works along axis -1, and the channels are on axis -3": [
         lambda b: b.norm(turned(conv(b, b.data(2, 4, 4, 4))))

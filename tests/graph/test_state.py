@@ -53,7 +53,10 @@ def test_a_note_changes_the_variable_in_the_block_only():
         raise KeyError
     assert [v.trainable for v in (one, two, three)] == [True, True, False]
     set_trainable(one, True)
-    assert trained([one])
+    unfinished = keras.layers.Dense.__new__(keras.layers.Dense)
+    with pytest.raises(TypeError):
+        unfinished.__init__()
+    assert trained([one, tf.Variable(2.0)])
 
 
 def test_what_keras_freezes_is_not_trained_wherever_it_is_found(tmp_path):

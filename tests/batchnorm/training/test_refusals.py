@@ -94,7 +94,7 @@ CASES = {
     "no moving mean": (_no_moving_mean, "no moving mean is kept", 2),
     "last batch": (_last_batch_alone, "no moving average", None),
     "two variables": (_two_variables, "several variables: 'Variable", None),
-    "no layer": (_no_layer, "no layer", None),
+    "no layer": (_no_layer, "(Abs) stands between the norm and any layer", None),
     "read within": (_read_within, "reads what is computed within", None),
     "two means": (_two_means, "shifts by 2 means", None),
 }

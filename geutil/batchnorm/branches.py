@@ -1,0 +1,287 @@
+"""Batch norms of sums, joins and stacks of layers.
+
+A scale and a shift of each channel are moved in front of the op that joins, to each
+tensor that it reads: norm(a + b) = (scale * a + offset) + scale * b, and of channels
+that are joined each tensor takes its part. There they are norms behind one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tensorflow as tf
+
+from geutil.batchnorm import fold_arithmetic
+from geutil.batchnorm.build import SUFFIX, copy_op
+from geutil.batchnorm.channel_affine import (
+    JOINS,
+    Link,
+    as_links,
+    axis_after,
+    joined,
+    joined_axis,
+)
+from geutil.batchnorm.fold_arithmetic import Affine
+from geutil.batchnorm.norm_finding import Norm
+from geutil.batchnorm.norm_path import Obstacle, Path, Start, Ways, across, misfit
+from geutil.graph import creation
+from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.moving_averages import MovingVariable
+
+
+@dataclass(eq=False)
+class Branch:
+    """The way from a layer, or from an op that joins branches, to the next such op.
+
+    Attributes:
+        start: where it begins.
+        links: the ops behind that, in order; the last is the op that joins, or the last
+            step of the norm.
+        end: what is joined with others, or the result of the norm.
+        branches: what is joined where it begins; none at a layer.
+        axis: the axis of the channels in `end`, counted from the end.
+        channels: how many there are.
+    """
+
+    start: Start
+    links: tuple[Link, ...]
+    end: Tensor
+    branches: list[Branch]
+    axis: int = -1
+    channels: int = 0
+
+    @property
+    def join(self) -> Operation:
+        """The op that joins the branches."""
+        return self.start.tensor.op
+
+
+@dataclass(frozen=True, eq=False)
+class Branched:
+    """A batch norm whose branches all end in layers.
+
+    Attributes:
+        norm: the norm.
+        tree: its branches, each before those that it joins.
+        moving: what stands in for statistics of the batch.
+        bare: whether the norm is a multiplication and an addition of constants.
+    """
+
+    norm: Norm
+    tree: tuple[Branch, ...]
+    moving: tuple[MovingVariable, ...]
+    bare: bool
+
+    @property
+    def replaced(self) -> list[Operation]:
+        """The ops between the branches and the end of the norm, joins included."""
+        inner = [branch for branch in self.tree if branch.branches]
+        return [op for b in inner for op in (b.join, *(link.op for link in b.links))]
+
+
+def branches_of(
+    norm: Norm,
+    ways: Ways,
+    moving: Sequence[MovingVariable],
+    objection_to: Callable[[Path], Obstacle | None],
+) -> Branched | Obstacle:
+    """Return the branches that a batch norm can be moved to, or what is in the way.
+
+    Args:
+        norm: a norm that no single layer comes before.
+        ways: the ways in its graph.
+        moving: what stands in for statistics of the batch.
+        objection_to: tells why a norm may not be folded along a path.
+
+    Cost: linear in the ops between the norm and the layers, and in what reads them.
+    """
+    tree: list[Branch] = []
+    ends = as_links(norm.steps)
+    waiting: list[tuple[Tensor, list[Link], Branch | None]] = [(norm.input, ends, None)]
+    while waiting:
+        tensor, behind, parent = waiting.pop()
+        start = ways.start_of(tensor)
+        if isinstance(start, Obstacle):
+            return start
+        end = tensor if parent else norm.result
+        branch = Branch(start, (*start.links, *behind), end, [])
+        tree.append(branch)
+        if parent is not None:
+            parent.branches.append(branch)
+        if start.layer is not None:
+            continue
+        op = start.tensor.op
+        objection = _objection_to_join(op, ways, parent) or _shared(branch, ways)
+        if objection is not None:
+            return objection
+        reads = list(enumerate(joined(op)))
+        waiting += [(t, [Link(op, i, None)], branch) for i, t in reversed(reads)]
+    for branch in reversed(tree):
+        objection = _settled(branch, ways, objection_to)
+        if objection is not None:
+            return objection
+    bare = norm.fused is None and not any(map(ways.origins.spreads, norm.parameters))
+    return Branched(norm, tuple(tree), tuple(moving), bare)
+
+
+def _objection_to_join(
+    op: Operation, ways: Ways, parent: Branch | None
+) -> Obstacle | None:
+    """Return why a norm cannot be moved in front of an op, or None."""
+    if op.type not in JOINS:
+        return Obstacle(
+            f"reads '{op.name}' ({op.type}), and the norm would have to be folded into "
+            "a layer there, too",
+            parent.join if parent else op,
+        )
+    reads = joined(op)
+    if len({id(t) for t in reads}) < len(reads):
+        return Obstacle("joins a tensor with itself", op)
+    for t in reads:
+        if ways.origins.of(t) is not None:
+            return Obstacle(f"joins '{t.name}', which no layer makes", op)
+    return None
+
+
+def _shared(branch: Branch, ways: Ways) -> Obstacle | None:
+    """Return what else reads the data between a join and the next, if anything does."""
+    readers = ways.readers_between(branch.start.tensor, branch.links)
+    if isinstance(readers, Obstacle):
+        return readers
+    for reader in readers:
+        return Obstacle("also reads what lies between the layers and the norm", reader)
+    return None
+
+
+def _settled(
+    branch: Branch, ways: Ways, objection_to: Callable[[Path], Obstacle | None]
+) -> Obstacle | None:
+    """Note the channels of a branch whose own branches are settled; or say why not."""
+    layer = branch.start.layer
+    if layer is not None:
+        path = ways.path(layer, branch.links)
+        if isinstance(path, Obstacle):
+            return path
+        branch.axis = _axis_at_end(layer.axis, branch.links[:-1])
+        branch.channels = prod(layer.sizes(layer.outputs) or [0])
+        return objection_to(path)
+    join = branch.join
+    axes = {axis_after(join, b.axis) for b in branch.branches}
+    counts = [b.channels for b in branch.branches]
+    axis = axes.pop() if len(axes) == 1 else None
+    if axis is None or (join.type == "ConcatV2" and joined_axis(join) is None):
+        return Obstacle("does not hand on each channel as it is", join)
+    if _joins_channels(join, axis):
+        branch.channels = sum(counts)
+    elif len({*counts}) == 1:
+        branch.channels = counts[0]
+    else:
+        return Obstacle("joins different numbers of channels", join)
+    objection = across(axis, branch.links)
+    if objection is not None:
+        return objection
+    branch.axis = _axis_at_end(axis, branch.links[:-1])
+    return misfit(branch.links, branch.channels)
+
+
+def _axis_at_end(axis: int, links: Sequence[Link]) -> int:
+    for link in links:
+        if link.step is None:
+            axis = axis_after(link.op, axis) or axis
+    return axis
+
+
+def _joins_channels(join: Operation, axis: int) -> bool:
+    return join.type == "ConcatV2" and joined_axis(join) == axis
+
+
+def build_branches(branched: Branched) -> tuple[Tensor, list[Operation]]:
+    """Build a norm behind the layer of each branch, and what joins these.
+
+    Returns:
+        What replaces the result of the norm, and the last op of each norm that was
+        built.
+    """
+    tree, moving = branched.tree, branched.moving
+    affine_by_branch: dict[int, Affine] = {id(tree[0]): Affine()}
+    for branch in tree:
+        if branch.branches:
+            _spread(branch, affine_by_branch, moving)
+    ends: list[Operation] = []
+    new: dict[int, Tensor] = {}
+    for branch in reversed(tree):
+        with creation.surroundings_of(branch.end.op):
+            if branch.branches:
+                parts = enumerate(branch.branches)
+                join = copy_op(branch.join, {i: new[id(b)] for i, b in parts})
+                tensor = _through(join.outputs[0], branch)
+            else:
+                affine = affine_by_branch[id(branch)]
+                tensor = _applied(affine, branch, shifts=branched.bare)
+                ends.append(tensor.op)
+        new[id(branch)] = tensor
+    return new[id(tree[0])], ends
+
+
+def _spread(
+    branch: Branch,
+    affine_by_branch: dict[int, Affine],
+    moving: Sequence[MovingVariable],
+) -> None:
+    """Note what is to be done to each branch that is joined where this one starts."""
+    steps = [link.step for link in branch.links if link.step]
+    with creation.surroundings_of(branch.end.op):
+        affine = fold_arithmetic.computed(steps, moving)
+        behind = affine_by_branch[id(branch)]
+        if behind.scale is not None:
+            affine = affine.times(behind.scale)
+        if behind.offset is not None:
+            affine = affine.plus(behind.offset)
+        axis = axis_after(branch.join, branch.branches[0].axis)
+        by_parts = axis is not None and _joins_channels(branch.join, axis)
+        sums = branch.join.type.startswith("Add")
+        start = 0
+        for i, part in enumerate(branch.branches):
+            scale, offset = affine.scale, affine.offset
+            if by_parts:
+                scale, offset = (
+                    _slice(v, start, part.channels) for v in (scale, offset)
+                )
+            start += part.channels
+            affine_by_branch[id(part)] = Affine(scale, None if sums and i else offset)
+
+
+def _slice(value: Tensor | None, start: int, size: int) -> Tensor | None:
+    if value is None or not value.shape.rank:
+        return value
+    return tf.slice(value, [start], [size])
+
+
+def _applied(affine: Affine, branch: Branch, *, shifts: bool) -> Tensor:
+    """Scale and shift what a branch ends in."""
+    tensor, offset = branch.end, affine.offset
+    if affine.scale is not None:
+        tensor = tf.multiply(tensor, _along(affine.scale, branch), name=f"mul{SUFFIX}")
+        if offset is None and shifts:
+            # Without a root, a norm is told by its shift.
+            offset = tf.zeros_like(affine.scale)
+    if offset is not None:
+        tensor = tf.add(tensor, _along(offset, branch), name=f"add{SUFFIX}")
+    return tensor
+
+
+def _along(value: Tensor, branch: Branch) -> Tensor:
+    value = tf.cast(value, branch.end.dtype)
+    if not value.shape.rank or branch.axis == -1:
+        return value
+    return tf.reshape(value, [-1] + [1] * (-1 - branch.axis))
+
+
+def _through(tensor: Tensor, branch: Branch) -> Tensor:
+    """Take a new tensor through the ops of a branch that only hand channels on."""
+    for link in branch.start.links:
+        if link.step is None:
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+    return tensor
