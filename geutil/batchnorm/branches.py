@@ -28,7 +28,6 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle, Path, Start, Ways, across, misfit
 from geutil.graph import creation
 from geutil.graph.types import Operation, Tensor
-from geutil.select.networks.moving_averages import MovingVariable
 
 
 @dataclass(eq=False)
@@ -65,13 +64,11 @@ class Branched:
     Attributes:
         norm: the norm.
         tree: its branches, each before those that it joins.
-        moving: what stands in for statistics of the batch.
         bare: whether the norm is a multiplication and an addition of constants.
     """
 
     norm: Norm
     tree: tuple[Branch, ...]
-    moving: tuple[MovingVariable, ...]
     bare: bool
 
     @property
@@ -84,15 +81,13 @@ class Branched:
 def branches_of(
     norm: Norm,
     ways: Ways,
-    moving: Sequence[MovingVariable],
     objection_to: Callable[[Path], Obstacle | None],
 ) -> Branched | Obstacle:
     """Return the branches that a batch norm can be moved to, or what is in the way.
 
     Args:
-        norm: a norm that no single layer comes before.
+        norm: a norm at inference that no single layer comes before.
         ways: the ways in its graph.
-        moving: what stands in for statistics of the batch.
         objection_to: tells why a norm may not be folded along a path.
 
     Cost: linear in the ops between the norm and the layers, and in what reads them.
@@ -123,7 +118,7 @@ def branches_of(
         if objection is not None:
             return objection
     bare = norm.fused is None and not any(map(ways.origins.spreads, norm.parameters))
-    return Branched(norm, tuple(tree), tuple(moving), bare)
+    return Branched(norm, tuple(tree), bare)
 
 
 def _objection_to_join(
@@ -204,11 +199,11 @@ def build_branches(branched: Branched) -> tuple[Tensor, list[Operation]]:
         What replaces the result of the norm, and the last op of each norm that was
         built.
     """
-    tree, moving = branched.tree, branched.moving
+    tree = branched.tree
     affine_by_branch: dict[int, Affine] = {id(tree[0]): Affine()}
     for branch in tree:
         if branch.branches:
-            _spread(branch, affine_by_branch, moving)
+            _spread(branch, affine_by_branch)
     ends: list[Operation] = []
     new: dict[int, Tensor] = {}
     for branch in reversed(tree):
@@ -225,15 +220,11 @@ def build_branches(branched: Branched) -> tuple[Tensor, list[Operation]]:
     return new[id(tree[0])], ends
 
 
-def _spread(
-    branch: Branch,
-    affine_by_branch: dict[int, Affine],
-    moving: Sequence[MovingVariable],
-) -> None:
+def _spread(branch: Branch, affine_by_branch: dict[int, Affine]) -> None:
     """Note what is to be done to each branch that is joined where this one starts."""
     steps = [link.step for link in branch.links if link.step]
     with creation.surroundings_of(branch.end.op):
-        affine = fold_arithmetic.computed(steps, moving)
+        affine = fold_arithmetic.computed(steps)
         behind = affine_by_branch[id(branch)]
         if behind.scale is not None:
             affine = affine.times(behind.scale)

@@ -370,10 +370,10 @@ class Planner:
         path = self._ways.path_to(norm)
         if isinstance(path, Path):
             return self._objection_to(path) or path
-        if path.op.type not in JOINS or not path.no_layer:
+        # The statistics of a norm in training go on reading what is joined.
+        if path.op.type not in JOINS or not path.no_layer or norm.training:
             return path
-        moving = self._moving.get(norm, ())
-        found = branches_of(norm, self._ways, moving, self._objection_to)
+        found = branches_of(norm, self._ways, self._objection_to)
         return replace(found, no_layer=True) if isinstance(found, Obstacle) else found
 
     def _objection_to(self, path: Path) -> Obstacle | None:

@@ -109,6 +109,10 @@ def test_every_norm_is_folded_or_refused_with_a_reason(named, form):
     assert len(report.folded) == case.behind_layers
     for entry in report.refused:
         op = case.models[form].graph.get_operation_by_name(entry.op)
+        if op.type == "ConcatV2":
+            # DenseNet pools what a layer makes, and hands it on beside the norm.
+            assert "also reads what lies between 'densenet121" in entry.reason, entry
+            continue
         assert op.type == "Relu", entry
         assert "(Relu) stands between the norm and the next layer" in entry.reason
 

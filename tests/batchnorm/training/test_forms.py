@@ -118,6 +118,10 @@ def _frozen_norm(y):
     return tf.nn.batch_normalization(y, *(fixed * i for i in range(1, 5)), EPSILON)
 
 
+def _pooled(y):
+    return tf.image.resize(tf.nn.avg_pool2d(y, 2, 1, "SAME"), [4, 5])
+
+
 class Formed(Net):
     """A net whose norm is in one of the forms."""
 
@@ -162,6 +166,7 @@ FORMS: list[Callable] = [
     ),
     partial(Formed, _bessel, "transposed"),
     partial(Formed, _bessel, between=_frozen_norm),
+    partial(Formed, _bessel, between=_pooled),
     # A gamma of zero gives no NaN.
     partial(Formed, _bessel, zero=True),
     partial(Formed, _averaging, zero=True),
