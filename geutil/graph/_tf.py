@@ -33,6 +33,7 @@ from tensorflow.python.client.pywrap_tf_session import (
 from tensorflow.python.client.session import BaseSession
 from tensorflow.python.distribute.distribute_utils import value_container
 from tensorflow.python.eager.backprop_util import IsTrainable
+from tensorflow.python.eager.context import FunctionCallOptions
 from tensorflow.python.eager.context import context as eager_context
 from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.eager.polymorphic_function import atomic_function
@@ -172,6 +173,7 @@ __all__ = [
     "autograph_artifact",
     "control_status_ctx",
     "default_graph_stack",
+    "FunctionCallOptions",
     "eager_context",
     "is_op_determinism_enabled",
     "tf_convert",

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import itertools
 import keyword
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -406,15 +407,40 @@ def build_function(
     return function
 
 
-def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def call_function(
+    function: Any, arguments: Mapping[str, Any], *, optimized: bool = True
+) -> dict[str, Any]:
     """Call a function made by `build_function`; return its results by name.
 
     In a replica of `tf.distribute` it reads that one's copies of variables.
+
+    Args:
+        function: the function.
+        arguments: its arguments by name.
+        optimized: whether Grappler optimizes the graph in the first call, which takes
+            longer than the graph itself where that runs a few times.
     """
     flat = [arguments[name] for name in function._arg_keywords]
     captured = strategy_variables.captured_here(function)
-    results: dict[str, Any] = function._call_flat(flat, captured)
+    with nullcontext() if optimized else _without_grappler():
+        results: dict[str, Any] = function._call_flat(flat, captured)
     return results
+
+
+@contextmanager
+def _without_grappler() -> Iterator[None]:
+    """Let Grappler leave functions alone that this thread calls for the first time."""
+    context = _tf.eager_context()
+    before = context.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    context.function_call_options = _tf.FunctionCallOptions(
+        before.executor_type, config
+    )
+    try:
+        yield
+    finally:
+        context.function_call_options = before
 
 
 def _parameter(name: str) -> str:

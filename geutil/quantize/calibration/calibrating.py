@@ -269,7 +269,7 @@ def _calibrated(
     """Decide on the ranges of a model and on its weights, then set them."""
     weights = [site for site in sites if site.is_weights]
     others = [site for site in sites if not site.is_weights]
-    collection = Collection(model, others, method, settings)
+    collection = Collection(model, others, method, settings, progress)
     kept_samples: list[Sample] = []
     total = data.count_of(dataset, model.inputs)
     for sample in counted(

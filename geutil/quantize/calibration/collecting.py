@@ -187,6 +187,7 @@ class Collection:
         sites: its ranges of activations.
         method: how to choose ranges.
         settings: the numbers of the methods.
+        progress: whether choosing shows how far it is; None shows what takes long.
 
     Attributes:
         count: how many batches there were.
@@ -195,7 +196,12 @@ class Collection:
     """
 
     def __init__(
-        self, model: Any, sites: Sequence[RangeSite], method: str, settings: Settings
+        self,
+        model: Any,
+        sites: Sequence[RangeSite],
+        method: str,
+        settings: Settings,
+        progress: bool | None,
     ) -> None:
         self.count = 0
         self._sites = sites
@@ -218,7 +224,7 @@ class Collection:
             for name, follower in find_followers(sites).items()
             if not {name, follower.source} & set(lowest)
         }
-        self._trials = RangeTrials(model, sites, self._followers)
+        self._trials = RangeTrials(model, sites, self._followers, progress)
         self._finiteness = Finiteness(model)
         self._masked: set[str] = set()
         self._unseen = {site.name: site for site in sites}

@@ -63,15 +63,21 @@ class Probe:
             copy.graph, copy.inputs, outputs, [], []
         )
 
-    def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
+    def run(
+        self, sample: Mapping[str, Any], *, optimized: bool = True
+    ) -> dict[str, dict[str, Array]]:
         """Return for each group what was measured on a sample.
 
         Results, under "", have their places as keys, in that order.
 
         Groups that lie in a branch of version 1 which is not taken are left out.
+
+        Args:
+            sample: the inputs by name.
+            optimized: as `functions.call_function` has it.
         """
         values_by_group: dict[str, dict[str, Array]] = {}
-        found = functions.call_function(self._function, sample)
+        found = functions.call_function(self._function, sample, optimized=optimized)
         # A function returns them by name: "10" before "2".
         in_order = sorted(found.items(), key=lambda item: len(item[0]))
         for name, value in in_order:

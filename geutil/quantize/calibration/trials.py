@@ -13,15 +13,18 @@ are estimated together: their sum is the mean of (v^T dy/dx)^2 over random signs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.graph import creation, functions, op_types, runtime
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Tensor
+from geutil.progress import counted
 from geutil.quantize.calibration.ranges import (
     Follower,
     Probe,
@@ -31,6 +34,8 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import PartialCopy
 from geutil.quantize.spec import Range
+
+T = TypeVar("T")
 
 Array = np.ndarray[Any, Any]
 Results = list[Array]
@@ -81,6 +86,7 @@ class RangeTrials:
         model: a quantized model.
         sites: its ranges of activations.
         followers: those that others tell, by name, in the order of the graph.
+        progress: whether to show how far it is; None shows what takes long.
     """
 
     def __init__(
@@ -88,7 +94,9 @@ class RangeTrials:
         model: Any,
         sites: Sequence[RangeSite],
         followers: Mapping[str, Follower],
+        progress: bool | None,
     ) -> None:
+        self._shown = partial(_shown, progress=progress)
         self._model = model
         self._sites = sites
         self._followers = followers
@@ -116,8 +124,8 @@ class RangeTrials:
             weights: the ranges of weights.
             ranges_of_weights: what these are to be, by name.
 
-        Cost: a copy of the graph with its gradients, which runs once for each batch;
-        for each choice that is tried one copy more, and a run for each batch.
+        Cost: a copy of the graph with its gradients, which runs four times for each
+        batch, and one copy more, which runs for each batch and choice that is tried.
         """
         if not self._sites:
             return Chosen(SAFE, {}, whole="activations have none")
@@ -134,25 +142,20 @@ class RangeTrials:
             mixed, whole = _mixed(tried, by_range), ""
             whole_ones = [Chosen(name, tried[name]) for name in (CANDIDATES[0], SAFE)]
             candidates = {chosen.method: chosen for chosen in (mixed, *whole_ones)}
-        sites = [*self._sites, *weights]
-        noise = {
-            name: self._noise(sites, chosen.ranges | ranges_of_weights)
-            for name, chosen in candidates.items()
-        }
+        simulation = _Simulation(self._model, [*self._sites, *weights])
+        results: dict[str, list[Results]] = {name: [] for name in candidates}
+        runs = list(product(candidates.items(), self._samples))
+        for (name, chosen), sample in self._shown(runs, "trying ranges"):
+            ranges = chosen.ranges | ranges_of_weights
+            results[name].append(simulation.run(sample, ranges))
+        noise = {name: self._noise(found) for name, found in results.items()}
         best = candidates[_clearly_least(noise)]
         return Chosen(best.method, best.ranges, noise, best.by_range, whole)
 
-    def _noise(self, sites: Sequence[RangeSite], ranges: Ranges) -> float:
-        outputs = list(self._model.outputs.values())
-        replace = frozen(_values(sites, ranges))
-        graph, inputs = self._model.graph, self._model.inputs
-        probe = Probe(graph, inputs, {}, lambda *_: {}, replace, outputs)
-        quantized_results = [
-            list(probe.run(sample)[""].values()) for sample in self._samples
-        ]
+    def _noise(self, quantized: Sequence[Results]) -> float:
         pairs = [
-            (_joined(self._exact, index), _joined(quantized_results, index))
-            for index, t in enumerate(outputs)
+            (_joined(self._exact, index), _joined(quantized, index))
+            for index, t in enumerate(self._model.outputs.values())
             if t.dtype.is_floating
         ]
         return float(np.sum([noise_share(*pair) for pair in pairs]))
@@ -168,9 +171,10 @@ class RangeTrials:
         scales = [_scale(_joined(self._exact, i)) for i in range(len(self._exact[0]))]
         try:
             gradients = _WeighedErrors(self._model, self._sites, tried, scales)
+            turns = list(product(enumerate(self._samples), range(_DIRECTIONS)))
             found = [
-                gradients.run(sample, index)
-                for index, sample in enumerate(self._samples)
+                gradients.run(sample, index, turn)
+                for (index, sample), turn in self._shown(turns, "weighing errors")
             ]
         except _NoGradientsError as error:
             (first, *_) = str(error).splitlines() or [type(error).__name__]
@@ -185,6 +189,50 @@ class RangeTrials:
             site.name: dict(zip(tried, map(float, row), strict=True))
             for site, row in zip(self._sites, total, strict=True)
         }
+
+
+class _Simulation:
+    """The quantized network, with ranges that are given.
+
+    Args:
+        model: a quantized model.
+        sites: all its ranges.
+    """
+
+    def __init__(self, model: Any, sites: Sequence[RangeSite]) -> None:
+        ends = {
+            end.op: (end, site.name, index)
+            for site in sites
+            for op in site.ops
+            for index, end in enumerate(list(op.inputs)[1:])
+        }
+        # No name of an input holds a line break.
+        self._ends = {
+            f"{number}\n": (name, index)
+            for number, (_, name, index) in enumerate(ends.values())
+        }
+        given = dict(zip(self._ends, (end for end, *_ in ends.values()), strict=True))
+        self._probe = Probe(
+            model.graph,
+            {**model.inputs, **given},
+            {},
+            lambda *_: {},
+            frozen({}),
+            list(model.outputs.values()),
+        )
+
+    def run(self, sample: Sample, ranges: Ranges) -> Results:
+        """Return what the network makes of a batch, in the order of its outputs."""
+        ends = {
+            given: tf.constant(ranges[name][index], tf.float32)
+            for given, (name, index) in self._ends.items()
+        }
+        found = self._probe.run({**sample, **ends}, optimized=False)
+        return list(found[""].values())
+
+
+def _shown(items: Sequence[T], doing: str, progress: bool | None) -> Iterator[T]:
+    return counted(items, len(items), progress, doing)
 
 
 _VERSION_1_FLOW = frozenset((*op_types.ENTERS, "Merge", "Switch"))
@@ -220,7 +268,7 @@ class _WeighedErrors:
         while self._seed in copy.inputs:
             self._seed += "_"
         with creation.neutral(copy.graph):
-            seed = tf.compat.v1.placeholder(tf.int32, [], self._seed)
+            seed = tf.compat.v1.placeholder(tf.int32, [2], self._seed)
             squares = _squared_gradients(results, copied, scales, seed)
             pairs = iter(zip(copied, squares, strict=True))
             rows = []
@@ -228,7 +276,7 @@ class _WeighedErrors:
                 ends = [ranges[site.name] for ranges in tried.values()]
                 of_site = [next(pairs) for _ in site.tensors]
                 errors = [_errors(*pair, ends, site) for pair in of_site]
-                rows.append(tf.add_n(errors))
+                rows.append(errors[0] if len(errors) == 1 else tf.add_n(errors))
             outputs_by_name = {"rows": tf.stack(rows)}
         inputs = {**copy.inputs, self._seed: seed}
         # Samples can be left out where their number is not known.
@@ -239,13 +287,13 @@ class _WeighedErrors:
             copy.graph, inputs, outputs_by_name, [], []
         )
 
-    def run(self, sample: Sample, index: int) -> Array:
-        """Return the errors for a batch: [ranges, methods]."""
+    def run(self, sample: Sample, index: int, turn: int) -> Array:
+        """Return the errors for a batch and a direction: [ranges, methods]."""
         if self._most is not None:
             sample = {name: x[: self._most] for name, x in sample.items()}
-        fed = {**sample, self._seed: tf.constant(index)}
-        rows = functions.call_function(self._function, fed)["rows"].numpy()
-        return np.asarray(rows, np.float64)
+        fed = {**sample, self._seed: tf.constant([index, turn])}
+        found = functions.call_function(self._function, fed, optimized=False)
+        return np.asarray(found["rows"].numpy(), np.float64) / _DIRECTIONS
 
 
 def _size(tensor: Tensor) -> int:
@@ -260,32 +308,35 @@ def _squared_gradients(
     scales: Sequence[float],
     seed: Tensor,
 ) -> list[Tensor]:
-    """Return the squares of the gradients of results, summed over these."""
+    """Return the squares of the gradients of results along a direction.
+
+    Args:
+        results: the outputs.
+        tensors: what they depend on.
+        scales: of each output what it is multiplied by.
+        seed: of the direction.
+    """
     chosen = [
         (index, result, scale)
         for index, (result, scale) in enumerate(zip(results, scales, strict=True))
         if scale
     ]
-    totals = [tf.zeros_like(t) for t in tensors]
-    for turn in range(_DIRECTIONS if chosen else 0):
-        directions = [
-            scale * _signs(result, [seed, turn * len(results) + index])
-            for index, result, scale in chosen
-        ]
-        ys = [result for _, result, _ in chosen]
-        try:
-            gradients = runtime.plain_gradients(
-                ys[0].graph, ys, tensors, directions, {"unconnected_gradients": _ZERO}
-            )
-        except (LookupError, NotImplementedError, TypeError, ValueError) as error:
-            # TensorFlow has no one error for it.
-            raise _NoGradientsError(str(error)) from error
-        # What a mask makes infinite has no share in the outputs.
-        totals = [
-            total + tf.where(tf.math.is_finite(g), tf.square(g), 0.0)
-            for total, g in zip(totals, gradients, strict=True)
-        ]
-    return [total / _DIRECTIONS for total in totals]
+    if not chosen:
+        return [tf.zeros_like(t) for t in tensors]
+    batch, turn = tf.unstack(seed)
+    directions = [
+        scale * _signs(result, [batch, turn * len(results) + index])
+        for index, result, scale in chosen
+    ]
+    ys = [result for _, result, _ in chosen]
+    try:
+        gradients = runtime.plain_gradients(
+            ys[0].graph, ys, tensors, directions, {"unconnected_gradients": _ZERO}
+        )
+    except (LookupError, NotImplementedError, TypeError, ValueError) as error:
+        # TensorFlow has no one error for it.
+        raise _NoGradientsError(str(error)) from error
+    return [tf.square(g) for g in gradients]
 
 
 def _signs(like: Tensor, seed: Sequence[Any]) -> Tensor:
@@ -302,14 +353,18 @@ def _errors(
 ) -> Tensor:
     """Return the sums of squared errors of values in ranges, weighed."""
     form = site.form
+    values, squares = (tf.reshape(t, [1, -1]) for t in (values, squares))
+    # What a mask makes infinite has no share in the outputs.
+    counts = tf.math.is_finite(values + squares)
+    values, squares = (tf.where(counts, t, 0.0) for t in (values, squares))
     sums = []
     for low, high in ends:
-        rounded = tf.quantization.fake_quant_with_min_max_vars(
-            values, low, high, form.bits, form.narrow_range
+        rounded = tf.quantization.fake_quant_with_min_max_args(
+            values, float(low), float(high), form.bits, form.narrow_range
         )
-        error = tf.where(tf.math.is_finite(values), rounded - values, 0.0)
-        sums.append(tf.reduce_sum(squares * tf.square(error)))
-    return tf.stack(sums)
+        errors = tf.math.squared_difference(rounded, values)
+        sums.append(tf.matmul(errors, squares, transpose_b=True))
+    return tf.reshape(tf.concat(sums, 0), [-1])
 
 
 def _scale(exact: Array) -> float:
@@ -350,14 +405,3 @@ def noise_share(exact: Array, quantized: Array) -> float:
 
 def _joined(batches: Sequence[Results], index: int) -> Array:
     return np.concatenate([results[index].ravel() for results in batches])
-
-
-def _values(sites: Sequence[RangeSite], ranges: Ranges) -> dict[Operation, Array]:
-    """Return the values of ranges, by the ops that FakeQuant ops read them from."""
-    ends: list[tuple[Tensor, Any]] = [
-        (end, value)
-        for site in sites
-        for op in site.ops
-        for end, value in zip(list(op.inputs)[1:], ranges[site.name], strict=True)
-    ]
-    return {end.op: np.asarray(value, np.float32) for end, value in ends}
