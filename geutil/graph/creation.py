@@ -343,6 +343,11 @@ def set_mark(op: Operation, mark: str) -> None:
     op._set_attr(mark, AttrValue(b=True))
 
 
+def clear_mark(op: Operation, mark: str) -> None:
+    """Take back a mark that `set_mark` made."""
+    op._clear_attr(mark)
+
+
 def has_mark(op: Operation, mark: str) -> bool:
     """Tell whether `set_mark` marked an op, here or in the graph that it comes from."""
     try:

@@ -114,6 +114,18 @@ def new_tensor(graph: Any, like: Any, name: str = "") -> int:
     return len(graph.tensors) - 1
 
 
+def set_end(model: Any, graph: Any, index: int, new: int) -> None:
+    """Let a tensor be an input or an output in the place of another one."""
+    for ends in (graph.inputs, graph.outputs):
+        ends[ends == index] = new
+    this = next(i for i, g in enumerate(model.subgraphs) if g is graph)
+    for signature in model.signatureDefs or ():
+        named = (*(signature.inputs or ()), *(signature.outputs or ()))
+        for end in named if signature.subgraphIndex == this else ():
+            if end.tensorIndex == index:
+                end.tensorIndex = new
+
+
 def set_steps(tensor: Any, steps: Array | float, axis: int = 0, zero: int = 0) -> None:
     """Let a tensor be stored in steps.
 

@@ -23,9 +23,15 @@ from geutil.graph.types import (
 )
 from geutil.quantize import guarding, lowering, plan_insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
+from geutil.quantize.calibration.ranges import live_simulations
 from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
-from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
+from geutil.quantize.planning.network import leave_in_float
+from geutil.quantize.planning.plan import (
+    QuantizePlan,
+    plan_quantization,
+    quantized_ops,
+)
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import scheme_named
@@ -110,9 +116,10 @@ def quantize(
         scope: only ops of this name scope, or of this Keras layer, given by its name,
             its path or as it is; None is all.
         overrides: for ops, for Keras layers or their names, or for regular expressions
-            that are searched for in names of ops, a `Spec` or "skip". A string that
-            names a layer is no regular expression. The first one that fits counts. What
-            a `Spec` asks for has to be possible for one of its ops at least.
+            that are searched for in names of ops, a `Spec`, or "skip", which leaves
+            them in float, in a file too. A string that names a layer is no regular
+            expression. The first one that fits counts. What a `Spec` asks for has to be
+            possible for one of its ops at least.
         activations: the names of the activation functions to quantize.
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
         outputs: tensors of a graph: only what they depend on is looked at and
@@ -193,6 +200,10 @@ def _quantize(
     reports = []
     places = _places(graph_or_model)
     plans = [_planned(graph, results, choices, mode) for _, graph, results in places]
+    earlier = [
+        set(quantized_ops(graph, results) if live_simulations(graph) else ())
+        for _, graph, results in places
+    ]
     if strict:
         _check_whole(
             _merged(
@@ -206,7 +217,7 @@ def _quantize(
     with ExitStack() as stack:
         for _, graph, _ in places:
             stack.enter_context(plan_insertion.undone_on_error(graph))
-        for (name, graph, _), plan in zip(places, plans, strict=True):
+        for (name, graph, _), plan, done in zip(places, plans, earlier, strict=True):
             rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
                 # A result may be another tensor now.
@@ -227,6 +238,9 @@ def _quantize(
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps
             )
             reports.append(replace(report, rewritten=rewritten))
+            if not choices.weights_only and plan.groups:
+                in_float = [op for op in plan.in_float if op not in done]
+                leave_in_float(in_float, plan.kernels)
     if choices.weights_only and not mode.is_training and not is_graph(graph_or_model):
         # No data will tell more of them.
         for _, graph, _ in places:

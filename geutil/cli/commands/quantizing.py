@@ -78,7 +78,7 @@ def quantize(
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(help="A regex of ops to leave alone.", show_default=False),
+        typer.Option(help="A regex of ops to leave in float.", show_default=False),
     ] = None,
     keep_norms: Annotated[
         bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")

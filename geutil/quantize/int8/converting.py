@@ -37,6 +37,7 @@ from geutil.quantize.int8 import (
     running,
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
+from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.int8.parted_weights import part_weights
 from geutil.quantize.int8.standalone_relus import as_changes_of_steps
 from geutil.quantize.int8.weight_layout import stored_as_simulated
@@ -48,11 +49,13 @@ from geutil.quantize.planning.int8_kernels import (
 )
 from geutil.quantize.planning.network import (
     forwarded_from,
+    is_left_in_float,
     is_quantized,
+    leave_in_float,
     neutral_input,
 )
-from geutil.quantize.planning.plan import plan_quantization
-from geutil.quantize.spec import SYMMETRIC_START, QuantizeChoices
+from geutil.quantize.planning.plan import quantized_ops
+from geutil.quantize.spec import SYMMETRIC_START
 from geutil.quantize.tflite import block_weights
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
@@ -63,7 +66,9 @@ _COMPUTING = frozenset((*KERNELS, *LAYERS)) - FAKE_QUANT - op_types.VALUE_BLIND
 _IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *op_types.VALUE_BLIND))
 
 
-def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
+def deployed(
+    model: Any, *, mend: bool = False, fuse: bool = False, apart: Apart | None = None
+) -> Any:
     """Return a function of a quantized model as it will be deployed.
 
     Ranges and other variables are constants, with the values that they have now. Of a
@@ -78,6 +83,7 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
             convolutions as one op.
         fuse: write dilated convolutions as one op, and biases as vectors, for float
             kernels with ranges between them.
+        apart: what sets ops apart that are left in float, and joins the file again.
 
     Cost: one copy of the graph; with `mend`, one run of what biases depend on.
     """
@@ -118,7 +124,13 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
     by_handle = {id(v.handle): v for v in model.variables.values()}
     # Those that tables are looked up in, which only the converter can freeze.
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
+    input_tensors = {inputs[name]: t for name, t in copy.inputs.items()}
     with creation.neutral(copy.graph):
+        if apart is not None:
+            skipped = [n for n, t in model.inputs.items() if is_left_in_float(t.op)]
+            leave_in_float([copy.inputs[name].op for name in skipped], ())
+            output_tensors, given = apart.set_apart(copy.graph, output_tensors)
+            input_tensors |= given
         if mend or fuse:
             part_weights(copy.graph)
         block_weights.mark_blocks(copies[len(model.outputs) :])
@@ -141,7 +153,6 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
             name: tf.identity(t)
             for name, t in zip(outputs.values(), output_tensors, strict=True)
         }
-    input_tensors = {inputs[name]: t for name, t in copy.inputs.items()}
     return functions.build_function(copy.graph, input_tensors, results, [], variables)
 
 
@@ -154,7 +165,7 @@ class _FloatReaders:
     @cached_property
     def _left_in_float(self) -> frozenset[str]:
         """The names of ops with kernels that were not quantized, or not wholly."""
-        quantized = set(_quantized(self._model))
+        quantized = set(quantized_ops(self._model.graph, self._model.outputs.values()))
         ops = self._model.graph.get_operations()
         return frozenset(
             op.name for op in ops if op.type in _COMPUTING and op not in quantized
@@ -290,21 +301,9 @@ def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
     computing = [op for op in float_ops if op.kind not in _CASTS]
     if not computing:
         return []
-    promised = {op.name for op in _quantized(model)}
+    promised = {op.name for op in quantized_ops(model.graph, model.outputs.values())}
     by_name = {op.name: op for op in model.graph.get_operations()}
     return [op for op in computing if _is_promised(op, by_name, promised)]
-
-
-def _quantized(model: Any) -> list[Operation]:
-    """Return the ops that read and make nothing that is left to be quantized."""
-    plan = plan_quantization(model.graph, model.outputs.values(), QuantizeChoices())
-    points = [point for group in plan.groups for point in group.points]
-    left = {edge.op for point in points for edge in point.readers or ()}
-    for point in points:
-        if point.readers is None:
-            left.update((point.tensor.op, *point.tensor.consumers()))
-    kernels = {plan.kernels.get(op, op) for op in left}
-    return [op for op, kernel in plan.kernels.items() if kernel not in kernels]
 
 
 def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
@@ -358,7 +357,9 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     """Convert a quantized model to a TFLite file that computes in int8.
 
     TFLite's converter takes the ranges from the FakeQuant ops; inputs and outputs are
-    int8, too, if they are floats in the model and quantized. What stays float is logged
+    int8, too, if they are floats in the model and quantized. Ops that `quantize` was
+    told to leave in float, by overrides, a scope or activations, are float in the file,
+    with the weights that they have in the model. What stays float is logged
     as a warning, op by op, which says so if the op is quantized in the model all the
     same. A model that was quantized for training is converted as it will be deployed:
     with the ranges as they are, whatever its delay. Biases that the converter would
@@ -415,7 +416,9 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
         calibrate(model, representative)
     check_learnt(find_sites(graph, model.variables))
     _check_bits(graph)
-    blob = converted(deployed(model, mend=True), _ask_for_int8)
+    apart = Apart()
+    blob = converted(deployed(model, mend=True, apart=apart), _ask_for_int8)
+    blob = apart.joined(blob)
     blob = stored_as_simulated(blob, matrix_weights.matrices(graph))
     blob = as_changes_of_steps(blob)
     # Some files are made, and cannot be run.

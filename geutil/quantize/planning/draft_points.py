@@ -375,7 +375,9 @@ class Drafts:
         if draft is None:
             outside = not self.choices.in_scope(source.op)
             # Only what asks for it reads it quantized; but inputs are int8 for all.
-            everywhere = self.network.is_input(source.op) and not outside
+            everywhere = self.network.is_input(source.op) and not self.left_out(
+                source.op
+            )
             anchor = op if outside else source.op
             draft = self.input(source, anchor, None if everywhere else [])
         edges = None if draft is None else draft.readers
@@ -389,7 +391,8 @@ class Drafts:
         # What overrides say of an op that reads it is about what that makes.
         spec = self.overrides.spec([tensor.op])
         draft = self.quantize(tensor, anchor, "input_quant", spec, readers=readers)
-        if draft is not None and self.network.is_input(tensor.op):
+        is_input = self.network.is_input(tensor.op)
+        if draft is not None and is_input and not self.overrides.skipped(tensor.op):
             self.kernels[tensor.op] = tensor.op
             self.results[tensor.op] = draft
         return draft
@@ -422,12 +425,22 @@ class Drafts:
             draft.readers.append(edge)
         return draft
 
-    def refusal(self, op: Operation) -> str:
-        """Return why an op is not quantized; "" if it can be."""
+    def left_out(self, op: Operation) -> str:
+        """Return why the caller does not want an op quantized; "" if he does."""
         if not self.choices.in_scope(op):
             return f"is outside the scope {types.quoted(self.choices.scope)}"
         if self.overrides.skipped(op):
             return "is skipped by an override"
+        kernel = kernel_of(op)
+        if kernel and kernel.activation not in ("", *self.choices.activations):
+            return f"is no activation that is asked for ({kernel.activation})"
+        return ""
+
+    def refusal(self, op: Operation) -> str:
+        """Return why an op is not quantized; "" if it can be."""
+        left_out = self.left_out(op)
+        if left_out:
+            return left_out
         obstacle = self.network.obstacle(op)
         if obstacle:
             return obstacle
@@ -436,8 +449,6 @@ class Drafts:
         if any(self.network.is_statistic(t) for t in op.inputs):
             return f"belongs to a batch norm in training; {_FOLD_FIRST}"
         kernel = kernel_of(op)
-        if kernel and kernel.activation not in ("", *self.choices.activations):
-            return f"is no activation that is asked for ({kernel.activation})"
         behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
         return BEHIND if behind and not self._may_end(op, kernel) else ""
 

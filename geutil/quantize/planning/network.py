@@ -178,6 +178,24 @@ def uncorrected_input(op: Operation) -> Tensor | None:
     return None
 
 
+_IN_FLOAT = "_geutil_float"
+"""What ops are marked with that are to compute in float in a file."""
+
+
+def leave_in_float(chosen: Iterable[Operation], quantized: Iterable[Operation]) -> None:
+    """Mark the ops that a caller leaves in float; take marks of others back."""
+    for op in quantized:
+        if is_left_in_float(op):
+            creation.clear_mark(op, _IN_FLOAT)
+    for op in chosen:
+        creation.set_mark(op, _IN_FLOAT)
+
+
+def is_left_in_float(op: Operation) -> bool:
+    """Tell whether an op is to compute in float in a file."""
+    return creation.has_mark(op, _IN_FLOAT)
+
+
 _SMALL = 64
 """Constants of so many values are told by them."""
 

@@ -24,6 +24,7 @@ from geutil.quantize.planning.network import (
     delayed_input,
     find_twins,
     format_of,
+    is_left_in_float,
     is_quantized,
     kernel_of,
 )
@@ -74,6 +75,7 @@ class QuantizePlan:
         roots: divisions by a square root, likewise.
         squares: squared differences of many dimensions, likewise.
         biases: sums behind a Reshape that a layer could compute, likewise.
+        in_float: the skipped ops that the caller does not want quantized.
         unfed: products of constants and variables, which may have been meant.
     """
 
@@ -90,6 +92,7 @@ class QuantizePlan:
     roots: list[Operation] = field(default_factory=list)
     squares: list[Operation] = field(default_factory=list)
     biases: list[Operation] = field(default_factory=list)
+    in_float: list[Operation] = field(default_factory=list)
     unfed: list[Operation] = field(default_factory=list)
 
 
@@ -109,6 +112,29 @@ def plan_quantization(
     Cost: linear in ops and edges.
     """
     return _PointPlanner(Network(graph, results), choices).plan()
+
+
+def quantized_ops(graph: Graph, results: Iterable[Tensor]) -> list[Operation]:
+    """Return the ops that read and make nothing that is left to be quantized.
+
+    Args:
+        graph: a graph that was quantized.
+        results: its results, as far as they are known.
+
+    Cost: that of planning its quantization again.
+    """
+    plan = plan_quantization(graph, results, QuantizeChoices())
+    points = [point for group in plan.groups for point in group.points]
+    left = {edge.op for point in points for edge in point.readers or ()}
+    for point in points:
+        if point.readers is None:
+            left.update((point.tensor.op, *point.tensor.consumers()))
+    kernels = {plan.kernels.get(op, op) for op in left}
+    return [
+        op
+        for op, kernel in plan.kernels.items()
+        if kernel not in kernels and not is_left_in_float(op)
+    ]
 
 
 class _PointPlanner(Drafts):
@@ -167,6 +193,11 @@ class _PointPlanner(Drafts):
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
             self._notes_of(points),
+            in_float=[
+                op
+                for op in self.skips
+                if self.left_out(op) and not self.network.obstacle(op)
+            ],
             unfed=self.network.unfed,
         )
 
@@ -330,7 +361,11 @@ class _PointPlanner(Drafts):
                 self.demand(op, index)
         if op.type in int8_kernels.TESTS and self.network.is_data(op.inputs[0]):
             self._skip(op, int8_kernels.without_kernel(op.type))
-        if not floats or op.type in op_types.VALUE_BLIND or self.network.is_input(op):
+        if not floats or op.type in op_types.VALUE_BLIND:
+            return
+        if self.network.is_input(op):
+            if self.overrides.skipped(op):
+                self._skip(op, self.left_out(op))
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])

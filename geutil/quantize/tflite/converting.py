@@ -22,6 +22,7 @@ from geutil.quantize.int8.converting import (
     to_int8,
 )
 from geutil.quantize.int8.least_memory import least_memory_order
+from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
@@ -238,7 +239,8 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     """Return the file of a model: float kernels, lowered to what a scheme stores."""
     if not scheme.weights_only:
         check_learnt(find_sites(model.graph, model.variables))
-    file = unpacked(converted(deployed(model, fuse=True)))
+    apart = Apart()
+    file = unpacked(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
     matrices, found = block_weights.block_matrices(model.graph), set[str]()
     names = _quantized_layers(model.graph)
@@ -252,6 +254,8 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         elif not scheme.weights_only:
             left += lower_to_int16(file, graph)
         pack_weights(file, graph)
+    powers = apart.join(file)
+    left = [entry for entry in left if entry.result not in powers]
     block_weights.check_all_found(matrices, found)
     if matrices:
         block_weights.warn_of_runtime()

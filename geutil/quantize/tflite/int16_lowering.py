@@ -150,31 +150,24 @@ class _Lowering:
 
     def _take_inputs(self) -> None:
         """Let the file take integers where its inputs are quantized."""
-        for place, index in enumerate(map(int, self._graph.inputs)):
+        for index in list(map(int, self._graph.inputs)):
             target = self._target(index)
             if target is None:
                 continue
-            self._graph.inputs[place] = target
-            self._rename(index, target)
+            self._replace_end(index, target)
             self._settle(index, target)
 
     def _give_outputs(self) -> None:
         """Let the file give integers where its outputs are quantized."""
-        for place, index in enumerate(map(int, self._graph.outputs)):
+        for index in list(map(int, self._graph.outputs)):
             stored = self._stored.get(index)
             if stored is not None and self._constant(stored) is None:
-                self._graph.outputs[place] = stored
-                self._rename(index, stored)
+                self._replace_end(index, stored)
 
-    def _rename(self, index: int, stored: int) -> None:
+    def _replace_end(self, index: int, stored: int) -> None:
         """Let integers be an input or an output in the place of floats."""
         self._tensor(stored).name = self._tensor(index).name
-        this = next(i for i, g in enumerate(self._model.subgraphs) if g is self._graph)
-        for signature in self._model.signatureDefs or ():
-            ends = (*(signature.inputs or ()), *(signature.outputs or ()))
-            for end in ends if signature.subgraphIndex == this else ():
-                if end.tensorIndex == index:
-                    end.tensorIndex = stored
+        tflite_edits.set_end(self._model, self._graph, index, stored)
 
     def _target(self, index: int) -> int | None:
         """Return the integers of 16 bits that a tensor is quantized to, if any."""
