@@ -1,9 +1,10 @@
 """Ops that a caller left in float, kept so by TFLite's converter.
 
 The converter quantizes what lies between two ranges (TensorFlow 2.21). So ops that
-`quantize` was told to skip carry a mark, and in what the converter is given a power
-stands on each edge between them and others, since TFLite raises to powers in float
-only. In the file the powers are left out again.
+`quantize` was told to skip carry a mark, and in what the converter is given values are
+made complex and real again on each edge between these ops and others: that is the same,
+the converter does not see it, and TFLite does so with floats only. In the file they go
+on as they are.
 
 Weights of transposed convolutions it stores in 8 bits all the same. They are inputs of
 what it is given, and constants of the file.
@@ -27,8 +28,6 @@ from geutil.select.networks.provenance import Origins
 
 Array = np.ndarray[Any, Any]
 
-_POWER = np.float32(1.2392578)
-"""An exponent that tells the powers that stand on edges from those of a model."""
 _TRANSPOSED, _WEIGHTS = "Conv2DBackpropInput", 1
 
 
@@ -39,12 +38,12 @@ class Apart:
         """Begin with no copy."""
         # By the names of the inputs that take their place.
         self._weights: dict[str, Array] = {}
-        self._has_powers = False
+        self._has_edges = False
 
     def set_apart(
         self, graph: Graph, results: Sequence[Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Put powers around marked ops.
+        """Make values complex and real again around marked ops.
 
         Args:
             graph: the copy, whose variables and ranges are constants; it is changed,
@@ -59,14 +58,14 @@ class Apart:
         ops = [op for op in graph.get_operations() if is_left_in_float(op)]
         if not ops:
             return list(results), {}
-        self._has_powers = True
+        self._has_edges = True
         marked, origins = frozenset(ops), Origins(graph)
-        powers: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        again: MutableIdentityMap[Tensor] = MutableIdentityMap()
 
-        def power(tensor: Tensor) -> Tensor:
-            if tensor not in powers:
-                powers[tensor] = tf.pow(tensor, _POWER, name="float_edge")
-            return powers[tensor]
+        def real(tensor: Tensor) -> Tensor:
+            if tensor not in again:
+                again[tensor] = tf.math.real(tf.cast(tensor, tf.complex64))
+            return again[tensor]
 
         def is_data(tensor: Tensor) -> bool:
             return tensor.dtype == tf.float32 and not origins.is_parameter(tensor)
@@ -74,12 +73,12 @@ class Apart:
         for op in ops:
             for slot, tensor in enumerate(op.inputs):
                 if tensor.op not in marked and is_data(tensor):
-                    creation.set_new_input(op, slot, power(tensor))
+                    creation.set_new_input(op, slot, real(tensor))
         for tensor in (t for op in ops for t in op.outputs if is_data(t)):
             readers = [op for op in tensor.consumers() if op not in marked]
             if readers:
-                read_instead(readers, tensor, power(tensor))
-        ends = [power(t) if t.op in marked and is_data(t) else t for t in results]
+                read_instead(readers, tensor, real(tensor))
+        ends = [real(t) if t.op in marked and is_data(t) else t for t in results]
         return ends, self._given(ops)
 
     def _given(self, ops: Sequence[Operation]) -> dict[str, Tensor]:
@@ -96,11 +95,11 @@ class Apart:
         return given
 
     def joined(self, blob: bytes) -> bytes:
-        """Return the file without powers, and with weights in it.
+        """Return the file without these edges, and with weights in it.
 
         Cost: linear in the file.
         """
-        if not self._has_powers:
+        if not self._has_edges:
             return blob
         model = unpacked(blob)
         self.join(model)
@@ -108,8 +107,8 @@ class Apart:
         return packed(model)
 
     def join(self, model: Any) -> set[str]:
-        """Leave powers out of a file, put weights in; return what powers made."""
-        if not self._has_powers:
+        """Leave edges out of a file, put weights in; return what stood for them."""
+        if not self._has_edges:
             return set()
         for signature in model.signatureDefs:
             graph = model.subgraphs[signature.subgraphIndex]
@@ -135,14 +134,18 @@ def _store(model: Any, graph: Any, place: int, value: Array) -> None:
 
 
 def _joined(model: Any, graph: Any) -> list[str]:
-    """Let what reads a power read what that is of; return the names of the powers."""
+    """Let ops read what was made complex and real again; return its names."""
+    casts: dict[int, int] = {}
     source_of: dict[int, int] = {}
     operators = []
     for op in graph.operators:
         inputs = [source_of.get(i, i) for i in map(int, op.inputs)]
         op.inputs = np.array(inputs, np.int32)
-        if _is_power(model, graph, op):
-            source_of[int(op.outputs[0])] = inputs[0]
+        kind, results = tflite_edits.kind_of(model, op), list(map(int, op.outputs))
+        if kind == "CAST" and _is_complex(graph, results[0]):
+            casts[results[0]] = inputs[0]
+        if kind == "REAL" and inputs[0] in casts:
+            source_of[results[0]] = casts[inputs[0]]
         else:
             operators.append(op)
     graph.operators = operators
@@ -151,8 +154,5 @@ def _joined(model: Any, graph: Any) -> list[str]:
     return [graph.tensors[made].name.decode() for made in source_of]
 
 
-def _is_power(model: Any, graph: Any, op: Any) -> bool:
-    if tflite_edits.kind_of(model, op) != "POW":
-        return False
-    exponent = tflite_edits.constant(model, graph.tensors[op.inputs[1]])
-    return exponent is not None and exponent.size == 1 and exponent.item() == _POWER
+def _is_complex(graph: Any, index: int) -> bool:
+    return tflite_edits.type_of(graph.tensors[index]) == "COMPLEX64"

@@ -254,8 +254,8 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         elif not scheme.weights_only:
             left += lower_to_int16(file, graph)
         pack_weights(file, graph)
-    powers = apart.join(file)
-    left = [entry for entry in left if entry.result not in powers]
+    edges = apart.join(file)
+    left = [entry for entry in left if entry.result not in edges]
     block_weights.check_all_found(matrices, found)
     if matrices:
         block_weights.warn_of_runtime()
