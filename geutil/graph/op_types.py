@@ -22,9 +22,22 @@ LOOKUPS = frozenset(
 )
 """Ops that, where their first input is a parameter, look rows up in it."""
 UNIFORM_DRAWS = frozenset(
-    ("RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2")
+    (
+        "RandomUniform",
+        "StatefulUniform",
+        "StatelessRandomUniform",
+        "StatelessRandomUniformV2",
+    )
 )
 """Ops that draw floats evenly from 0 to 1."""
+FAKE_QUANTS = frozenset(
+    (
+        "FakeQuantWithMinMaxArgs",
+        "FakeQuantWithMinMaxVars",
+        "FakeQuantWithMinMaxVarsPerChannel",
+    )
+)
+"""Ops that round their first input to the values that a few bits can store."""
 REDUCTIONS_OVER_REPLICAS = frozenset(
     (
         "CollectiveReduce",
@@ -85,3 +98,29 @@ INCREMENTS = frozenset(
     ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
 )
 """Ops that add something to a variable, or subtract it."""
+
+RANDOM_STATE = frozenset(
+    (
+        "RngReadAndSkip",
+        "RngSkip",
+        "StatefulRandomBinomial",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+    )
+)
+"""Ops that draw random numbers from a generator, a variable, and move it on."""
+_RANDOM = ("Multinomial", "Parameterized", "Random", "Stateless", "Truncated")
+_DRAWN = ("Binomial", "Gamma", "Multinomial", "Normal", "Poisson", "Shuffle", "Uniform")
+
+
+def is_random(kind: str) -> bool:
+    """Tell whether ops of a type draw random numbers."""
+    if kind in RANDOM_STATE:
+        return kind != "RngSkip"
+    if "SampleDistortedBoundingBox" in kind:
+        return True
+    return kind.startswith(_RANDOM) and any(word in kind for word in _DRAWN)

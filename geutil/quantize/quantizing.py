@@ -73,7 +73,9 @@ def quantize(
     trained to (Jacob et al. 2018, arXiv 1712.05877). Weights, activations, inputs and
     results are quantized, and nothing between ops that TFLite runs as one, such as a
     convolution, its bias and its Relu. What a concat reads and makes has one range.
-    Fold batch norms first: `geutil.batchnorm.fold_batch_norms`.
+    Fold batch norms first: `geutil.batchnorm.fold_batch_norms`. Dropout and noise in
+    training mode forward what is rounded, as at inference, where
+    `Model.strip_training()` takes them out.
 
     In training, ranges are learnt with every step: of weights the last values, of
     activations moving averages (see `geutil.quantize.range_variables`). Otherwise they

@@ -11,7 +11,7 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.graph import tflite_edits
 from geutil.graph.tflite_files import ops_of
 from geutil.quantize import compare_int8, quantize, to_int8
-from tests.quantize.converted import stored_weights
+from tests.quantize.converted import decibels, stored_weights
 from tests.settings import needs_eager
 from tests.thorough import crossed
 
@@ -122,3 +122,81 @@ def test_trained_weights_of_few_bits_are_stored_in_them(statistics, bits):
     assert comparison.most <= 3
     (output,) = comparison.outputs
     assert output.counts[0] + output.counts[1] >= 0.9 * sum(output.counts)
+
+
+def _rows(x, draw=tf.random.uniform):
+    return draw([tf.shape(x)[0], 1, 1, 1])
+
+
+def _stateless(shape):
+    return tf.random.stateless_uniform(shape, [1, 2])
+
+
+def _read_elsewhere(x):
+    scaled = x / 0.8
+    return 0.4 * scaled + 0.5 * (scaled * tf.floor(0.8 + _rows(x)))
+
+
+RANDOM_LAYERS = {
+    "Dropout": tf.keras.layers.Dropout(0.3),
+    "SpatialDropout": tf.keras.layers.SpatialDropout2D(0.3),
+    "GaussianNoise": tf.keras.layers.GaussianNoise(0.1),
+    "GaussianDropout": tf.keras.layers.GaussianDropout(0.1),
+    "AlphaDropout": tf.keras.layers.AlphaDropout(0.1),
+    "tf.nn": lambda x: tf.nn.dropout(x, 0.3),
+    "a constant mask": lambda x: tf.nn.experimental.stateless_dropout(
+        x, 0.05, [1, 2], noise_shape=[1, 1, 1, 4]
+    ),
+    "v1": lambda x: tf.compat.v1.nn.dropout(x, keep_prob=0.7),
+    "depth, floor": lambda x: x / 0.8 * tf.floor(0.8 + _rows(x)),
+    "depth, stateless": lambda x: x / 0.8 * tf.floor(0.8 + _rows(x, _stateless)),
+    "depth, where": lambda x: tf.where(_rows(x, _stateless) < 0.8, x / 0.8, 0.0),
+    "depth, read": _read_elsewhere,
+}
+
+
+def _with_random_layers():
+    """Return a function of networks in which random layers follow convolutions."""
+    tf.keras.utils.set_random_seed(0)
+    layers = [tf.keras.layers.Conv2D(4, 3, activation="relu") for _ in RANDOM_LAYERS]
+    for layer in layers:
+        layer.build(X.shape)
+
+    def call(image, training=True):
+        outputs = {}
+        for index, (name, layer) in enumerate(RANDOM_LAYERS.items()):
+            keras = {"training": True} if isinstance(layer, tf.keras.Layer) else {}
+            with tf.name_scope(f"case_{index}"):
+                x = layers[index](image)
+                y = layer(x, **keras) if training else x
+                y = x + y if name.startswith("depth") else y
+                outputs[f"y{index}"] = tf.matmul(y, tf.ones([4, 2]))
+        return outputs
+
+    return call
+
+
+def test_random_layers_forward_what_is_rounded_and_none_is_in_a_file():
+    call = _with_random_layers()
+    m = model.open(tf.function(call, input_signature=[SPEC], autograph=False))
+    report = quantize(m)
+    assert report.coverage == 1.0
+    function = m.to_function()
+    for _ in range(2):
+        function(image=X)
+    deployed = m.strip_training()
+    blob = to_int8(deployed)
+    comparison = compare_int8(deployed, blob, {"image": X})
+    found, expected = deployed.run(image=X), call(X, training=False)
+    wrong = {}
+    for index, name in enumerate(RANDOM_LAYERS):
+        skipped = [e for e in report.skipped if e.op.startswith(f"case_{index}/")]
+        told = len(skipped) == 1 and "forwards its input" in skipped[0].reason
+        (output,) = (o for o in comparison.outputs if o.output == f"y{index}")
+        noise = decibels(expected[f"y{index}"].numpy(), found[f"y{index}"])
+        if not told or noise < 30 or output.share(1) < 0.99:
+            wrong[name] = len(skipped), noise, output.share(1)
+    assert wrong == {}
+    kinds = {op.kind for op in ops_of(blob)}
+    assert kinds == {"ADD", "CONV_2D", "FULLY_CONNECTED", "MUL"}
+    assert comparison.float_ops == ()

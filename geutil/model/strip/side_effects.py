@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from geutil.graph.call_graph import Effects, functions_of_attributes
-from geutil.graph.op_types import ENTERS, MERGES
+from geutil.graph.op_types import ENTERS, MERGES, RANDOM_STATE, is_random
 from geutil.model import programs
 from geutil.model.programs import Program
 from geutil.model.strip.options import StripOptions
@@ -123,19 +123,6 @@ DIAGNOSTICS = PASSING | frozenset(
         *(f"Write{kind}Summary" for kind in _SUMMARIES),
     )
 )
-_RANDOM_STATE = frozenset(
-    (
-        "RngReadAndSkip",
-        "RngSkip",
-        "StatefulRandomBinomial",
-        "StatefulStandardNormal",
-        "StatefulStandardNormalV2",
-        "StatefulTruncatedNormal",
-        "StatefulUniform",
-        "StatefulUniformFullInt",
-        "StatefulUniformInt",
-    )
-)
 _TRAINING = ("ResourceApply", "ResourceSparseApply")
 _WRITES = (
     "AssignAddVariable",
@@ -143,8 +130,6 @@ _WRITES = (
     "AssignVariable",
     "ResourceScatter",
 )
-_RANDOM = ("Multinomial", "Parameterized", "Random", "Stateless", "Truncated")
-_DRAWN = ("Binomial", "Gamma", "Multinomial", "Normal", "Poisson", "Shuffle", "Uniform")
 
 
 def is_training_write(node: Any) -> bool:
@@ -154,16 +139,7 @@ def is_training_write(node: Any) -> bool:
 
 def is_write(node: Any) -> bool:
     """Tell whether a node changes the variable that its first input is."""
-    return node.op in _RANDOM_STATE or node.op.startswith((*_TRAINING, *_WRITES))
-
-
-def is_random(node: Any) -> bool:
-    """Tell whether a node draws random numbers."""
-    if node.op in _RANDOM_STATE:
-        return node.op != "RngSkip"
-    if "SampleDistortedBoundingBox" in node.op:
-        return True
-    return node.op.startswith(_RANDOM) and any(word in node.op for word in _DRAWN)
+    return node.op in RANDOM_STATE or node.op.startswith((*_TRAINING, *_WRITES))
 
 
 class EffectKinds:
@@ -366,7 +342,7 @@ class _Decider:
                 continue
             waiting.extend(before)
             # An assignment only writes; what draws from a generator reads it, too.
-            assigns = is_write(node) and not is_random(node)
+            assigns = is_write(node) and not is_random(node.op)
             for handle in before[1:] if assigns else before:
                 if handle in self._handles and handle not in self._read:
                     self._read.add(handle)

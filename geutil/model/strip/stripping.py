@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from geutil.graph.functions import bindings
-from geutil.graph.op_types import FUSED_NORMS
+from geutil.graph.op_types import FUSED_NORMS, is_random
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import Program, node_of, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
@@ -58,11 +58,7 @@ def _found(node: Any, functions: dict[str, Any], kinds: EffectKinds) -> Iterator
 def _serves_training(node: Any) -> bool:
     if node.op in FUSED_NORMS:
         return bool(node.attr["is_training"].b)
-    return (
-        node.op in DIAGNOSTICS
-        or side_effects.is_write(node)
-        or side_effects.is_random(node)
-    )
+    return node.op in DIAGNOSTICS or side_effects.is_write(node) or is_random(node.op)
 
 
 def random_ops(graph_def: Any) -> list[Stripped]:
@@ -71,7 +67,7 @@ def random_ops(graph_def: Any) -> list[Stripped]:
     return [
         Stripped("kept", "random", node.name, f"{reason} ({node.op})")
         for node in graph_def.node
-        if side_effects.is_random(node)
+        if is_random(node.op)
     ]
 
 

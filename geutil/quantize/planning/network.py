@@ -25,6 +25,7 @@ from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_referen
 from geutil.quantize.blocks import MOVES, block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
+from geutil.quantize.planning.random_layers import find_random_layers, noise_ops
 from geutil.quantize.spec import Format, Spec
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import (
@@ -346,6 +347,8 @@ class Network:
         ops: the ops, in topological order.
         layers: those of them that multiply data by weights, and have int8 kernels.
         unfed: ops that could, and read constants and variables only.
+        noise: the ops that compute with random numbers, and with no data.
+        random_layers: dropout and noise by their ends.
 
     Cost: linear in ops and edges.
     """
@@ -355,6 +358,8 @@ class Network:
         self.live = Liveness(graph)
         self.results: IdentitySet = IdentitySet(results)
         all_ops = adjacency.topological_sort(replicas.own_operations(graph))
+        self.noise = noise_ops(all_ops, self.origins)
+        self.random_layers = find_random_layers(all_ops, self.noise)
         needed = self._needed(all_ops)
         self.ops = [op for op in all_ops if op in needed]
         self.place = {op: index for index, op in enumerate(self.ops)}
@@ -380,11 +385,14 @@ class Network:
 
     def is_data(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is data, no parameter and no statistic."""
-        return self.origins.of(tensor) is None and tensor.dtype.is_floating
+        is_data = self.origins.of(tensor) is None or tensor.op in self.noise
+        return is_data and tensor.dtype.is_floating
 
     def is_parameter(self, tensor: Tensor) -> bool:
         """Tell whether a tensor depends on constants and variables only."""
-        return tensor.dtype.is_floating and self.origins.is_parameter(tensor)
+        return tensor.dtype.is_floating and (
+            self.origins.is_parameter(tensor) and tensor.op not in self.noise
+        )
 
     def is_statistic(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is made of statistics of the batch."""

@@ -29,6 +29,7 @@ from geutil.quantize.planning.network import (
     kernel_of,
 )
 from geutil.quantize.planning.override_checks import check_obeyed
+from geutil.quantize.planning.random_layers import RandomLayer
 from geutil.quantize.spec import Format, QuantizeChoices, Spec
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer
@@ -52,7 +53,12 @@ _WITH_PARAMETERS = frozenset(
 # TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
 _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
 _RANKS = "yields places only: TFLite's converter quantizes it by the values it yields"
-_NO_KERNEL = (_DIVIDES, _RANKS)
+_DROPS = (
+    "is the end of a dropout or noise layer, which forwards its input at inference; "
+    "Model.strip_training() takes it out"
+)
+_NOISE = "computes with random numbers alone, which are not rounded"
+_NO_KERNEL = (_DIVIDES, _DROPS, _NOISE, _RANKS)
 _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
 
 
@@ -152,6 +158,17 @@ class _PointPlanner(Drafts):
             if all(self.refusal(op) == "" for op in composite.ops):
                 self.composites[composite.end] = composite
                 self.inner.update(composite.ops[1:])
+        for layer in network.random_layers.values():
+            self.inner.update(self._only_for(layer))
+
+    def _only_for(self, layer: RandomLayer) -> list[Operation]:
+        """Return the ops of a random layer but its end that nothing else reads."""
+        inside = {layer.end}
+        for op in sorted(layer.ops, key=lambda op: -self.network.place.get(op, -1)):
+            readers = (r for t in op.outputs for r, _ in self.network.readers(t))
+            if op is not layer.end and inside.issuperset(readers):
+                inside.add(op)
+        return [op for op in layer.ops if op in inside and op is not layer.end]
 
     def plan(self) -> QuantizePlan:
         """Go through the ops in topological order."""
@@ -370,7 +387,10 @@ class _PointPlanner(Drafts):
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
             return
-        reason = self.refusal(op)
+        if op in self.network.random_layers:
+            self._drop(self.network.random_layers[op])
+            return
+        reason = _NOISE if op in self.network.noise else self.refusal(op)
         if reason:
             self._skip(op, reason)
             return
@@ -482,6 +502,19 @@ class _PointPlanner(Drafts):
             else:
                 start = self.origin.get(source, (source, Edge(op, index)))
                 self.origin[t], self.passing[op] = start, start[1]
+
+    def _drop(self, layer: RandomLayer) -> None:
+        """Let a random layer forward what it gets, rounded or not, as at inference."""
+        source, result = layer.source, layer.end.outputs[0]
+        self._skip(layer.end, _DROPS)
+        if not self.network.is_data(source):
+            return
+        self.shared.join(source, result)
+        if source in self.carried:
+            self.carried.add(result)
+            return
+        edges = (e for e in self.network.readers(source) if e.op in layer.ops)
+        self.origin[result] = self.origin.get(source, (source, next(edges)))
 
     def _keep(self, op: Operation, kernel: Kernel) -> None:
         """Plan the ranges of an op that hands its own on, at the end of a model too."""

@@ -5,7 +5,7 @@ Anchors, depth, quick tests, leaves that are constants or variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -166,6 +166,7 @@ class Compiled:
         roots: the Op nodes that the root stands for, in order of choice.
         tests: a test for each of `roots`.
         types: the types of the roots; None is every type.
+        types_of: the types of op that may yield what each node stands for, by `id`.
         nodes: every node, each once, the root first, depth first.
         ops: those that are an Op.
         depth: how many ops above the root the pattern looks.
@@ -176,6 +177,7 @@ class Compiled:
     roots: tuple[Op, ...]
     tests: tuple[RootTest, ...]
     types: TypeSet
+    types_of: Mapping[int, TypeSet]
     nodes: tuple[Pattern, ...]
     ops: tuple[Op, ...]
     depth: int
@@ -214,6 +216,7 @@ def compile_pattern(pattern: Pattern) -> Compiled:
         roots,
         tuple(_root_test(root, types) for root in roots),
         _union(root.types for root in roots),
+        types,
         nodes,
         tuple(node for node in nodes if isinstance(node, Op)),
         depth[id(pattern)],

@@ -218,7 +218,12 @@ class Search:
         if isinstance(node, Or):
             if not self._bind(node, tensor):
                 return None
-            return [((GoalKind.VALUE, child, tensor),) for child in node.alternatives]
+            ways: list[tuple[Goal, ...]] = [
+                ((GoalKind.VALUE, child, tensor),)
+                for child in node.alternatives
+                if self._is_possible(child, tensor)
+            ]
+            return ways or None
         return self._fail(node, tensor, "{0} is no node of a pattern", type(node))
 
     def _output(self, node: Op, index: int, tensor: Tensor) -> Ways:
@@ -271,7 +276,7 @@ class Search:
         ways: list[tuple[Goal, ...]] = []
         tried: set[int] = set()
         for index, tensor in enumerate(tensors):
-            if id(tensor) not in tried:
+            if id(tensor) not in tried and self._is_possible(nodes[0], tensor):
                 tried.add(id(tensor))
                 rest = tensors[:index] + tensors[index + 1 :]
                 ways.append(
@@ -280,7 +285,13 @@ class Search:
                         (GoalKind.ANY_ORDER, nodes[1:], rest),
                     )
                 )
-        return ways
+        return ways or None
+
+    def _is_possible(self, node: Pattern, tensor: Tensor) -> bool:
+        """Tell whether a node may stand for a tensor by the type of its op."""
+        kinds = self.compiled.types_of[id(node)]
+        # A nearest miss is told by what fails, one by one.
+        return self._record is not None or kinds is None or tensor.op.type in kinds
 
     def _bind(self, node: Pattern, element: typing.Any) -> bool:
         """Let a node stand for an op or a tensor; refuse if it stands for another."""

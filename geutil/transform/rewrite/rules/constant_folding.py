@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import adjacency, call_graph, creation
+from geutil.graph import adjacency, call_graph, creation, op_types
 from geutil.graph.types import Operation, is_reference, scope_basename
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Replaced, Rule
 
-NEVER = frozenset(
+NEVER = op_types.FAKE_QUANTS | frozenset(
     {
         # Sources, and what may be fed.
         "Const",
@@ -24,9 +24,6 @@ NEVER = frozenset(
         # Passes a constant on: a copy of it would gain nothing.
         "Identity",
         # Kept for what they say, not for what they compute.
-        "FakeQuantWithMinMaxArgs",
-        "FakeQuantWithMinMaxVars",
-        "FakeQuantWithMinMaxVarsPerChannel",
         "QuantizeAndDequantizeV2",
         "QuantizeAndDequantizeV3",
         "QuantizeAndDequantizeV4",

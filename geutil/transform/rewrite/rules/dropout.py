@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from geutil.graph.op_types import ADDITIONS, UNIFORM_DRAWS
+from geutil.graph.op_types import ADDITIONS, FAKE_QUANTS, SELECTS, UNIFORM_DRAWS
 from geutil.graph.types import Tensor
+from geutil.select.networks.provenance import scalar_value
 from geutil.transform.rewrite.compiling import Const, constant_value
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Any, Op, Optional, Pattern
@@ -13,6 +14,8 @@ from geutil.transform.rewrite.rule import Rule
 
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _BELOW = frozenset({"Less", "LessEqual"})
+_DIVISIONS = frozenset({"DivNoNan", "RealDiv"})
+_FORWARDING = FAKE_QUANTS | {"Identity", "StopGradient"}
 _TOLERANCE = 1e-2
 """How far scale * (1 - rate) may be from 1: half precision holds three digits."""
 
@@ -28,12 +31,15 @@ def dropout_removal() -> tuple[Rule, ...]:
     - earlier releases: `x * scale * Cast(uniform >= rate)`;
     - TensorFlow 1: `x / keep_prob * Floor(keep_prob + uniform)`;
     - stochastic depth: any product of `x`, a mask and a constant, where the mask is
-      `Cast(uniform > rate)`, `Cast(uniform < keep_prob)` or the like, or the `Floor`.
+      `Cast(uniform > rate)`, `Cast(uniform < keep_prob)` or the like, the `Floor`, or
+      `SelectV2(uniform < keep_prob, 1, 0)`; and a `SelectV2` between `x` and 0 that is
+      scaled before or behind, or whose mask is the `Floor`.
 
-    `x / (1 - rate)` may stand for `x * scale`, and `uniform` may be shifted and scaled
-    by constants to [0, 1). Refused where constants do not fit, so that the values that
-    are kept would not be those at inference: `scale * (1 - rate)` is not 1, or
-    `uniform` is not between 0 and 1.
+    `x / (1 - rate)` and `DivNoNan` may stand for `x * scale`, a `LogicalNot` may turn a
+    mask, and `uniform` may be shifted and scaled by constants to [0, 1). Identities,
+    casts, reshapes of the mask and FakeQuant ops may lie in between. Refused where
+    constants do not fit, so that the values that are kept would not be those at
+    inference: `scale * (1 - rate)` is not 1, or `uniform` is not between 0 and 1.
 
     The random ops stay without readers. In a function that is being traced, TensorFlow
     still runs those with a state, and the update of a Keras seed generator.
@@ -56,58 +62,99 @@ def dropout_removal() -> tuple[Rule, ...]:
     )
 
 
+def seen_through(pattern: Pattern, *more: str) -> Pattern:
+    """Return a pattern of another, or of up to two ops that forward it.
+
+    Args:
+        pattern: the other one.
+        *more: types of ops that may forward it, besides identities and FakeQuant ops.
+    """
+    kinds = _FORWARDING | {*more}
+    once = Optional(Op(kinds, pattern, ...), pattern)
+    return Optional(Op(kinds, once, ...), once)
+
+
 def _select() -> Pattern:
-    rate, likely, drawn = Any("rate"), _number("likely"), _uniform()
-    zero = _constant("zero")
+    rate = Any("rate")
+    return _chosen(rate, seen_through(_scaled(rate)), _zero())
+
+
+def _chosen(rate: Pattern, kept: Pattern, zero: Pattern) -> Pattern:
+    """Return the pattern of a choice between what is kept and zero."""
+    keeps, drops = _decisions(rate)
+
+    def select(mask: Pattern, first: Pattern, second: Pattern) -> Pattern:
+        return Op(SELECTS, _spread(mask), first, second)
+
+    return select(keeps, kept, zero) | select(drops, zero, kept)
+
+
+def _decisions(rate: Pattern) -> tuple[Pattern, Pattern]:
+    """Return the patterns of what is true where values are kept, and dropped."""
+    drawn, likely = uniform(), _number("likely")
     above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
     below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)
     dropped_below = Op(_BELOW, drawn, rate) | Op(_ABOVE, rate, drawn)
     dropped_above = Op(_ABOVE, drawn, likely) | Op(_BELOW, likely, drawn)
-    kept, dropped = above | below, dropped_below | dropped_above
+    keeps, drops = above | below, dropped_below | dropped_above
+    floor = Op("Cast", _floored(likely))
+    return keeps | floor | Op("LogicalNot", drops), drops | Op("LogicalNot", keeps)
 
-    def select(mask: Pattern, first: Pattern, second: Pattern) -> Pattern:
-        return Op({"Select", "SelectV2"}, mask, first, second)
 
-    scaled = _scaled(rate)
-    return select(kept, scaled, zero) | select(dropped, zero, scaled)
+def _floored(keep: Pattern) -> Pattern:
+    total = Op(ADDITIONS, keep, uniform(), commutative=True)
+    return Op("Floor", seen_through(total))
 
 
 def _mask() -> Pattern:
     rate = Any("rate")
-    mask = Op("GreaterEqual", _uniform(), rate)
-    return Op("Mul", _scaled(rate), Op("Cast", mask), commutative=True)
+    mask = Op("GreaterEqual", uniform(), rate)
+    scaled = seen_through(_scaled(rate))
+    return Op("Mul", _spread(Op("Cast", mask)), scaled, commutative=True)
 
 
 def _floor() -> Pattern:
     keep = Any("keep")
-    mask = Op("Floor", Op(ADDITIONS, keep, _uniform(), commutative=True))
-    scaled = Op("RealDiv", Any("x"), keep)
-    return Op("Mul", scaled, mask, commutative=True)
+    scaled = seen_through(Op(_DIVISIONS, Any("x"), keep))
+    return Op("Mul", _spread(_floored(keep)), scaled, commutative=True)
 
 
 def _product() -> Pattern:
     """Return the pattern of x, a mask and a constant factor, in any order."""
-    # A larger one may be what the mask is put on.
+    # What is rarest stands first, since the search begins with it. A larger constant
+    # may be what the mask is put on.
     x, scale, keep = Any("x"), _number("scale"), _number("keep")
-    rate, likely = _number("rate"), _number("likely")
-    drawn = _uniform()
-    above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
-    below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)
-    floor = Op("Floor", Op(ADDITIONS, likely, drawn, commutative=True))
-    mask = Op("Cast", above | below) | floor
+    rate = _number("rate")
+    zero = _zero()
+    # Another number is the scale.
+    unit = seen_through(Const(where=lambda t: scalar_value(t) == 1.0), "Cast")
+    decision = Op("Cast", _decisions(rate)[0])
+    chosen = _chosen(rate, unit, zero)
+    mask = _spread(decision | _floored(_number("likely")) | chosen)
 
     def times(a: Pattern, b: Pattern) -> Pattern:
         return Op("Mul", a, b, commutative=True)
 
     def scaled(t: Pattern) -> Pattern:
-        return times(t, scale) | Op("RealDiv", t, keep)
+        return times(t, scale) | Op(_DIVISIONS, t, keep)
 
-    return times(scaled(x), mask) | scaled(times(x, mask)) | times(x, scaled(mask))
+    return (
+        times(mask, seen_through(scaled(x)))
+        | scaled(seen_through(times(mask, x)))
+        | times(_spread(scaled(mask)), x)
+        | times(_spread(_chosen(rate, scale, zero)), x)
+        | scaled(seen_through(_chosen(rate, x, zero)))
+    )
+
+
+def _spread(mask: Pattern) -> Pattern:
+    """Return the pattern of a mask that may be given another shape or type."""
+    return seen_through(mask, "BroadcastTo", "Cast", "ExpandDims", "Reshape")
 
 
 def _number(name: str) -> Pattern:
     number = Const(name, where=lambda t: t.shape.num_elements() == 1)
-    return number | Op("Cast", number)
+    return seen_through(number, "Cast")
 
 
 def _constant(name: str) -> Pattern:
@@ -115,24 +162,30 @@ def _constant(name: str) -> Pattern:
 
     Also where it computes in half precision.
     """
-    constant = Const(name)
-    return constant | Op("Cast", constant)
+    return seen_through(Const(name), "Cast")
+
+
+def _zero() -> Pattern:
+    return _constant("zero") | Op("ZerosLike")
 
 
 def _scaled(rate: Pattern) -> Pattern:
     """Return the pattern of x / (1 - rate)."""
     x = Any("x")
     keep = _constant("keep") | Op("Sub", _constant("one"), rate)
-    return Op("Mul", x, _constant("scale"), commutative=True) | Op("RealDiv", x, keep)
+    scale = _constant("scale")
+    return Op("Mul", x, scale, commutative=True) | Op(_DIVISIONS, x, keep)
 
 
-def _uniform() -> Pattern:
+def uniform() -> Pattern:
     """Return the pattern of random numbers, perhaps brought to an interval."""
     low = _constant("low")
     width = Op("Sub", _constant("high"), low) | _constant("width")
-    drawn = Op(UNIFORM_DRAWS)
-    stretched = Optional(Op("Mul", drawn, width, commutative=True), drawn)
-    return Optional(Op(ADDITIONS, stretched, low, commutative=True), stretched)
+    drawn = seen_through(Op(UNIFORM_DRAWS))
+    stretched = seen_through(Optional(Op("Mul", drawn, width, commutative=True), drawn))
+    shifted = Optional(Op(ADDITIONS, stretched, low, commutative=True), stretched)
+    cast = Op("Cast", shifted, where=lambda op: op.outputs[0].dtype.is_floating)
+    return seen_through(Optional(cast))
 
 
 def _input(match: Match) -> Tensor:

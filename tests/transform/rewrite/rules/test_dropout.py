@@ -49,6 +49,17 @@ def cast_rows_of(x):
     return rows_of(x) * (high - low) + low
 
 
+def rounded(x):
+    """Round as quantization for training does, where TensorFlow can."""
+    if x.dtype != tf.float32:
+        return tf.identity(x)
+    return tf.quantization.fake_quant_with_min_max_args(x, -9.0, 9.0)
+
+
+def half_rows_of(x):
+    return tf.cast(tf.random.uniform([tf.shape(x)[0], 1], dtype=tf.half), x.dtype)
+
+
 STOCHASTIC_DEPTH = {
     "above the rate": lambda x: (x / 0.7) * tf.cast(rows_of(x) > 0.3, x.dtype),
     "the rate below": lambda x: (
@@ -69,6 +80,37 @@ STOCHASTIC_DEPTH = {
     ),
     "dropped above keep_prob": lambda x: tf.where(
         rows_of(x) >= 0.7, number(x, 0.0), x / 0.7
+    ),
+    "scaled behind a choice": lambda x: tf.where(rows_of(x) < 0.7, x, 0.0) / 0.7,
+    "zeros like x": lambda x: tf.where(rows_of(x) < 0.7, x / 0.7, tf.zeros_like(x)),
+    "a chosen mask": lambda x: (
+        x * tf.where(rows_of(x) < 0.7, number(x, 1.0), 0.0) / 0.7
+    ),
+    "a chosen scale": lambda x: x * tf.where(rows_of(x) < 0.8, number(x, 1.25), 0.0),
+    "a mask of a floor": lambda x: tf.where(
+        tf.cast(tf.floor(0.7 + rows_of(x)), tf.bool), x / 0.7, 0.0
+    ),
+    "no division by zero": lambda x: (
+        tf.math.divide_no_nan(x, number(x, 0.7)) * tf.floor(0.7 + rows_of(x))
+    ),
+    "turned": lambda x: x * tf.cast(~(rows_of(x) >= 0.7), x.dtype) / 0.7,
+    "half precision": lambda x: x / 0.7 * tf.floor(0.7 + half_rows_of(x)),
+    "another shape": lambda x: (
+        x
+        / 0.7
+        * tf.reshape(tf.floor(0.7 + tf.random.uniform([4], 0, 1, x.dtype)), [4, 1])
+    ),
+    "one number": lambda x: (
+        x / 0.7 * tf.floor(0.7 + tf.random.uniform([], dtype=x.dtype))
+    ),
+    "as it is": lambda x: (
+        x
+        / 0.7
+        * tf.broadcast_to(tf.stop_gradient(tf.floor(0.7 + rows_of(x))), tf.shape(x))
+    ),
+    "rounded": lambda x: (
+        rounded(x / rounded(number(x, 0.7)))
+        * rounded(tf.floor(0.7 + rounded(rows_of(x))))
     ),
 }
 BUILDERS = {

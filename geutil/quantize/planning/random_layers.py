@@ -1,0 +1,84 @@
+"""Random layers: dropout and noise, and arithmetic on random numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from geutil.graph import op_types
+from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.provenance import DATA_SLOTS, Origins
+from geutil.transform.rewrite.matching import match
+from geutil.transform.rewrite.rules.dropout import dropout_removal
+from geutil.transform.rewrite.rules.noise import noise_removal
+
+
+@dataclass(frozen=True, eq=False)
+class RandomLayer:
+    """Dropout, stochastic depth or noise, which at inference forwards its input.
+
+    Attributes:
+        end: the op that makes the result.
+        source: the input.
+        ops: all ops of the layer, the end among them.
+    """
+
+    end: Operation
+    source: Tensor
+    ops: tuple[Operation, ...]
+
+
+def find_random_layers(
+    ops: Sequence[Operation], noise: set[Operation]
+) -> dict[Operation, RandomLayer]:
+    """Return the random layers among ops by their ends, further ones not inside others.
+
+    Args:
+        ops: the ops, in topological order.
+        noise: the ops that compute with random numbers alone.
+
+    Cost: linear in the ops, if there is noise.
+    """
+    if not noise:
+        return {}
+    layers: dict[Operation, RandomLayer] = {}
+    inside: set[Operation] = set()
+    rules = (*dropout_removal(), *noise_removal())
+    matches = [
+        (m, rule) for rule in rules for m in match(ops, rule.pattern, overlaps=True)
+    ]
+    place = {op: index for index, op in enumerate(ops)}
+    for m, rule in sorted(matches, key=lambda found: -place[found[0].root]):
+        if m.root in inside or rule.objection(m) is not None:
+            continue
+        layers[m.root] = RandomLayer(m.root, m["x"], m.ops)
+        inside.update(m.ops)
+    return layers
+
+
+def noise_ops(ops: Iterable[Operation], origins: Origins) -> set[Operation]:
+    """Return the ops that compute with random numbers, and with no data.
+
+    What a layer makes of random numbers counts as data: they are the network's input.
+
+    Args:
+        ops: ops of a graph, in topological order.
+        origins: the origins of its tensors.
+
+    Cost: linear in ops and edges.
+    """
+    noise: set[Operation] = set()
+    for op in ops:
+        if op.type in DATA_SLOTS:
+            continue
+        draws = op_types.is_random(op.type)
+        # Integers are seeds, shapes and places, unless integers are made of them.
+        counts = not draws and any(t.dtype.is_integer for t in op.outputs)
+        sources = [
+            t for t in op.inputs if counts or t.dtype.is_floating or t.dtype.is_bool
+        ]
+        if (draws or any(t.op in noise for t in sources)) and all(
+            t.op in noise or origins.is_parameter(t) for t in sources
+        ):
+            noise.add(op)
+    return noise
