@@ -58,6 +58,7 @@ class Folder:
 
     def run(self) -> FoldReport:
         """Fold what can be folded."""
+        before = state.count_ops(self._graph)
         with creation.neutral(self._graph):
             in_training = self._train()
             planner = self._planner()
@@ -72,6 +73,8 @@ class Folder:
                 planner = self._planner() if behind.folds else planner
                 norms = [norm for norm, _ in refused]
                 left = self._apply(planner.before_layers(norms))
+        for op in state.ops_since(self._graph, before):
+            creation.set_mark(op, creation.DERIVED)
         counter = None
         if self._training is not None:
             counter = self._training.counter(self._graph)

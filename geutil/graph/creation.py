@@ -333,6 +333,10 @@ def set_python_gradient(
     op._gradient_function = gradient_function
 
 
+DERIVED = "_geutil_derived"
+"""Marks ops that an edit computes parameters by: values, once these are constants."""
+
+
 def set_mark(op: Operation, mark: str) -> None:
     """Mark an op in an attribute of its own, which stays in files.
 

@@ -1,6 +1,7 @@
 """Variables turned into constants, in a graph and in its functions.
 
-Protobufs only: nothing is imported and nothing is run.
+Protobufs only: nothing is imported, and nothing is run but what a fold has left to
+compute, as `constant_arithmetic` has it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from geutil.errors import ModelError
 from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
 from geutil.model import handle_values, programs, shared_state
+from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, Value, Version, Versions
 from geutil.model.programs import Program
@@ -272,7 +274,7 @@ def frozen_program(model: EditableModel) -> Program:
         del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
     program.side_effects = [n for n in program.side_effects if n not in reads]
-    shared_state.prune(program)
+    fold_constants(program, shared_state.prune(program))
     library = Library(program.graph_def.library).still_called(program.graph_def.node)
     program.graph_def.library.CopyFrom(library)
     return program

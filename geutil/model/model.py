@@ -321,8 +321,9 @@ class Model(EditableModel):
         The constants have the values that the variables have now, and their names.
         What read a variable reads its constant, in loops and other functions too. The
         ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
-        them where it sees constants, which shows in the last bits. Tables stay what
-        they are.
+        them where it sees constants, which shows in the last bits. What a fold computes
+        from variables is computed, and its weights and biases are constants. Tables
+        stay what they are.
 
         Returns:
             A model without variables. This one is unchanged.

@@ -80,12 +80,17 @@ def carry_closures(
         reads[carried] = list(copies.values())
 
 
-def prune(program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS) -> None:
+def prune(
+    program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS
+) -> list[str]:
     """Drop the nodes of a program that neither ends need nor gradients of those.
 
     Args:
         program: the program, which is changed.
         origins: where nodes that were in the body of a function come from.
+
+    Returns:
+        The names of what gradients read.
 
     Cost: linear in nodes and edges, once for each gradient that reads what only another
     gradient reads; the gradients are traced.
@@ -96,15 +101,15 @@ def prune(program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS) -> 
         nodes = program.needed(read)
         names = {node.name for node in nodes}
         closures = _closures(nodes, program.ancestors, origins)
-        read_names = (
+        read_names = [
             programs.node_of(name) for closure in closures for _, name in closure.read()
-        )
+        ]
         new = [
             name for name in read_names if name in node_by_name and name not in names
         ]
         if not new:
             program.keep(nodes)
-            return
+            return read_names
         read.update(dict.fromkeys(new))
 
 

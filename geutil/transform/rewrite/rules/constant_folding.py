@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.graph import adjacency, call_graph, creation, op_types
-from geutil.graph.types import Operation, is_reference, scope_basename
+from geutil.graph.types import Graph, Operation, is_reference, scope_basename
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Replaced, Rule
@@ -48,7 +49,7 @@ def constant_folding(
     the CPU. Larger subgraphs are folded from the top down, piece by piece. What the
     folded ops waited for, the new constant waits for.
 
-    Never folded: stateful ops (random ones, variables, assertions), ops that call
+    Never folded: stateful ops (variables, assertions), random ops, ops that call
     functions, placeholders, fake quantization, references, resources and variants, ops
     of version 1 control flow, and Identity ops (which pass constants on as it is).
 
@@ -125,19 +126,30 @@ def _subgraph(
                     queue.append(producer)
             else:
                 return None
-    if not all(op.type == "Identity" or _is_foldable(op) for op in ops):
+    if not all(op.type == "Identity" or is_foldable(op) for op in ops):
         return None
     return _Subgraph(list(ops), list(constants))
 
 
-def _is_foldable(op: Operation) -> bool:
+def is_foldable(op: Operation) -> bool:
     """Tell whether an op computes values, always the same, from values."""
-    if op.op_def is None or op.op_def.is_stateful:
-        return False
     tensors = (*op.inputs, *op.outputs)
-    if any(is_reference(t) or t.dtype in (tf.resource, tf.variant) for t in tensors):
-        return False
-    return not any(call_graph.functions_of_attributes(op.node_def.attr))
+    return is_pure(op.op_def, op.node_def.attr) and not any(
+        is_reference(t) or t.dtype in (tf.resource, tf.variant) for t in tensors
+    )
+
+
+def is_pure(op_def: Any, attributes: Any) -> bool:
+    """Tell whether an op of this signature, None if unknown, has no state of its own.
+
+    Random numbers by a seed depend on the device that draws them.
+    """
+    return (
+        op_def is not None
+        and not op_def.is_stateful
+        and not op_def.name.startswith("Stateless")
+        and not any(call_graph.functions_of_attributes(attributes))
+    )
 
 
 def _objection(subgraph: _Subgraph, root: Operation, max_bytes: int) -> str | None:
@@ -177,6 +189,14 @@ def _fold(subgraph: _Subgraph, root: Operation) -> Replaced:
 
 def _evaluate(subgraph: _Subgraph, root: Operation) -> list[np.ndarray]:
     graph_def = creation.graph_def_of(root.graph, [*subgraph.constants, *subgraph.ops])
+    names: list[str] = [tensor.name for tensor in root.outputs]
+    with exact_session(on_cpu(graph_def)) as session:
+        values: list[np.ndarray] = session.run(names)
+    return values
+
+
+def on_cpu(graph_def: Any) -> Graph:
+    """Return a graph of some nodes, which are changed: on the CPU, waiting for none."""
     for node in graph_def.node:
         node.device = "/CPU:0"
         node.attr.pop("_class", None)
@@ -184,7 +204,12 @@ def _evaluate(subgraph: _Subgraph, root: Operation) -> list[np.ndarray]:
         node.input[:] = [name for name in node.input if not name.startswith("^")]
     with tf.device(None), creation.new_graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")
-        names: list[str] = [tensor.name for tensor in root.outputs]
-        with tf.compat.v1.Session(graph=graph) as session:
-            values: list[np.ndarray] = session.run(names)
-    return values
+    return graph
+
+
+def exact_session(graph: Graph) -> Any:
+    """Return a session that runs each op as it is, which Grappler does not."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.optimizer_options.opt_level = -1
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return tf.compat.v1.Session(graph=graph, config=config)
