@@ -6,7 +6,7 @@ compute, as `constant_arithmetic` has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
+from geutil.graph.op_types import MERGES
 from geutil.model import handle_values, programs, shared_state
 from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
@@ -26,7 +27,9 @@ from geutil.model.shared_state import SharedState
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
 
-def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
+def replace_handles(
+    graph_def: Any, seeds: Mapping[str, Value], changes: list[str] | None = None
+) -> set[str]:
     """Put values in the place of handles, in place.
 
     Args:
@@ -34,6 +37,9 @@ def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
             readers are changed, and functions that took handles get versions that take
             values.
         seeds: the value by the name of each node that was a handle.
+        changes: where changes of variables are told that are given up: what waits for
+            one reads the value that it would set, and nothing is kept. If None, they
+            are refused.
 
     Returns:
         The names of the nodes that read a variable and now read a value.
@@ -44,11 +50,11 @@ def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
 
     Cost: linear in nodes and edges, those of functions included.
     """
-    versions = Versions(graph_def.library)
+    versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
     _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
     reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
-    added = _change(carriers, seeds, node_names, versions, "")
+    added = _change(graph_def.node, carriers, seeds, node_names, versions, "")
     graph_def.node.extend(added)
     for version in versions.waiting():
         function = graph_def.library.function.add()
@@ -72,13 +78,14 @@ def _make_version(function: Any, version: Version, versions: Versions) -> None:
         if (name := handle_values.OUTPUT_NAMES.get(c.node.op))
     }
     where = f" in function '{version.function}'"
-    function.node_def.extend(_change(carriers, seeds, used_names, versions, where))
+    added = _change(function.node_def, carriers, seeds, used_names, versions, where)
+    function.node_def.extend(added)
     _set_results(function, version, values)
     for node in function.node_def if renamed else ():
         for index, text in enumerate(node.input):
             if programs.short(text) in renamed:
                 node.input[index] = renamed[programs.short(text)]
-    for name, text in function.ret.items():
+    for name, text in list(function.ret.items()):
         if programs.short(text) in renamed:
             function.ret[name] = renamed[programs.short(text)]
 
@@ -107,7 +114,8 @@ def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -
 
 
 def _change(
-    carriers: Iterable[Carrier],
+    nodes: Iterable[Any],
+    carriers: Collection[Carrier],
     seeds: Mapping[str, Value],
     used_names: set[str],
     versions: Versions,
@@ -121,32 +129,110 @@ def _change(
         return name
 
     added = []
+    new_values: dict[str, tuple[str, str]] = {}
     for carrier in carriers:
         node = carrier.node
-        _check(carrier, versions, where)
-        if node.op in handle_values.READS:
-            handle = node.input[0]
-            # What is passed on may come from inside a loop; the rest does not.
-            waits = (
-                []
-                if programs.short(handle) in seeds
-                else [f"^{programs.node_of(handle)}"]
-            )
-            (value,) = carrier.values.values()
-            added += handle_values.turn_into_value_read(
-                node, value, fresh, waits=waits, in_function=bool(where)
-            )
-            continue
-        if node.op in handle_values.CALLS:
-            handle_values.pass_values(node, carrier.values, versions)
-        elif node.op == "IdentityN":
-            handle_values.set_types(node, "T", carrier.values)
-            node.attr.pop("_output_shapes", None)
+        handle = node.input[0]
+        # What is passed on may come from inside a loop; the rest does not.
+        waits = (
+            [] if programs.short(handle) in seeds else [f"^{programs.node_of(handle)}"]
+        )
+        value = carrier.values.get(0)
+        if versions.changes is not None and value and handle_values.only_changes(node):
+            op = f"'{node.name}' ({node.op}){where}"
+            versions.changes.append(f"{op} changes '{value.variable}'")
+            output = handle_values.turn_into_new_value(node, value, waits)
+            new = f"{node.name}:{output}:0" if where else str(node.name)
+            new_values[node.name] = (value.variable, new)
         else:
-            (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
-            node.attr.pop("_output_shapes", None)
-            node.ClearField("experimental_type")
+            _check(carrier, versions, where)
+            added += _take_values(carrier, waits, fresh, versions, where)
+        if handle not in node.input:
+            # An assignment does not read the old value, nor does a test for one.
+            carrier.values.clear()
+    _read_new_values(nodes, carriers, new_values)
     return added
+
+
+def _take_values(
+    carrier: Carrier,
+    waits: Iterable[str],
+    fresh: Callable[[str], str],
+    versions: Versions,
+    where: str,
+) -> list[Any]:
+    """Let a node read values or pass them on; return what else it needs."""
+    node = carrier.node
+    if node.op in handle_values.READS:
+        (value,) = carrier.values.values()
+        return handle_values.turn_into_value_read(
+            node, value, fresh, waits=waits, in_function=bool(where)
+        )
+    if node.op in handle_values.CALLS:
+        handle_values.pass_values(node, carrier.values, versions)
+    elif node.op == "IdentityN":
+        handle_values.set_types(node, "T", carrier.values)
+        node.attr.pop("_output_shapes", None)
+    else:
+        (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
+        node.attr.pop("_output_shapes", None)
+        node.ClearField("experimental_type")
+    return []
+
+
+_MEETINGS = MERGES | {"Exit", "RefExit"}
+"""Where the branch or loop ends whose values are no others' to read."""
+
+
+def _read_new_values(
+    nodes: Iterable[Any],
+    carriers: Iterable[Carrier],
+    changes: Mapping[str, tuple[str, str]],
+) -> None:
+    """Let nodes that come after a change of a variable read what it sets.
+
+    Args:
+        nodes: the nodes of the graph or function.
+        carriers: those that read values in place of handles.
+        changes: for each node that changes a variable, this and the tensor with the new
+            value.
+
+    Cost: linear in nodes and edges, for each change.
+    """
+    if not changes:
+        return
+    readers: dict[str, list[Any]] = {}
+    for node in nodes:
+        for text in node.input:
+            readers.setdefault(programs.node_of(text), []).append(node)
+    behind = {name: _behind(name, readers) for name in changes}
+    carrier_by_name = {carrier.node.name: carrier for carrier in carriers}
+    old = {name: list(c.node.input) for name, c in carrier_by_name.items()}
+
+    def changes_before(name: str) -> int:
+        return sum(name in reached for reached in behind.values())
+
+    for change in sorted(changes, key=changes_before):
+        variable, new = changes[change]
+        for name in behind[change] & carrier_by_name.keys():
+            carrier = carrier_by_name[name]
+            for index, value in carrier.values.items():
+                # A handle that is passed on has the new value already.
+                passed_on = programs.node_of(old[name][index]) in behind[change]
+                if value.variable == variable and not passed_on:
+                    carrier.node.input[index] = new
+
+
+def _behind(start: str, readers: Mapping[str, Iterable[Any]]) -> set[str]:
+    """Return the names of what depends on a node, within its branch or loop."""
+    names: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for node in readers.get(waiting.pop(), ()):
+            if node.name not in names and node.op not in _MEETINGS:
+                names.add(node.name)
+                waiting.append(node.name)
+    return names
 
 
 def _check(carrier: Carrier, versions: Versions, where: str) -> None:

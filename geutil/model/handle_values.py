@@ -176,9 +176,12 @@ class Versions:
 
     Args:
         library: the functions that there are.
+        changes: where changes of variables are told that are given up; None if they
+            are refused.
     """
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: Any, changes: list[str] | None = None) -> None:
+        self.changes = changes
         self.functions = {f.signature.name: f for f in library.function}
         self._digest = b""
         self._made: dict[str, Version] = {}
@@ -375,3 +378,48 @@ def turn_into_value_read(
     node.input.append(f"{added.name}:output:0" if in_function else added.name)
     node.input.extend(controls)
     return [added]
+
+
+_SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+
+
+_UPDATES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+
+
+def only_changes(node: Any) -> bool:
+    """Tell whether a node changes variables, and yields none but the old value."""
+    return node.op.startswith(_UPDATES)
+
+
+def turn_into_new_value(node: Any, value: Value, waits: Iterable[str]) -> str:
+    """Turn a node that changes a variable into one that computes what it would set.
+
+    An update that is no assignment, sum or difference is left out: the old value stays.
+
+    Args:
+        node: the node, which is changed; its first input is the handle.
+        value: what takes the place of the handle.
+        waits: control inputs for what does not read the old value.
+
+    Returns:
+        The name of its output.
+    """
+    if node.op in _SUMS:
+        set_op_type(node, _SUMS[node.op], T=value.dtype)
+        return "z"
+    data = [text for text in node.input if not text.startswith("^")]
+    controls = [text for text in node.input if text.startswith("^")]
+    if node.op == "AssignVariableOp":
+        data = data[1:]
+        controls += [wait for wait in waits if wait not in controls]
+    set_op_type(node, "Identity", T=value.dtype)
+    del node.input[:]
+    node.input.extend([data[0], *controls])
+    return "output"

@@ -22,7 +22,7 @@ from geutil.model.model import Model
 from geutil.model.programs import Ancestor, Program
 from geutil.model.scanning import scan
 from geutil.model.shared_state import SharedState
-from geutil.model.sources import graph_defs, objects
+from geutil.model.sources import frozen_handles, graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
 from geutil.model.sources.saved_models import open_saved_model
@@ -50,6 +50,11 @@ def open(
 
     Nothing of the model is run, beyond what `tf.saved_model.load` runs itself: it fills
     the tables. Where a file can do more than compute, a warning says so before.
+
+    Reference variables of version 1 become resource variables, in branches and loops,
+    too. Of a graph that a script froze with ops that change variables, in a branch for
+    training, say, all is opened that the outputs need: such an op computes the value
+    that it would set, nothing keeps it, and a warning names the op.
 
     Args:
         source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
@@ -217,12 +222,15 @@ def _of_graph_def(
     inputs: Ends,
     outputs: Ends,
 ) -> Source:
+    frozen = frozen_handles.insert_handles(graph_def)
     validation.check_graph_def(graph_def, what)
     ends = (
         graph_defs.named_ends(graph_def, inputs, what, "input"),
         graph_defs.named_ends(graph_def, outputs, what, "output"),
     )
-    programs, holdings = graph_defs.programs_of_graph_def(graph_def, {name: ends}, what)
+    programs, holdings = graph_defs.programs_of_graph_def(
+        graph_def, {name: ends}, what, frozen=frozen
+    )
     return _single(what, name, programs[name], holdings)
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import strategy_variables
+from geutil.graph import op_types, strategy_variables
 from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
 from geutil.model import programs
 from geutil.model.programs import Program
 from geutil.model.shared_state import SharedState
-from geutil.model.sources import v1_variables
+from geutil.model.sources import frozen_handles, v1_variables
 from geutil.model.sources.v1_variables import GraphResource
 
 
@@ -176,25 +176,30 @@ def programs_of_graph_def(
     facts: Mapping[str, VariableFacts] | None = None,
     value_of: Callable[[str, Any], np.ndarray[Any, Any] | None] = lambda _name, _: None,
     assets: Mapping[str, str] | None = None,
+    frozen: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Program], SharedState]:
     """Return programs that share one graph, and the variables and tables made for it.
 
     Args:
-        graph_def: the graph, which is changed: reference variables become resource
-            variables.
+        graph_def: the graph, which is not changed. In the programs reference variables
+            are resource variables.
         signatures: the (inputs, outputs) of each signature.
         what: the source in words.
         facts: what is known of the variables, by op name.
         value_of: gives the value of a variable from its op's name and node; None
             where it has none.
         assets: the file for each constant that names one.
+        frozen: the variables that stand for values; see `frozen_handles`.
 
     Raises:
-        ModelError: a table that a signature reads cannot be made or filled.
+        ModelError: an op that a signature needs takes a reference and cannot take a
+            handle; or a table that one reads cannot be made or filled.
     """
-    v1_variables.with_resource_variables(graph_def)
+    graph_def = _needed(graph_def, signatures.values())
+    ends = [t for _, outputs in signatures.values() for t in outputs.values()]
+    values = v1_variables.with_resource_variables(graph_def, ends)
+    frozen_handles.put_values(graph_def, frozen or {}, what)
     assets = {**v1_variables.files_of_tables(graph_def), **(assets or {})}
-    needed = _needed(graph_def, signatures.values())
     holdings = SharedState()
     captures: dict[str, Any] = {}
     shared: dict[bytes, tf.Variable] = {}
@@ -205,7 +210,7 @@ def programs_of_graph_def(
                 shared[key] = _variable(node, facts or {}, value_of)
             copy = strategy_variables.first_copy(shared[key])
             captures[f"{node.name}:0"] = copy.handle
-        elif v1_variables.is_table(node) and node.name in needed:
+        elif v1_variables.is_table(node):
             resource = _table(graph_def, node, assets, what)
             holdings.resources.append(resource)
             holdings.assets += resource.assets
@@ -213,7 +218,13 @@ def programs_of_graph_def(
     holdings.add_variables(shared.values())
     of_signatures = {
         name: with_placeholders(
-            Program(graph_def, dict(inputs), dict(outputs), captures), what
+            Program(
+                graph_def,
+                dict(inputs),
+                {n: programs.canonical(values.get(t, t)) for n, t in outputs.items()},
+                captures,
+            ),
+            what,
         )
         for name, (inputs, outputs) in signatures.items()
     }
@@ -222,13 +233,23 @@ def programs_of_graph_def(
 
 def _needed(
     graph_def: Any, ends: Iterable[tuple[dict[str, str], dict[str, str]]]
-) -> set[str]:
-    """Return the names of the nodes behind the outputs of some signatures."""
-    tensors = [t for _, outputs in ends for t in outputs.values()]
+) -> Any:
+    """Return a graph without what neither signatures nor their tables need.
+
+    All variables stay: they are what the model holds.
+    """
     nodes = programs.nodes_by_name(graph_def)
-    # An output that is not there is told of later.
-    end_names = [name for name in map(programs.node_of, tensors) if name in nodes]
-    return {node.name for node in programs.nodes_behind(graph_def, end_names)}
+    tensors = [t for pair in ends for part in pair for t in part.values()]
+    # An end that is not there is told of later.
+    names = {name for name in map(programs.node_of, tensors) if name in nodes}
+    names |= {name for name, node in nodes.items() if node.op in op_types.VARIABLES}
+    while True:
+        behind = programs.nodes_behind(graph_def, names)
+        tables = (node for node in behind if v1_variables.is_table(node))
+        fills = (v1_variables.initializer_of(graph_def, table) for table in tables)
+        names, before = names.union(fill for fill in fills if fill), names
+        if names == before:
+            return programs.subgraph(graph_def, behind)
 
 
 def _table(

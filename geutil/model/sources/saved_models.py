@@ -21,6 +21,7 @@ from geutil.graph.types import Graph
 from geutil.model.files import loading, reading, validation, wire
 from geutil.model.programs import Program
 from geutil.model.shared_state import holdings_of
+from geutil.model.sources import frozen_handles
 from geutil.model.sources.graph_defs import programs_of_graph_def
 from geutil.model.sources.objects import Source, program_of_function
 
@@ -141,6 +142,7 @@ def _key(name: str) -> list[Any]:
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
     """Return a SavedModel of version 1 as a source."""
     graph_def = meta_graph.graph_def
+    frozen = frozen_handles.insert_handles(graph_def)
     validation.check_graph_def(graph_def, what)
     signatures = {}
     for name, definition in sorted(meta_graph.signature_def.items()):
@@ -160,6 +162,7 @@ def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
         facts=facts,
         value_of=_checkpoint_values(path, facts, what),
         assets=assets,
+        frozen=frozen,
     )
     return Source(
         what, {name: partial(_given, p) for name, p in programs.items()}, holdings

@@ -8,13 +8,15 @@ variables: same names, same values read at the same points of a run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import function_defs, op_types
+from geutil.graph.protos import op_def_of
 from geutil.model import programs
 
 _numbers = itertools.count()
@@ -147,117 +149,227 @@ def _without_place(table: Any) -> Any:
     return node
 
 
-_ASSIGNMENTS = {
+_TWINS = {
     "Assign": "AssignVariableOp",
     "AssignAdd": "AssignAddVariableOp",
     "AssignSub": "AssignSubVariableOp",
+    "IsVariableInitialized": "VarIsInitializedOp",
+    **{
+        f"Ref{kind}": kind
+        for kind in ("Enter", "Exit", "Identity", "Merge", "NextIteration", "Switch")
+    },
 }
-_MUTATING = ("Scatter", "Apply", "SparseApply", "CountUpTo", "StridedSliceAssign")
+"""By type of an op that takes references: the one that takes handles.
+
+That of all others has the same name behind `Resource`, such as `ResourceApplyAdam`.
+"""
+_RESOURCE = tf.resource.as_datatype_enum
 
 
-def with_resource_variables(graph_def: Any) -> None:
+@dataclass(frozen=True)
+class _Reference:
+    """A tensor that is a reference.
+
+    Attributes:
+        variable: the name of its variable; of one of them, where several ways meet.
+        handle: the tensor that is the variable's handle there.
+        change: the op that hands it out once it has changed the variable; "" for none.
+    """
+
+    variable: str
+    handle: str
+    change: str = ""
+
+
+def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, str]:
     """Turn the reference variables of a `GraphDef` into resource variables, in place.
 
+    References go through branches and loops of version 1, as handles do.
+
+    Args:
+        graph_def: the graph.
+        ends: names of tensors whose values are asked for.
+
+    Returns:
+        For each of `ends` that is a reference the tensor that is its value.
+
     Raises:
-        ModelError: an op changes a reference in a way that has no resource twin here.
+        ModelError: an op takes a reference and has no twin that takes a handle.
 
     Cost: linear in nodes and edges.
     """
     variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:
-        return
-    variable_by_node = _variable_behind(graph_def, variables)
-    node_names = {node.name for node in graph_def.node}
-    added: list[Any] = []
-    reads: dict[str, str] = {}
+        return {}
+    turned = _Turned(graph_def, _references(graph_def, variables))
     for node in list(graph_def.node):
-        if node.name in variables:
-            continue
-        kind = node.op
-        for index, text in enumerate(node.input):
-            variable = variable_by_node.get(programs.node_of(text))
-            if variable is None or text.startswith("^"):
-                continue
-            if kind in _ASSIGNMENTS and index == 0:
-                _as_assignment(node, variable, variables[variable])
-            elif kind in ("Identity", "RefIdentity"):
-                _as_read(node, variable, variables[variable], programs.node_of(text))
-            elif kind == "IsVariableInitialized":
-                node.op = "VarIsInitializedOp"
-                node.attr.pop("dtype", None)
-                node.input[index] = variable
-            else:
-                if text not in reads:
-                    reads[text] = programs.fresh_name(
-                        node_names, f"{programs.node_of(text)}/geutil_read"
-                    )
-                    node_names.add(reads[text])
-                    read = _new_read(reads[text], variables[variable])
-                    _as_read(
-                        read, variable, variables[variable], programs.node_of(text)
-                    )
-                    added.append(read)
-                node.input[index] = reads[text]
+        if node.name not in variables:
+            turned.turn(node)
+    values = {t: turned.value(programs.short(t)) for t in ends if turned.is_one(t)}
     for node in variables.values():
         _as_handle(node)
-    graph_def.node.extend(added)
+    graph_def.node.extend(turned.added.values())
+    return values
 
 
-def _variable_behind(graph_def: Any, variables: Iterable[str]) -> dict[str, str]:
-    """Map each node that hands a reference out to its variable.
-
-    An assignment forwards what it changes. The nodes may come in any order.
-    """
-    readers: dict[str, list[Any]] = {}
+def _references(graph_def: Any, variables: Mapping[str, Any]) -> dict[str, _Reference]:
+    """Return the tensors that are references. The nodes may come in any order."""
+    readers: dict[str, list[tuple[Any, int]]] = {}
     for node in graph_def.node:
-        if node.input:
-            readers.setdefault(node.input[0].removesuffix(":0"), []).append(node)
-    behind = {name: name for name in variables}
-    waiting = list(behind)
+        for index, text in enumerate(node.input):
+            readers.setdefault(programs.short(text), []).append((node, index))
+    found = {name: _Reference(name, name) for name in variables}
+    waiting = list(found)
     while waiting:
-        name = waiting.pop()
-        for node in readers.get(name, ()):
-            if node.op in _ASSIGNMENTS:
-                behind[node.name] = behind[name]
-                waiting.append(node.name)
-            elif node.op.startswith(_MUTATING):
+        reference = found[waiting[-1]]
+        for node, index in readers.get(waiting.pop(), ()):
+            if not takes_reference(node, index):
+                continue
+            if op_def_of(_twin(node)) is None:
                 raise ModelError(
-                    f"'{node.name}' ({node.op}) changes the reference variable "
-                    f"'{behind[name]}': only Assign, AssignAdd and AssignSub can be "
-                    "turned into ops of resource variables; freeze the graph before "
-                    "you open it"
+                    f"'{node.name}' ({node.op}) takes the reference variable "
+                    f"'{reference.variable}': TensorFlow has no such op for resource "
+                    "variables; freeze the graph before you open it"
                 )
-    return behind
+            for text, handed_on in _handed_on(node, index, reference):
+                if text not in found:
+                    found[text] = handed_on
+                    waiting.append(text)
+    return found
 
 
-def _as_assignment(node: Any, variable: str, definition: Any) -> None:
-    dtype = definition.attr["dtype"].type
-    before = programs.node_of(node.input[0])
-    node.op = _ASSIGNMENTS[node.op]
-    node.ClearField("attr")
-    node.attr["dtype"].type = dtype
-    _read_from(node, variable, before)
+def _twin(node: Any) -> str:
+    return _TWINS.get(node.op, f"Resource{node.op}")
 
 
-def _as_read(node: Any, variable: str, definition: Any, before: str) -> None:
-    node.op = "ReadVariableOp"
-    node.ClearField("attr")
-    node.attr["dtype"].type = definition.attr["dtype"].type
-    _read_from(node, variable, before)
+def takes_reference(node: Any, index: int) -> bool:
+    """Tell whether an input of a node has to be a reference."""
+    definition = op_def_of(node.op)
+    if definition is None:
+        return False
+    # A list comes last.
+    arguments = definition.input_arg
+    return bool(arguments) and bool(arguments[min(index, len(arguments) - 1)].is_ref)
 
 
-def _read_from(node: Any, variable: str, before: str) -> None:
-    """Read the handle, after the assignment whose reference was read before."""
-    node.input[0] = variable
-    if before != variable:
-        node.input.append(f"^{before}")
+def _handed_on(
+    node: Any, index: int, reference: _Reference
+) -> Iterator[tuple[str, _Reference]]:
+    """Yield the references that an op makes of one, by name."""
+    if _twin(node) == node.op.removeprefix("Ref"):
+        texts = [node.name, f"{node.name}:1"][: 1 + (node.op == "RefSwitch")]
+        yield from ((text, _Reference(reference.variable, text)) for text in texts)
+        return
+    definition: Any = op_def_of(node.op)
+    if index == 0 and any(arg.is_ref for arg in definition.output_arg):
+        yield node.name, replace(reference, change=node.name)
 
 
-def _new_read(name: str, definition: Any) -> Any:
-    node = type(definition)()
-    node.name = name
-    node.input.append("")
-    return node
+class _Turned:
+    """A graph whose reference variables are being turned into resource variables.
+
+    Args:
+        graph_def: the graph.
+        references: the tensors that are references, by name.
+
+    Attributes:
+        added: new nodes by name.
+    """
+
+    def __init__(self, graph_def: Any, references: Mapping[str, _Reference]) -> None:
+        nodes = programs.nodes_by_name(graph_def)
+        self._references = references
+        self._dtypes = {
+            text: nodes[reference.variable].attr["dtype"].type
+            for text, reference in references.items()
+        }
+        self._node_names = set(nodes)
+        self._names: dict[tuple[str, str], str] = {}
+        self.added: dict[str, Any] = {}
+
+    def is_one(self, tensor_name: str) -> bool:
+        """Tell whether a tensor is a reference."""
+        return programs.short(tensor_name) in self._references
+
+    def turn(self, node: Any) -> None:
+        """Let a node read handles, or values, in the place of references."""
+        taken = [(i, text) for i, text in enumerate(node.input) if self.is_one(text)]
+        references = [i for i, _ in taken if takes_reference(node, i)]
+        if references:
+            dtype = self._dtypes[programs.short(node.input[references[0]])]
+            self._take_handles(node, dtype, references)
+        for index, text in taken:
+            if index in references:
+                continue
+            if node.op == "Identity":
+                self._read(node, programs.short(text))
+            else:
+                node.input[index] = self.value(programs.short(text))
+
+    def _take_handles(self, node: Any, dtype: int, indices: Iterable[int]) -> None:
+        twin = _twin(node)
+        definition: Any = op_def_of(twin)
+        declared = {attr.name for attr in definition.attr}
+        stay = (n for n in node.attr if n in declared or n.startswith("_"))
+        for name in set(node.attr).difference(stay) | {"_output_shapes"}:
+            node.attr.pop(name, None)
+        passes_on = twin == node.op.removeprefix("Ref")
+        for name in declared & {"T", "dtype"}:
+            node.attr[name].type = _RESOURCE if passes_on else dtype
+        for index in indices:
+            reference = self._references[programs.short(node.input[index])]
+            if node.op == "RefMerge" and reference.change:
+                # It may come from a branch that is not taken: nothing waits for that.
+                node.input[index] = self._handle(programs.short(node.input[index]))
+            else:
+                _read_from(node, index, reference)
+        node.op = twin
+
+    def value(self, text: str) -> str:
+        """Return the tensor that is the value of a reference."""
+        name, is_new = self._name(text, "geutil_read")
+        if is_new:
+            self._read(self._new(name), text)
+        return name
+
+    def _handle(self, text: str) -> str:
+        """Return the handle behind a reference, after the change that it stands for."""
+        name, is_new = self._name(text, "geutil_handle")
+        if is_new:
+            node = self._new(name)
+            node.op = "Identity"
+            node.attr["T"].type = _RESOURCE
+            _read_from(node, 0, self._references[text])
+        return name
+
+    def _name(self, text: str, what: str) -> tuple[str, bool]:
+        if (text, what) in self._names:
+            return self._names[text, what], False
+        name = f"{programs.node_of(text)}/{what}"
+        name = programs.fresh_name(self._node_names, name)
+        self._node_names.add(name)
+        self._names[text, what] = name
+        return name, True
+
+    def _new(self, name: str) -> Any:
+        node = tf.compat.v1.NodeDef(name=name, input=[""])
+        self.added[name] = node
+        return node
+
+    def _read(self, node: Any, text: str) -> None:
+        """Turn a node into one that reads the variable behind a reference."""
+        node.op = "ReadVariableOp"
+        node.ClearField("attr")
+        node.attr["dtype"].type = self._dtypes[text]
+        _read_from(node, 0, self._references[text])
+
+
+def _read_from(node: Any, index: int, reference: _Reference) -> None:
+    """Read the handle, after the change that the reference stands for."""
+    node.input[index] = reference.handle
+    wait = f"^{reference.change}"
+    if reference.change and wait not in node.input:
+        node.input.append(wait)
 
 
 def _as_handle(node: Any) -> None:

@@ -1,0 +1,174 @@
+"""Values that freezing left where ops take variables.
+
+Scripts made constants of all variables, and left the ops that take a variable itself:
+those that change it, in a branch for training, or that read it by its handle.
+TensorFlow refuses such a graph (`Input 0 of node ... was passed float from ...
+incompatible with expected float_ref`, or `expected resource`).
+
+So that a graph can be checked, such ops get a variable that stands for the value. Then
+all are made to take the value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.model import freezing, handle_values, programs
+from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
+from geutil.model.handle_values import Value
+from geutil.model.sources import v1_variables
+
+_logger = logging.getLogger("geutil")
+_HANDLES = frozenset(t.as_datatype_enum for t in (tf.resource, tf.variant))
+_PASSING = frozenset(
+    (*handle_values.SINGLE_PASSES, *handle_values.LIST_PASSES, "Switch")
+)
+
+
+def insert_handles(graph_def: Any) -> dict[str, str]:
+    """Put variables where ops take one and are given a value, in place.
+
+    Args:
+        graph_def: the graph, which nobody has checked.
+
+    Returns:
+        For the name of each variable the tensor that it stands for.
+
+    Cost: linear in nodes and edges.
+    """
+    signatures = OpSignatures({f.signature.name: f for f in graph_def.library.function})
+    nodes = programs.nodes_by_name(graph_def)
+    names = set(nodes)
+    handles: dict[tuple[str, str], Any] = {}
+    for node in graph_def.node:
+        for index, kind in _handles_taken(node, signatures):
+            text = programs.short(node.input[index])
+            producer = nodes.get(programs.node_of(text))
+            dtype = producer is not None and _value_type(producer, text, signatures)
+            if not dtype:
+                continue
+            if (text, kind) not in handles:
+                handles[text, kind] = handle = _variable(producer, kind, dtype)
+                handle.name = programs.fresh_name(
+                    names, f"{programs.node_of(text)}/geutil_handle"
+                )
+                names.add(handle.name)
+            node.input[index] = handles[text, kind].name
+    # What reads a reference may wait for a change.
+    references = {t: h.name for (t, kind), h in handles.items() if kind == "VariableV2"}
+    for node in graph_def.node if references else ():
+        for index, text in enumerate(node.input):
+            node.input[index] = references.get(programs.short(text), text)
+    graph_def.node.extend(handles.values())
+    return {handle.name: text for (text, _), handle in handles.items()}
+
+
+def _handles_taken(node: Any, signatures: OpSignatures) -> Iterator[tuple[int, str]]:
+    """Yield the index of each input that is a handle, and the variable that has it."""
+    signature = signatures.get(node.op)
+    if signature is None:
+        return
+    if any(argument.is_ref for argument in signature.inputs):
+        for index, text in enumerate(node.input):
+            if v1_variables.takes_reference(node, index) and not text.startswith("^"):
+                yield index, "VariableV2"
+        return
+    if (
+        any(argument.type in _HANDLES for argument in signature.inputs)
+        or node.op in _PASSING
+        or node.op in handle_values.CALLS
+    ):
+        try:
+            types = signature.input_types(node.attr)
+        except ModelError:  # Whoever checks the graph refuses it.
+            return
+        for index, (text, taken) in enumerate(
+            zip(node.input, types or (), strict=False)
+        ):
+            if taken in _HANDLES and not text.startswith("^"):
+                yield index, "VarHandleOp"
+
+
+def _value_type(producer: Any, text: str, signatures: OpSignatures) -> int:
+    """Return the type of a tensor, 0 if it is none that a variable has."""
+    signature = signatures.get(producer.op)
+    position = text.partition(":")[2] or "0"
+    if signature is None or any(argument.is_ref for argument in signature.outputs):
+        return UNKNOWN
+    try:
+        types = signature.output_types(producer.attr) or ()
+    except ModelError:
+        return UNKNOWN
+    if not position.isdecimal() or int(position) >= len(types):
+        return UNKNOWN
+    dtype = types[int(position)]
+    return UNKNOWN if dtype in _HANDLES else dtype
+
+
+def _variable(producer: Any, kind: str, dtype: int) -> Any:
+    # It waits for what it stands for, so that this is not dropped.
+    node = tf.compat.v1.NodeDef(op=kind, input=[f"^{producer.name}"])
+    node.attr["dtype"].type = dtype
+    shape = node.attr["shape"].shape
+    if producer.op == "Const" and "value" in producer.attr:
+        shape.CopyFrom(producer.attr["value"].tensor.tensor_shape)
+    else:
+        shape.unknown_rank = True
+    return node
+
+
+def put_values(graph_def: Any, values: Mapping[str, str], what: str) -> None:
+    """Give all that takes a variable which stands for a value that value, in place.
+
+    An op that changes such a variable computes what it would set. What comes after it
+    in its branch reads that, and nothing keeps it: a warning names the op.
+
+    Args:
+        graph_def: the graph; its variables have handles.
+        values: what `insert_handles` returned.
+        what: the source in words.
+
+    Raises:
+        ModelError: an op needs a variable itself and not only its value.
+
+    Cost: linear in nodes and edges, those of functions included.
+    """
+    seeds = {
+        node.name: Value(
+            programs.node_of(values[node.name]),
+            node.attr["dtype"].type,
+            node.attr["shape"].shape.SerializeToString(),
+        )
+        for node in graph_def.node
+        if node.name in values
+    }
+    if not seeds:
+        return
+    changes: list[str] = []
+    try:
+        freezing.replace_handles(graph_def, seeds, changes)
+    except ModelError as error:
+        raise ModelError(
+            f"{what} was frozen with ops that need variables, and outputs depend on "
+            f"one: {error}"
+        ) from error
+    if changes:
+        _logger.warning(
+            "%s was frozen with ops that change variables; these are constants, and "
+            "nothing is kept of what is set: %s",
+            what,
+            "; ".join(changes),
+        )
+    left = []
+    for node in graph_def.node:
+        if node.name not in seeds:
+            texts = [values.get(programs.short(text), text) for text in node.input]
+            del node.input[:]
+            node.input.extend(texts)
+            left.append(node)
+    graph_def.CopyFrom(programs.subgraph(graph_def, left))
