@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
 from geutil.graph import adjacency, gradient_functions, runtime, state, types
+from geutil.graph.training_flags import keras_layers
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
 _logger = logging.getLogger("geutil")
@@ -186,6 +188,18 @@ def _watched(call: WrappedCall) -> IdentityMap[Any]:
     return watched
 
 
+def _taken_losses(layer: Any) -> list[Tensor]:
+    """Take the losses that a Keras layer was given in this graph away from it."""
+    graph, taken = tf.compat.v1.get_default_graph(), []
+    # In the words of Keras 3, and of tf_keras.
+    for held in (getattr(layer, "_losses", []), getattr(layer, "_eager_losses", [])):
+        for loss in list(held):
+            if types.is_tensor(loss) and loss.graph is graph:
+                taken.append(loss)
+                del held[next(i for i, t in enumerate(held) if t is loss)]
+    return taken
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODES = ("collection", INPUTS, "memory", "speed")
@@ -226,8 +240,8 @@ def checkpointed(
 
     Outside `tf.function`, a call is traced like one while a tape is open, with what
     this means: Python code runs once for each kind of arguments, arrays arrive as
-    tensors, an output that nothing reads has a gradient of zeros, and losses that a
-    Keras layer adds while it runs do not get out.
+    tensors, and an output that nothing reads has a gradient of zeros. Losses that Keras
+    layers add are given to them again.
 
     Args:
         fn: a function, method, Keras layer or Keras model. Arguments and results may be
@@ -334,15 +348,30 @@ def _is_layer(fn: Any) -> bool:
 
 def _wrapped(fn: F, options: Options) -> F:
     """Return a function that does what `fn` does."""
+    owner: Any = getattr(fn, "__self__", None)
+    # The layers that were given losses in a trace, as long as they live.
+    losing: list[weakref.ref[Any]] = []
 
     @runtime.not_converted
     def run(args: Any, kwargs: Any, alone: bool) -> Any:
         function = runtime.converted_as_here(fn)
         return call_in_graph(lambda: function(*args, **kwargs), options, alone=alone)
 
+    @runtime.not_converted
+    def run_alone(args: Any, kwargs: Any) -> tuple[Any, dict[int, list[Tensor]]]:
+        result = run(args, kwargs, True)
+        layers = owner._flatten_layers() if _is_layer(owner) else keras_layers()
+        losses = {}
+        for layer in layers:
+            taken = _taken_losses(layer)
+            if taken:
+                losses[len(losing)] = taken
+                losing.append(weakref.ref(layer))
+        return result, losses
+
     @tf.function
     def traced(*args: Any, **kwargs: Any) -> Any:
-        return run(args, kwargs, True)
+        return run_alone(args, kwargs)
 
     @runtime.not_converted
     def call(args: Any, kwargs: Any) -> Any:
@@ -352,13 +381,17 @@ def _wrapped(fn: F, options: Options) -> F:
             return run(args, kwargs, False)
         if not runtime.a_tape_is_open():
             return fn(*args, **kwargs)
-        owner: Any = getattr(fn, "__self__", None)
         weights = owner.variables if _is_layer(owner) else []
         given = tf.nest.flatten((args, kwargs), expand_composites=True)
         if runtime.has_tangents([*given, *weights]):
             _logger.warning(_FORWARD)
             return fn(*args, **kwargs)
-        return traced(*args, **kwargs)
+        result, losses_by_place = traced(*args, **kwargs)
+        for place, losses in losses_by_place.items():
+            layer = losing[place]()
+            for loss in losses if layer is not None else ():
+                layer.add_loss(loss)
+        return result
 
     # Autograph may convert this one, and so knows that what it calls is in its reach.
     @functools.wraps(fn)

@@ -94,17 +94,31 @@ def _note(
 def _owners() -> Iterator[tuple[Any, list[Any]]]:
     """Yield the objects of Keras that have a flag, with their variables."""
     kinds = _kinds()
+    for owner in _alive([kind for kind, _ in kinds]):
+        yield owner, _owned_by(owner, kinds)
+
+
+def keras_layers() -> list[Any]:
+    """Return the Keras layers that there are, in no certain order.
+
+    Cost: that of `trained` for variables that it is asked about for the first time.
+    """
+    return _alive([kind for kind, attribute in _kinds() if attribute != "_value"])
+
+
+def _alive(kinds: Sequence[type]) -> list[Any]:
+    """Return the objects of classes and of their subclasses."""
     classes: set[type] = set()
-    waiting = [kind for kind, _ in kinds]
+    waiting = list(kinds)
     while waiting:
         kind = waiting.pop()
         if kind not in classes:
             classes.add(kind)
             waiting += type.__subclasses__(kind)
+    if not classes:
+        return []
     # `issubclass` takes four times as long, and there are many objects.
-    owners = [one for one in gc.get_objects() if type(one) in classes]
-    for owner in owners:
-        yield owner, _owned_by(owner, kinds)
+    return [one for one in gc.get_objects() if type(one) in classes]
 
 
 def _owned_by(owner: Any, kinds: Iterable[tuple[Any, str]]) -> list[Any]:

@@ -170,6 +170,16 @@ def test_fit_eagerly():
     assert_same(train(functional, whole, run_eagerly=True), expected, 1e-5)
 
 
+def function_of_a_layer(model):
+    block = model.block
+    model.block = checkpointed(lambda *args, **options: block(*args, **options))
+
+
+@pytest.mark.parametrize("wrap", (each_layer, function_of_a_layer))
+def test_losses_that_layers_add_get_out_eagerly(wrap):
+    assert_same(train(Subclassed, wrap, run_eagerly=True), plain(Subclassed), 1e-5)
+
+
 def test_moving_averages_move_once_and_the_dropout_mask_is_one():
     keras.utils.set_random_seed(3)
     norm = keras.layers.BatchNormalization(momentum=0.5)
