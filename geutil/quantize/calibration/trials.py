@@ -206,9 +206,8 @@ class _Simulation:
             for op in site.ops
             for index, end in enumerate(list(op.inputs)[1:])
         }
-        # No name of an input holds a line break.
         self._ends = {
-            f"{number}\n": (name, index)
+            _free_name(f"range_end_{number}", model.inputs): (name, index)
             for number, (_, name, index) in enumerate(ends.values())
         }
         given = dict(zip(self._ends, (end for end, *_ in ends.values()), strict=True))
@@ -264,9 +263,7 @@ class _WeighedErrors:
         copy = PartialCopy(model.graph, model.inputs, unquantized)
         copies = copy.of([*outputs, *tensors])
         results, copied = copies[: len(outputs)], copies[len(outputs) :]
-        self._seed = "seed"
-        while self._seed in copy.inputs:
-            self._seed += "_"
+        self._seed = _free_name("seed", copy.inputs)
         with creation.neutral(copy.graph):
             seed = tf.compat.v1.placeholder(tf.int32, [2], self._seed)
             squares = _squared_gradients(results, copied, scales, seed)
@@ -294,6 +291,13 @@ class _WeighedErrors:
         fed = {**sample, self._seed: tf.constant([index, turn])}
         found = functions.call_function(self._function, fed, optimized=False)
         return np.asarray(found["rows"].numpy(), np.float64) / _DIRECTIONS
+
+
+def _free_name(name: str, inputs: Mapping[str, Any]) -> str:
+    """Return a name that no input has."""
+    while name in inputs:
+        name += "_"
+    return name
 
 
 def _size(tensor: Tensor) -> int:
