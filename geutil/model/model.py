@@ -812,7 +812,8 @@ class Model(EditableModel):
 
         The first axis of the inputs is the batch. Constants that hold on to its old
         size (targets of Reshape, states of loops that start at zeros, sizes of slices
-        and of transposed convolutions and others) are found by letting TensorFlow infer
+        and of transposed convolutions, loops over the rows, as `tf.map_fn` makes them,
+        and others) are found by letting TensorFlow infer
         all shapes for another size, and are replaced. That the result is right is then
         proved by running both models on random inputs: at the old size the results are
         the same, and at others each row is what the old model makes of that row, up to

@@ -315,7 +315,7 @@ REFUSED = {
     "gathered row": (
         lambda x: tf.gather(x, [0]) * 2.0,
         1,
-        "the shape does not tell which row",
+        "it takes row [0] of the batch",
     ),
     "coupled rows": (
         lambda x: tf.nn.softmax(x, 0),

@@ -127,13 +127,13 @@ class BatchSource:
 
     Attributes:
         tensor: a tensor, as nodes of its graph or function write it.
-        axis: its axis that grows with the batch.
+        axis: its axis that grows with the batch; None of a list of one element a row.
         factor: how many times the batch the axis is long.
         dtype: the number of the tensor's dtype.
     """
 
     tensor: str
-    axis: int
+    axis: int | None
     factor: int
     dtype: int
 

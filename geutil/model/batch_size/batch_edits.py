@@ -54,6 +54,15 @@ class SetDims:
 
 
 @dataclass(frozen=True)
+class SetSize:
+    """Input `index` of `node`, a number of rows, becomes the batch size."""
+
+    node: str
+    index: int
+    source: BatchSource
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """Input `index` of `node`, or a result of a function, is repeated for the batch.
 
@@ -116,6 +125,7 @@ Edit: TypeAlias = (
     SetConstant
     | SetElements
     | SetDims
+    | SetSize
     | Broadcast
     | SetAttribute
     | BiasToAdd
@@ -225,6 +235,12 @@ class Writer:
         ]
         return self.pack(name, parts, dtype)
 
+    def size(self, name: str, source: BatchSource, after: Sequence[str]) -> str:
+        """Add the batch size as a scalar, read at run time if any is allowed."""
+        if self._new is not None:
+            return self.constant(name, self._new, _INT, after)
+        return self._size(name, 1, source, _INT, after)
+
     def pack(self, name: str, parts: Sequence[str], dtype: int) -> str:
         """Add a vector of scalars."""
         node = self._node(name, "Pack", parts)
@@ -263,6 +279,9 @@ class Writer:
         after: Sequence[str],
     ) -> str:
         """Add a scalar: the batch size of a source, times a factor."""
+        if source.axis is None:
+            length = self._node(name, "TensorListLength", [source.tensor])
+            return self._output(length, "length")
         shape = self._node(f"{name}/shape", "Shape", [source.tensor])
         shape.attr["out_type"].type = dtype
         shape.attr["T"].type = source.dtype

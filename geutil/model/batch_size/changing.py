@@ -122,6 +122,8 @@ def _change(
         node.input[edit.index] = writer.dims(
             name, edit.dims, edit.source, edit.dtype, after
         )
+    elif isinstance(edit, batch_edits.SetSize):
+        node.input[edit.index] = writer.size(name, edit.source, [])
     elif isinstance(edit, Broadcast):
         source = node.input[edit.index]
         after = [f"^{node_of(source)}"] if framed else []

@@ -10,8 +10,14 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
 from geutil.graph.types import Tensor
-from geutil.model.batch_size.batch_axes import Shape, scope_of_function, shape_of
+from geutil.model.batch_size.batch_axes import (
+    Scope,
+    Shape,
+    scope_of_function,
+    shape_of,
+)
 from geutil.model.batch_size.batch_edits import CallAnew, Problem
+from geutil.model.batch_size.row_loops import row_loop
 from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk
 
@@ -323,9 +329,12 @@ def _conditional(
 def _loop(site: Site, active: tuple[str, ...]) -> list[Tensor]:
     (condition,), (body,) = _callees(site, "cond"), _callees(site, "body")
     fixed = _passed_through(site, body)
+    rows = row_loop(site, _scope(site, condition), _scope(site, body))
     settled = settle(site, lambda at, state: _call(at, body, state, active), fixed)
     site.adopt(settled.site)
-    _commit(site, _call(site, condition, settled.state, active))
+    asked = _call(site, condition, settled.state, active)
+    asked.done.plan.edits += rows.edits
+    _commit(site, asked)
     _commit(site, settled.called)
     outputs = [
         t
@@ -333,8 +342,17 @@ def _loop(site: Site, active: tuple[str, ...]) -> list[Tensor]:
         else site.probing.placeholder(t.dtype, shape_of(t), like=[t])
         for i, t in enumerate(settled.state)
     ]
+    for index in rows.lists:
+        site.probing.mark_list_of_rows(outputs[index])
     _record_shapes(site, outputs)
     return outputs
+
+
+def _scope(site: Site, callee: NamedFunction) -> Scope:
+    """Return the scope of a function that a loop calls."""
+    library = site.probing.library
+    attributes = dict(site.node.attr[callee.attribute or ""].func.attr)
+    return scope_of_function(library[callee.name], library, attributes)
 
 
 def _passed_through(site: Site, body: NamedFunction) -> frozenset[int]:
@@ -342,9 +360,7 @@ def _passed_through(site: Site, body: NamedFunction) -> frozenset[int]:
     library = site.probing.library
     if body.name not in library:
         return frozenset()
-    scope = scope_of_function(
-        library[body.name], library, dict(site.node.attr["body"].func.attr)
-    )
+    scope = _scope(site, body)
     pairs = zip(scope.args, scope.results, strict=True)
     copies = {
         f"{e.node.name}:0": e.inputs[0]

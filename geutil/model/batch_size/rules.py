@@ -30,27 +30,49 @@ def slice_(site: Site) -> None:
 def strided_slice(site: Site) -> None:
     """Let a slice that took the whole batch go on to do so; refuse to take a row."""
     shape, axis = site.shape(0), site.axis(0)
-    if axis is None or shape is None:
+    if axis is None or shape is None or site.node.name in site.probing.row_reads:
         return
     begin, end, strides = (site.probing.dims(t) for t in site.operands[1:])
-    place = _place_in_slice(site.node, axis, len(shape), len(begin or ()))
-    if begin is None or end is None or strides is None or place is None:
+    place = _place_in_slice(site.node, axis, len(shape), len(strides or ()))
+    if strides is None or place is None:
         return
+    # Where shapes are lost in loops of version 1, nothing at all is known of a vector.
+    begin, end = begin or [None] * len(strides), end or [None] * len(strides)
     old = site.sizes.before(shape[axis] or 0)
     bit = 1 << place
-    if site.node.attr["shrink_axis_mask"].i & bit:
-        site.problem(
-            f"it takes row {begin[place]} of the batch",
-            "let it take a slice, or cut the model in front of it",
-        )
-        return
     from_start = site.node.attr["begin_mask"].i & bit or begin[place] == 0
+    is_row = site.node.attr["shrink_axis_mask"].i & bit
+    if is_row or (begin[place] is None and not from_start):
+        site.problem(*_takes_rows("computed" if begin[place] is None else begin[place]))
+        return
     stop = end[place]
     if site.node.attr["end_mask"].i & bit or stop is None or strides[place] != 1:
         return
     if from_start and stop >= old:
         mask = site.node.attr["end_mask"].i | bit
         site.set_attribute("end_mask", tf.compat.v1.AttrValue(i=mask))
+
+
+def gather(site: Site) -> None:
+    """Refuse to take rows of the batch where constants tell."""
+    shape, axis = site.shape(0), site.axis(0)
+    if axis is None or shape is None or site.node.name in site.probing.row_reads:
+        return
+    rows = None if site.probing.grows(site.operands[1]) else site.operands[1]
+    along = site.probing.value(site.operands[2])
+    if rows is None or along is None or int(along) % len(shape) != axis:
+        return
+    value = site.probing.value(rows)
+    site.problem(*_takes_rows("computed" if value is None else value.tolist()))
+
+
+def _takes_rows(rows: Any) -> tuple[str, str]:
+    return (
+        f"it takes row {rows} of the batch"
+        if rows != "computed"
+        else "it takes rows of the batch by numbers that are computed, as in a loop",
+        "let it take a slice, or cut the model in front of it",
+    )
 
 
 def _place_in_slice(node: Any, axis: int, rank: int, length: int) -> int | None:
@@ -244,6 +266,12 @@ def element_shape(index: int) -> Callable[[Site], None]:
     """
 
     def rule(site: Site) -> None:
+        handle, probing = site.operands[0], site.probing
+        # Neither are there batches in a list of rows nor in one of constants.
+        if probing.is_list_of_rows(handle) or (
+            handle.op.type == "TensorListFromTensor" and not probing.grows(handle)
+        ):
+            return
         dims = site.probing.dims(site.operands[index])
         if not dims or dims[0] != site.sizes.old or None in dims:
             return
@@ -252,6 +280,23 @@ def element_shape(index: int) -> Callable[[Site], None]:
         site.set_constant(index, [-1, *static_dims[1:]], probed)
 
     return rule
+
+
+def list_from_rows(site: Site) -> None:
+    """Let the elements have the batch where it is another axis than the first."""
+    if site.axis(0):
+        element_shape(1)(site)
+
+
+def stack_list(site: Site) -> None:
+    """Let as many elements be stacked as the batch has rows."""
+    if not site.probing.is_list_of_rows(site.operands[0]):
+        element_shape(1)(site)
+        return
+    if site.node.attr["num_elements"].i == site.sizes.old:
+        number = -1 if site.sizes.new is None else site.sizes.new
+        site.set_attribute("num_elements", tf.compat.v1.AttrValue(i=number))
+    site.node.attr["num_elements"].i = site.sizes.probe
 
 
 def array_element_shape(site: Site) -> None:
@@ -290,6 +335,7 @@ RULES: Mapping[str, Callable[[Site], None]] = {
     "DepthwiseConv2dNativeBackpropInput": input_sizes,
     "EmptyTensorList": element_shape(0),
     "EnsureShape": ensure_shape,
+    "GatherV2": gather,
     "Reshape": reshape,
     "Slice": slice_,
     "Squeeze": squeeze,
@@ -297,11 +343,11 @@ RULES: Mapping[str, Callable[[Site], None]] = {
     "TensorArrayConcatV3": array_element_shape,
     "TensorArrayGatherV3": array_element_shape,
     "TensorArrayV3": array_element_shape,
-    "TensorListFromTensor": element_shape(1),
+    "TensorListFromTensor": list_from_rows,
     "TensorListGather": element_shape(2),
     "TensorListGetItem": element_shape(2),
     "TensorListReserve": element_shape(0),
     "TensorListScatter": element_shape(2),
-    "TensorListStack": element_shape(1),
+    "TensorListStack": stack_list,
 }
 """The rules by type of op."""

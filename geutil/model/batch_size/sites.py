@@ -21,7 +21,10 @@ REFUSALS = (ValueError, TypeError, tf.errors.OpError)
 """What TensorFlow raises for a node that its shape inference refuses."""
 _EQUAL_ROWS = frozenset(("Tile", "BroadcastTo"))
 _LOOP_EDGES = frozenset(("Enter", "Exit", "NextIteration"))
-_COPIES = frozenset(("Identity", "Enter", "StopGradient", "Snapshot", "Cast"))
+_COPIES = ("Identity", "Enter", "StopGradient", "Snapshot", "Cast")
+_ELEMENTWISE = frozenset(
+    (*_COPIES, "Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "Sub")
+)
 
 
 class Probing:
@@ -30,6 +33,9 @@ class Probing:
     Args:
         sizes: the batch sizes.
         library: the functions by name.
+
+    Attributes:
+        row_reads: the ops that take rows of the batch in a loop over all of them.
     """
 
     def __init__(self, sizes: Sizes, library: Mapping[str, Any]) -> None:
@@ -39,6 +45,8 @@ class Probing:
         self._numbers = itertools.count()
         self._large: dict[str, Any] = {}
         self._growing: set[str] = set()
+        self._lists_of_rows: set[str] = set()
+        self.row_reads: set[str] = set()
 
     def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
         """Make an op like `node`; what it reads says whether it depends on the inputs.
@@ -93,6 +101,14 @@ class Probing:
         """Tell whether a tensor depends on the inputs."""
         return tensor.name in self._growing
 
+    def mark_list_of_rows(self, handle: Tensor) -> None:
+        """Note that a list has an element for each row of the batch."""
+        self._lists_of_rows.add(handle.name)
+
+    def is_list_of_rows(self, handle: Tensor) -> bool:
+        """Tell whether a list has an element for each row of the batch."""
+        return handle.name in self._lists_of_rows
+
     def axis(self, tensor: Tensor) -> int | None:
         """Return the axis of the batch, None if there is none."""
         if not self.grows(tensor):
@@ -141,20 +157,30 @@ class Probing:
 
     def rows_are_equal(self, tensor: Tensor, axis: int) -> bool:
         """Tell whether it is certain that all slices along an axis are equal."""
-        while True:
+        waiting = [(tensor, axis)]
+        for tensor, axis in waiting:
             dims = batch_axes.shape_of(tensor)
-            if dims is None or dims[axis] == 1:
-                return dims is not None
+            if dims is None:
+                return False
+            # A tensor of fewer axes, or of one row, is repeated where others have rows.
+            if axis < 0 or dims[axis] == 1:
+                continue
             value = self.value(tensor)
             if value is not None:
-                return bool(np.all(value == np.take(value, [0], axis)))
-            if tensor.op.type in _EQUAL_ROWS:
-                inner = batch_axes.shape_of(tensor.op.inputs[0])
+                if not np.all(value == np.take(value, [0], axis)):
+                    return False
+                continue
+            kind, inputs = tensor.op.type, tensor.op.inputs
+            if kind in _ELEMENTWISE:
+                waiting += [(t, axis - len(dims) + (t.shape.rank or 0)) for t in inputs]
+            elif kind in _EQUAL_ROWS:
+                inner = batch_axes.shape_of(inputs[0])
                 at = axis - len(dims) + len(inner or ())
-                return inner is not None and (at < 0 or inner[at] == 1)
-            if tensor.op.type not in _COPIES:
+                if inner is None or (at >= 0 and inner[at] != 1):
+                    return False
+            else:
                 return False
-            tensor = tensor.op.inputs[0]
+        return True
 
 
 def _joined(tensor: Tensor) -> list[Tensor]:

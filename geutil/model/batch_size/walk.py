@@ -124,7 +124,9 @@ def _tried(site: Site) -> list[Tensor]:
     if rule is not None:
         rule(site)
     try:
-        return site.probing.make(site.node, site.operands)
+        outputs = site.probing.make(site.node, site.operands)
+        _follow_rows(site, outputs)
+        return outputs
     except REFUSALS as refusal:
         if not _joined(site):
             return _unknown(site, refusal)
@@ -132,6 +134,19 @@ def _tried(site: Site) -> list[Tensor]:
         return site.probing.make(site.node, site.operands)
     except REFUSALS as refusal:
         return _unknown(site, refusal)
+
+
+def _follow_rows(site: Site, outputs: list[Tensor]) -> None:
+    """Note whether an op makes a list with an element for each row of the batch."""
+    made = site.node.op == "TensorListFromTensor" and site.axis(0) == 0
+    kept = site.node.op in _SAME_LENGTH and site.probing.is_list_of_rows(
+        site.operands[0]
+    )
+    if made or kept:
+        site.probing.mark_list_of_rows(outputs[0])
+
+
+_SAME_LENGTH = frozenset(("Identity", "TensorListSetItem"))
 
 
 def _joined(site: Site) -> bool:
