@@ -49,7 +49,8 @@ def merge_libraries(into: Any, added: Any) -> None:
     """Give a `GraphDef` the functions of another one, whose nodes it will have, too.
 
     A function of `added` that has the name of a different one in `into` is renamed,
-    throughout `added`, which is changed in place.
+    throughout `added`, which is changed in place. So are the bodies of loops and
+    conditionals, if they are the same; see above.
 
     Args:
         into: the `GraphDef` that gets the functions.
@@ -58,13 +59,21 @@ def merge_libraries(into: Any, added: Any) -> None:
     Cost: linear in the functions and the nodes of `added`.
     """
     existing_functions = {f.signature.name: f for f in into.library.function}
+    bodies = [function.node_def for function in added.library.function]
+    own = {
+        name
+        for node in itertools.chain(added.node, *bodies)
+        if node.op in _CONTROL_FLOW
+        for name in call_graph.functions_of_attributes(node.attr)
+    }
     renamed: dict[str, str] = {}
     for function in added.library.function:
         name = function.signature.name
-        if name in existing_functions and existing_functions[name] != function:
+        if name in existing_functions and (
+            name in own or existing_functions[name] != function
+        ):
             renamed[name] = f"{name}_merged_{next(_numbers)}"
     if renamed:
-        bodies = (function.node_def for function in added.library.function)
         for node in itertools.chain(added.node, *bodies):
             call_graph.rename_called(node, renamed)
         for function in added.library.function:

@@ -191,8 +191,8 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         closed = [name for name in self._names if name not in self._opened]
         return {name: self._source.functions[name] for name in closed}
 
-    def vacated(self, name: str, new: str) -> Signatures[Opened]:
-        """Return the other signatures, with the place of one for a model called new."""
+    def vacated(self, name: str | None, new: str) -> Signatures[Opened]:
+        """Return the others of a signature, whose place is for a model called new."""
         names = tuple(new if n == name else n for n in self._names)
         opened = {n: m for n, m in self._opened.items() if n != name}
         return Signatures(self._source, self._inline, opened, names, self._make)
@@ -489,13 +489,31 @@ class EditableModel(Shown):
         *,
         holdings: SharedState | None = None,
         signature: str | None = None,
+        beside: str | None = None,
         alone: bool = False,
     ) -> M:
-        """Return a model of a program, with the other signatures unless it is alone."""
+        """Return a model of a program, in the place of this one among the signatures.
+
+        Args:
+            program: the program.
+            holdings: what the model holds; the same as this one if None.
+            signature: its name; that of this one if None.
+            beside: its name, where it does not take the place of this one.
+            alone: whether it has no other signatures, unless it stands beside this one.
+
+        Raises:
+            ModelError: there is a signature of the name `beside`, or it is empty.
+        """
+        if beside is not None and (not beside or beside in self._signatures):
+            raise ModelError(
+                f"there is a signature '{beside}' already; choose another name"
+                if beside
+                else "a signature needs a name"
+            )
         parts = materialize(program, inline=False, what=repr(self))
-        name = self.signature if signature is None else signature
-        others = self._signatures.vacated(self.signature, name)
-        if alone:
+        name = beside or signature or self.signature
+        others = self._signatures.vacated(None if beside else self.signature, name)
+        if alone and not beside:
             others = others.alone()
         derived: M = others.new(
             name, parts, self.holdings if holdings is None else holdings

@@ -83,7 +83,12 @@ def _public_name(model: EditableModel, item: Any, tensor: Tensor) -> str:
 _logger = logging.getLogger("geutil")
 
 
-def cut(model: M, inputs: Selection | None, outputs: Selection | None) -> M:
+def cut(
+    model: M,
+    inputs: Selection | None,
+    outputs: Selection | None,
+    signature: str | None,
+) -> M:
     """Return the part of a model between tensors; see `Model.cut`."""
     results = named_tensors(model, model.outputs if outputs is None else outputs)
     if not results:
@@ -106,6 +111,8 @@ def cut(model: M, inputs: Selection | None, outputs: Selection | None) -> M:
     else:
         _feed(model, program, named_tensors(model, inputs))
     program.side_effects = _possible_side_effects(model, program)
+    if signature is not None:
+        return model.derived(program, beside=signature)
     return model.derived(program, holdings=_holdings(model, program), alone=True)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph.functions import merge_libraries
@@ -14,6 +17,7 @@ from geutil.model.core import EditableModel, M
 from geutil.model.programs import Program
 
 Links = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+_logger = logging.getLogger("geutil")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +34,7 @@ def splice(
     replaced: Links,
     feeds: Links,
     scope: str,
+    signature: str | None = None,
     dropped: Iterable[str] = (),
 ) -> M:
     """Return both models as one; see `Model.splice`.
@@ -40,6 +45,7 @@ def splice(
         replaced: for tensors of `model` the outputs of `other` that are read instead.
         feeds: for inputs of `other` the tensors of `model` that they read.
         scope: the scope of what `other` adds, where names clash.
+        signature: the name of the result, which stands beside `model` then.
         dropped: outputs of `model` that the result does not have.
 
     Raises:
@@ -56,12 +62,48 @@ def splice(
     ]
     if not links and not feed_links:
         raise ModelError(
-            "nothing connects the two models; say which tensor of one the other reads"
+            "nothing connects the two models; say which tensor of one the other reads, "
+            "or join them side by side"
         )
+    return _merged(model, other, links, feed_links, scope, signature, dropped)
+
+
+def join(
+    model: M,
+    other: EditableModel,
+    inputs: Mapping[str, str] | Iterable[str],
+    scope: str,
+    signature: str | None,
+) -> M:
+    """Return both models side by side; see `Model.join`."""
+    _check_model(model, other)
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not isinstance(inputs, Mapping):
+        inputs = {name: name for name in inputs}
+    links = [
+        JoinedTensor(_end(other, "input", theirs), _end(model, "input", mine))
+        for theirs, mine in _pairs(inputs)
+    ]
+    return _merged(model, other, [], links, scope, signature)
+
+
+def _merged(
+    model: M,
+    other: EditableModel,
+    links: list[JoinedTensor],
+    feed_links: list[JoinedTensor],
+    scope: str,
+    signature: str | None,
+    dropped: Iterable[str] = (),
+) -> M:
+    """Return both models as one, connected or not."""
     for link in (*links, *feed_links):
         _check_fit(link)
     _check_once([link.old for link in (*links, *feed_links)])
     program, added = model.program(), other.program()
+    for link in feed_links:
+        _narrow(program, link)
     for name in dropped:
         del program.outputs[name]
     before = _needed_inputs(program, program.inputs)
@@ -71,7 +113,7 @@ def splice(
     program.graph_def.node.extend(added.graph_def.node)
     _check_acyclic(program, model, other)
     read = {k.new.name for k in links}
-    outputs = _added(program.outputs, added.outputs, read, prefix)
+    outputs = _added(program.outputs, added.outputs, read, prefix, "output")
     merged = Program(
         program.graph_def,
         {},
@@ -87,20 +129,34 @@ def splice(
         n: t for n, t in program.inputs.items() if n in needed or n not in before
     }
     fed = {k.old.name for k in feed_links}
-    merged.inputs |= _added(merged.inputs, added.inputs, fed, prefix)
-    return model.derived(merged, holdings=model.holdings.merged(other.holdings))
+    merged.inputs |= _added(merged.inputs, added.inputs, fed, prefix, "input")
+    left = [name for name in other.signatures if name != other.signature]
+    if left and other.signatures is not model.signatures:
+        _logger.info("signatures %s of %r are left out", left, other)
+    holdings = model.holdings.merged(other.holdings)
+    return model.derived(merged, holdings=holdings, beside=signature)
 
 
-def prepend(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> M:
+def prepend(
+    model: M,
+    other: EditableModel,
+    inputs: Mapping[str, Any] | None,
+    signature: str | None,
+) -> M:
     """Return a model that computes `other` first; see `Model.prepend`."""
     _check_model(model, other)
     if inputs is None:
         inputs = _by_name(model.inputs, other.outputs, "output each input reads")
     links = {_end(model, "input", k).name: v for k, v in inputs.items()}
-    return splice(model, other, links, {}, "before")
+    return splice(model, other, links, {}, "before", signature)
 
 
-def append(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> M:
+def append(
+    model: M,
+    other: EditableModel,
+    inputs: Mapping[str, Any] | None,
+    signature: str | None,
+) -> M:
     """Return a model that computes `other` last; see `Model.append`."""
     _check_model(model, other)
     if inputs is None:
@@ -109,7 +165,7 @@ def append(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> 
     dropped = [
         name for name, t in model.outputs.items() if any(t is other for other in read)
     ]
-    return splice(model, other, {}, inputs, "after", dropped)
+    return splice(model, other, {}, inputs, "after", signature, dropped)
 
 
 def _check_model(model: EditableModel, other: Any) -> None:
@@ -176,16 +232,48 @@ def _check_fit(link: JoinedTensor) -> None:
         )
 
 
+def _narrow(program: Program, link: JoinedTensor) -> None:
+    """Give an input that the other model reads, too, a shape that both take."""
+    if link.new.name not in program.inputs.values():
+        return
+    node = programs.nodes_by_name(program.graph_def)[link.new.op.name]
+    own = tf.TensorShape(node.attr["shape"].shape)
+    if not own.is_compatible_with(link.old.shape):
+        raise ModelError(
+            f"'{link.new.name}' cannot be of shape {own} and of shape "
+            f"{link.old.shape}, that of '{link.old.name}'; feed these apart"
+        )
+    both = own.merge_with(link.old.shape).as_proto()
+    if both != own.as_proto():
+        node.attr["shape"].shape.CopyFrom(both)
+        node.attr.pop("_output_shapes", None)
+        programs.forget_shapes_behind(program, [link.new.name])
+
+
 def _separate(program: Program, added: Program, scope: str) -> str:
     """Keep the names of two programs apart; return the prefix of the second's."""
-    names = {node.name for node in program.graph_def.node}
+    nodes = programs.nodes_by_name(program.graph_def)
     prefix = ""
-    if any(node.name in names for node in added.graph_def.node):
-        scopes = {name.partition("/")[0] for name in names}
+    if any(node.name in nodes for node in added.graph_def.node):
+        # A second use of a frozen model does not need its weights a second time.
+        shared = [
+            node.name
+            for node in added.graph_def.node
+            if node.op == "Const" and not node.input and node == nodes.get(node.name)
+        ]
+        scopes = {name.partition("/")[0] for name in nodes}
         prefix = f"{programs.fresh_name(scopes, scope)}/"
         programs.prefix_nodes(added, prefix)
+        _share(added, {f"{prefix}{name}": name for name in shared})
     merge_libraries(program.graph_def, added.graph_def)
     return prefix
+
+
+def _share(added: Program, constants: Mapping[str, str]) -> None:
+    """Let the nodes of a program read constants of another one, by its names."""
+    programs.redirect(added, constants)
+    nodes = [node for node in added.graph_def.node if node.name not in constants]
+    added.graph_def = programs.subgraph(added.graph_def, nodes)
 
 
 def _connect(program: Program, stand_ins: dict[str, str]) -> None:
@@ -196,14 +284,24 @@ def _connect(program: Program, stand_ins: dict[str, str]) -> None:
 
 
 def _added(
-    mine: Mapping[str, str], theirs: Mapping[str, str], used: set[str], prefix: str
+    mine: Mapping[str, str],
+    theirs: Mapping[str, str],
+    used: set[str],
+    prefix: str,
+    kind: str,
 ) -> dict[str, str]:
     """Return the ends of the other model that nothing uses, under free names."""
     ends: dict[str, str] = {}
     used = {f"{prefix}{name}" for name in used}
     for name, t in theirs.items():
-        if t not in used:
-            ends[programs.fresh_name({**mine, **ends}, name)] = t
+        if t in used:
+            continue
+        free = programs.fresh_name({**mine, **ends}, name)
+        if free != name:
+            _logger.warning(
+                "%s '%s' of the second model is called '%s'", kind, name, free
+            )
+        ends[free] = t
     return ends
 
 

@@ -452,11 +452,16 @@ class Model(EditableModel):
         )
 
     def cut(
-        self, inputs: Selection | None = None, outputs: Selection | None = None
+        self,
+        inputs: Selection | None = None,
+        outputs: Selection | None = None,
+        *,
+        signature: str | None = None,
     ) -> Model:
         """Return the part of the model between some tensors.
 
-        It has the variables that it needs and no other signatures.
+        It has the variables that it needs and no other signatures, unless it gets a
+        name of its own.
 
         Args:
             inputs: the tensors that become inputs; those of the model that the outputs
@@ -466,6 +471,8 @@ class Model(EditableModel):
                 layers keep their names and other tensors are called after their ops.
             outputs: the tensors that become outputs, given likewise; those of the model
                 if None.
+            signature: the name of a new signature, which the part is beside all those
+                of the model: `save` writes them to one file, each weight once.
 
         Returns:
             A new model.
@@ -473,7 +480,7 @@ class Model(EditableModel):
         Raises:
             ModelError: a tensor is not in the graph; the outputs still depend on an
                 input of the model that is not cut off, or do not depend on a given one;
-                two ends would have the same name.
+                two ends or signatures would have the same name.
 
         Cost: linear in the ops.
 
@@ -490,7 +497,7 @@ class Model(EditableModel):
             >>> m.cut(inputs={"h": "hidden"}).run(h=[1.0])
             {'y': array([2.], dtype=float32)}
         """
-        return cutting.cut(self, inputs, outputs)
+        return cutting.cut(self, inputs, outputs, signature)
 
     def splice(
         self,
@@ -499,6 +506,7 @@ class Model(EditableModel):
         feeds: joining.Links = (),
         *,
         scope: str = "spliced",
+        signature: str | None = None,
     ) -> Model:
         """Return a model in which outputs of another one replace tensors of this one.
 
@@ -512,11 +520,14 @@ class Model(EditableModel):
             feeds: for inputs of `other` (by name) the tensors of this model that they
                 are. The other inputs of `other` become inputs of the result.
             scope: the scope of the ops of `other` where names clash.
+            signature: the name of a new signature, which the result is beside all those
+                of this model; see `prepend`.
 
         Returns:
             A new model with the variables of both. Its outputs are those of this model
             and those of `other` that replace nothing; inputs that are not needed any
-            more are left out.
+            more are left out. It takes the place of this model among its signatures,
+            of which the others stay; those of `other` are left out.
 
         Raises:
             ModelError: an end or tensor does not exist; dtypes or shapes do not fit; or
@@ -539,19 +550,82 @@ class Model(EditableModel):
             >>> m.run(x=[1.0])
             {'y': array([200.], dtype=float32)}
         """
-        return joining.splice(self, other, replaced, feeds, scope)
+        return joining.splice(self, other, replaced, feeds, scope, signature)
 
-    def prepend(self, other: Model, inputs: Mapping[str, str] | None = None) -> Model:
+    def join(
+        self,
+        other: Model,
+        inputs: Mapping[str, str] | Iterable[str] = (),
+        *,
+        scope: str = "joined",
+        signature: str | None = None,
+    ) -> Model:
+        """Return a model that computes this one and another one, side by side.
+
+        Joined to itself, a model is applied twice (a siamese network): its variables
+        are there once, are trained by both, and are saved once. Constants of the same
+        name and value are there once, too.
+
+        Args:
+            other: the model that goes beside this one.
+            inputs: the inputs that the two have in common: names, or a mapping from
+                those of `other` to those of this model. The other inputs of `other`
+                become inputs of the result.
+            scope: the scope of the ops of `other` where names clash.
+            signature: the name of a new signature, which the result is beside all those
+                of this model; see `prepend`.
+
+        Returns:
+            A new model with the inputs, outputs and variables of both. An end of
+            `other` whose name this model has gets a number, and a warning says so;
+            `rename` gives it another name before. It takes the place of this model
+            among its signatures, as of `prepend`.
+
+        Raises:
+            ModelError: an input does not exist; or dtypes or shapes do not fit.
+
+        Cost: linear in the ops of both.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> w = tf.Variable(3.0, name="w")
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def tower(x):
+            ...     return {"y": w * x}
+            >>> m = model.open(tower)
+            >>> twice = m.join(m.rename(inputs={"x": "z"}, outputs={"y": "of_z"}))
+            >>> twice.run(x=[1.0], z=[2.0])
+            {'y': array([3.], dtype=float32), 'of_z': array([6.], dtype=float32)}
+            >>> list(twice.variables)
+            ['w']
+            >>> twice.join(m.rename(outputs={"y": "of_x"}), "x").run(x=[1.0], z=[2.0])
+            {'y': array([3.], dtype=float32), 'of_z': array([6.], dtype=float32),
+             'of_x': array([3.], dtype=float32)}
+        """
+        return joining.join(self, other, inputs, scope, signature)
+
+    def prepend(
+        self,
+        other: Model,
+        inputs: Mapping[str, str] | None = None,
+        *,
+        signature: str | None = None,
+    ) -> Model:
         """Return a model that computes another one first, such as decoding a JPEG.
 
         Args:
             other: the model that goes before.
             inputs: for inputs of this model the outputs of `other` that they are. If
                 None, those of the same name, or the only ones.
+            signature: the name of a new signature, which the result is beside all those
+                of this model: `save` writes them to one file, each weight once. If
+                None, the result has this model's name and place.
 
         Returns:
             A new model, as of `splice`. The outputs of `other` that this model does not
-            read are among its outputs.
+            read are among its outputs. The other signatures of this model stay as they
+            are; those of `other` are left out.
 
         Raises:
             ModelError: as `splice`; or no names agree.
@@ -569,19 +643,31 @@ class Model(EditableModel):
             ...     return {"number": tf.strings.to_number(text)}
             >>> model.open(f).prepend(model.open(parse)).run(text=["1", "2"])
             {'y': array([2., 4.], dtype=float32)}
+            >>> m = model.open(f).prepend(model.open(parse), signature="text")
+            >>> list(m.signatures)
+            ['serving_default', 'text']
         """
-        return joining.prepend(self, other, inputs)
+        return joining.prepend(self, other, inputs, signature)
 
-    def append(self, other: Model, inputs: Mapping[str, str] | None = None) -> Model:
+    def append(
+        self,
+        other: Model,
+        inputs: Mapping[str, str] | None = None,
+        *,
+        signature: str | None = None,
+    ) -> Model:
         """Return a model that computes another one last, such as a softmax.
 
         Args:
             other: the model that goes behind.
             inputs: for inputs of `other` the tensors of this model that they are. If
                 None, the outputs of the same name, or the only ones.
+            signature: the name of a new signature, which the result is beside all those
+                of this model; see `prepend`.
 
         Returns:
-            A new model, as of `splice`, but without the outputs that `other` reads.
+            A new model, as of `splice`, but without the outputs that `other` reads. The
+            other signatures of this model stay; those of `other` are left out.
 
         Raises:
             ModelError: as `splice`; or no names agree.
@@ -599,7 +685,7 @@ class Model(EditableModel):
             >>> model.open(f).append(model.open(largest)).run(x=[1.0, 2.0])
             {'largest': array(4., dtype=float32)}
         """
-        return joining.append(self, other, inputs)
+        return joining.append(self, other, inputs, signature)
 
     def rename(
         self,

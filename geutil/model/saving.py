@@ -301,22 +301,28 @@ def _check_python(model: EditableModel, function: Any) -> None:
 def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
     """Return an object that tracks all that the functions read."""
     root = protos.new_trackable()
-    variables = list(model.variables.values())
+    holdings = model.holdings
+    for opened in model.opened_signatures().values():
+        # One that is kept beside a new one may have got variables since.
+        holdings = holdings.merged(opened.holdings)
+    variables = list(holdings.variables.values())
     root.variables = variables
     trained = training_flags.trained(variables)
     trained_ids = {id(v) for v in trained}
     root.trainable_variables = list(trained)
     root.non_trainable_variables = [v for v in variables if id(v) not in trained_ids]
-    root.geutil_resources = _resources(model, functions)
-    root.geutil_assets = list(model.holdings.assets)
+    root.geutil_resources = _resources(model, holdings, functions)
+    root.geutil_assets = list(holdings.assets)
     return root
 
 
-def _resources(model: EditableModel, functions: Iterable[Any]) -> list[Any]:
+def _resources(
+    model: EditableModel, holdings: SharedState, functions: Iterable[Any]
+) -> list[Any]:
     """Return the owners of tables, known ones and those that functions captured."""
-    resources = list(model.holdings.resources)
+    resources = list(holdings.resources)
     handle_ids = {id(r.resource_handle) for r in resources}
-    handle_ids |= set(model.holdings.by_handle())
+    handle_ids |= set(holdings.by_handle())
     for function in functions:
         for captured in function.captured_inputs:
             if captured.dtype != tf.resource or id(captured) in handle_ids:
