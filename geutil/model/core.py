@@ -270,7 +270,11 @@ class ModelFunction:
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """Those of them that are trained."""
+        """Those of them that are trained.
+
+        A variable is, unless it says otherwise itself, or a Keras layer that it belongs
+        to does. Of SavedModels, see `trainable` of `geutil.model.open`.
+        """
         return training_flags.trained(self.variables)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def open(
     session: Any = None,
     powers: str = "any",
     isolated: bool = False,
+    trainable: Iterable[str] | None = None,
 ) -> Model:
     """Open a model to edit it.
 
@@ -78,6 +79,9 @@ def open(
         isolated: whether a file is opened in another process first, which takes as long
             again and some seconds: where TensorFlow aborts, that process dies, and the
             file is refused.
+        trainable: of a SavedModel, the names of the variables that are trained, or of
+            scopes around them. What Keras froze only files of `Model.export` tell; in
+            those of `tf.saved_model.save` frozen layers are as trainable as others.
 
     Returns:
         The model of one signature; the others are in its `signatures`.
@@ -85,7 +89,7 @@ def open(
     Raises:
         ModelError: the source cannot be opened; the message names what was found and
             what is accepted. Or it can do what `powers` does not allow, or ends the
-            process that opens it.
+            process that opens it. A name in `trainable` is that of no variable.
 
     Cost: linear in ops, function bodies included, and in the bytes of the variables.
 
@@ -122,7 +126,31 @@ def open(
             _try_elsewhere(Path(source), {"signature": signature, "tags": tags})
     origin = _source(source, signature, tags, inputs, outputs, session)
     name = origin.chosen(signature)
-    return Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
+    model = Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
+    if trainable is not None:
+        if not isinstance(source, str | os.PathLike):
+            raise ModelError(
+                "trainable= is for SavedModels; a model of Keras and a function have "
+                "flags of their own, such as `layer.trainable`"
+            )
+        _train_only(model, [trainable] if isinstance(trainable, str) else trainable)
+    return model
+
+
+def _train_only(model: Model, names: Iterable[str]) -> None:
+    """Let no variables be trained but those of some names and scopes."""
+    chosen: set[str] = set()
+    for name in names:
+        scope = f"{name.rstrip('/')}/"
+        found = [v for v in model.variables if f"{v}/".startswith(scope)]
+        if not found:
+            raise ModelError(
+                f"trainable: '{name}' is the name of no variable and of no scope; there "
+                f"are {list(model.variables)}"
+            )
+        chosen.update(found)
+    for name, variable in model.variables.items():
+        training_flags.set_trainable(variable, name in chosen)
 
 
 _ALLOWED = ("any", "compute")

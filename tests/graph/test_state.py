@@ -81,8 +81,22 @@ def test_what_keras_freezes_is_not_trained_wherever_it_is_found(tmp_path):
     assert names() == [*head, "gamma", "beta", *head]
     inner.trainable = False
     assert names() == head
-    net.export(tmp_path, verbose=False)
-    assert len(ge.model.open(tmp_path).to_function().trainable_variables) == 2
+    net.export(tmp_path / "exported", verbose=False)
+    exported = ge.model.open(tmp_path / "exported")
+    assert len(exported.to_function().trainable_variables) == 2
+    saved = tmp_path / "saved"
+    tf.saved_model.save(net, saved, signatures=called)
+    # Nothing in such a file tells of frozen layers.
+    assert len(ge.model.open(saved).to_function().trainable_variables) == 8
+    layer = net.layers[-1].kernel.path.rpartition("/")[0]
+    told = ge.model.open(saved, trainable=[layer]).to_function().trainable_variables
+    assert [v.name for v in told] == [f"{layer}/{name}:0" for name in head]
+    for source, name, reason in (
+        (saved, "hea", "'hea' is the name of no variable"),
+        (net, layer, "is for SavedModels"),
+    ):
+        with pytest.raises(ge.errors.ModelError, match=reason):
+            ge.model.open(source, trainable=name)
     inner.trainable = late.trainable = True
     assert len(names()) == 8
     net.trainable, late.trainable = False, True

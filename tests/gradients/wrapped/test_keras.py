@@ -172,7 +172,11 @@ def test_fit_eagerly():
 
 def function_of_a_layer(model):
     block = model.block
-    model.block = checkpointed(lambda *args, **options: block(*args, **options))
+
+    def function(x, **options):
+        return block(x, **options)
+
+    model.block = checkpointed(function)
 
 
 @pytest.mark.parametrize("wrap", (each_layer, function_of_a_layer))
