@@ -145,8 +145,8 @@ def _train_only(model: Model, names: Iterable[str]) -> None:
         found = [v for v in model.variables if f"{v}/".startswith(scope)]
         if not found:
             raise ModelError(
-                f"trainable: '{name}' is the name of no variable and of no scope; there "
-                f"are {list(model.variables)}"
+                f"trainable: '{name}' is the name of no variable and of no scope; "
+                f"there are {list(model.variables)}"
             )
         chosen.update(found)
     for name, variable in model.variables.items():
