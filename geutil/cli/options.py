@@ -63,6 +63,24 @@ RoundingName = Annotated[
 ]
 
 
+_OF_ALL = (
+    "of a .tflite file: int8, uint8, int16 or float32; NAME=TYPE is for one, and can "
+    "be given several times."
+)
+InputTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-type", help=f"The type of the inputs {_OF_ALL}", show_default=False
+    ),
+]
+OutputTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-type", help=f"The type of the outputs {_OF_ALL}", show_default=False
+    ),
+]
+
+
 def _path(text: str) -> Path:
     """Return a path. An empty one, of a shell variable that is not set, is none."""
     if not text:

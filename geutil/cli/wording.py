@@ -98,6 +98,10 @@ _PHRASES = (
         "`geutil bits -o` writes one",
     ),
     (
+        r"by a mapping from the names of others to types",
+        "by NAME=TYPE for each of the others",
+    ),
+    (
         r"was not made by geutil\.quantize\.to_int8",
         "was not made by `geutil quantize`",
     ),

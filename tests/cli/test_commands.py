@@ -212,6 +212,21 @@ def test_a_file_in_the_order_of_least_memory(geutil, folder, tmp_path):
     assert "blob" not in json.loads(told.out)["order"]
 
 
+def test_files_with_ends_of_other_types(geutil, folder, tmp_path):
+    data, file = ["--data", folder / "data.npz"], tmp_path / "net.tflite"
+    types = ["--input-type", "image=uint8", "--output-type", "float32"]
+    geutil.done("quantize", folder / "net", *data, "-o", file, *types)
+    run = new_interpreter(file.read_bytes()).get_signature_runner()
+    ends = {**run.get_input_details(), **run.get_output_details()}
+    assert [end["dtype"].__name__ for end in ends.values()] == ["uint8", "float32"]
+    simulated = tmp_path / "simulated"
+    geutil.done("quantize", folder / "net", *data, "-o", simulated)
+    geutil.done("check", file, "--against", simulated, *data)
+    again = tmp_path / "again.tflite"
+    geutil.done("calibrate", simulated, *data, "-o", again, *types)
+    assert again.read_bytes() == file.read_bytes()
+
+
 def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):
     data = ["--data", folder / "data.npz", "--batch", "3"]
     plan, page = tmp_path / "plan.json", tmp_path / "bits.html"

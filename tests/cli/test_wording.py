@@ -163,6 +163,12 @@ quantize net -o new --bits nowhere.json | no plan of bits at
 quantize net -o new --bits plan.json | no plan of bits & `geutil bits -o` writes one
 quantize net -o new --rounding adaround | --rounding adaround needs data; pass --data
 quantize net -o new --order least_memory | name the output so, or pass --format tflite
+quantize net -o new --input-type int8 | name the output so, or pass --format tflite
+quantize net -o n.tflite --data data.npz --input-type 8 | no type '8' & uint8
+quantize net -o n.tflite --data data.npz --input-type int16 | 'image' & int8 or uint8
+quantize net -o n.tflite --data data.npz --output-type x=int8 | no output 'x'
+quantize net -o n.tflite --scheme weight_only_int8 --input-type int8 | NAME=TYPE
+quantize net -o n.tflite --data data.npz --input-type int8 --input-type a=int8 | for all
 quantize net -o new --scheme int16x8 --weight-bits 4 | bits
 quantize net -o new.tflite --data wide.npz | 'image'
 calibrate net -o new --data data.npz | `geutil quantize`

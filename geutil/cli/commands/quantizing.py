@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +16,11 @@ from geutil.cli.options import (
     BatchSize,
     FileOrder,
     Force,
+    InputTypes,
     Json,
     Method,
     ModelFormat,
+    OutputTypes,
     Rounding,
     RoundingName,
     SchemeName,
@@ -73,6 +77,8 @@ def quantize(
             "arena."
         ),
     ] = FileOrder.converter,
+    input_type: InputTypes = None,
+    output_type: OutputTypes = None,
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope.")
     ] = None,
@@ -116,6 +122,7 @@ def quantize(
             "the order least_memory is one of .tflite files; name the output so, or "
             "pass --format tflite"
         )
+    types_of_ends = _types_of_ends(input_type, output_type, to_file)
     if scheme is SchemeName.float16 and not to_file:
         raise CommandError(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
@@ -137,7 +144,7 @@ def quantize(
         with working("folding"):
             reports["folded"] = fold_batch_norms(model)
     if scheme is SchemeName.float16:
-        reports |= _write(model, output, form, force, scheme, order)
+        reports |= _write(model, output, form, force, scheme, order, types_of_ends)
         reports["written"] = record.written(model, why_not=_OF_FILES)
         _show(reports, as_json)
         return
@@ -154,7 +161,7 @@ def quantize(
         )
     if batches is not None:
         reports["calibrated"] = _calibrated(model, batches, method, rounding)
-    reports |= _write(model, output, form, force, scheme, order)
+    reports |= _write(model, output, form, force, scheme, order, types_of_ends)
     why_not = _OF_FILES if to_file else ""
     if batches is None and scheme not in _WITHOUT_DATA:
         why_not = (
@@ -181,6 +188,34 @@ def _show(reports: dict[str, Any], as_json: bool) -> None:
     if "quantized" in reports:
         plain_reports["quantized"]["coverage"] = reports["quantized"].coverage
     show(plain_reports, as_json=True)
+
+
+def _types_of_ends(
+    inputs: list[str] | None, outputs: list[str] | None, to_file: bool
+) -> dict[str, Any]:
+    """Return the types of ends as `to_tflite` takes them.
+
+    Raises:
+        CommandError: no .tflite file is written, or one type is for all and others are
+            for some.
+    """
+    types: dict[str, Any] = {}
+    for option, given in (("input_type", inputs), ("output_type", outputs)):
+        spelled = f"--{option.replace('_', '-')}"
+        if given and not to_file:
+            raise CommandError(
+                f"{spelled} is for .tflite files; name the output so, or pass --format "
+                "tflite"
+            )
+        named = {"=" in text for text in given or ()}
+        if len(named) > 1 or (len(given or ()) > 1 and named == {False}):
+            raise CommandError(
+                f"{spelled} takes one type for all, or NAME=TYPE for each of some"
+            )
+        for text in given or ():
+            name, _, kind = text.rpartition("=")
+            types[option] = {**types.get(option, {}), name: kind} if name else kind
+    return types
 
 
 def _planned(
@@ -312,6 +347,8 @@ def calibrate(
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
     rounding: RoundingName = Rounding.nearest,
     batch: BatchSize = 32,
+    input_type: InputTypes = None,
+    output_type: OutputTypes = None,
     signature: options.Signature = None,
     form: As = None,
     force: Force = False,
@@ -320,12 +357,14 @@ def calibrate(
     """Set the ranges of a quantized model from data."""
     files.check_source(path)
     files.check_target(output, form, force)
+    to_file = files.format_of(output, form) is ModelFormat.tflite
+    types_of_ends = _types_of_ends(input_type, output_type, to_file)
     batches = Batches(data, batch)
     record = Record(path, output, form)
     model = files.read_model(path, signature)
     record.opened(model)
     report = _calibrated(model, batches, method, rounding)
-    _write(model, output, form, force)
+    _write(model, output, form, force, types_of_ends=types_of_ends)
     written = record.written(model, why_not="it has other ranges")
     tell(written, report, as_json=as_json)
 
@@ -346,6 +385,7 @@ def _write(
     force: bool,
     scheme: SchemeName | None = None,
     order: FileOrder = FileOrder.converter,
+    types_of_ends: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Write a model, or its TFLite file; return reports on the file."""
     if files.format_of(output, form) is not ModelFormat.tflite:
@@ -355,7 +395,8 @@ def _write(
 
     reports: dict[str, Any] = {}
     with working("converting"), files.held_back():
-        blob = to_tflite(model, scheme=None if scheme is None else scheme.value)
+        name = None if scheme is None else scheme.value
+        blob = to_tflite(model, scheme=name, **types_of_ends)
     if order is FileOrder.least_memory:
         with working("ordering"):
             reports["order"] = reordered = least_memory_order(blob)

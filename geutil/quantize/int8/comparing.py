@@ -29,8 +29,9 @@ class OutputSteps:
 
     Attributes:
         output: the name of the output.
-        step: the size of a step. Integers that were not quantized have steps of 1; of
-            floats it is 1/255 of what the first batch spans.
+        step: the size of a step. Integers that were not quantized have steps of 1.
+            Floats that are made of integers have their steps; of others it is 1/255 of
+            what the first batch spans.
         counts: how many values are 0, 1, 2 and so on steps apart, 255 and more in one.
         clear: how many samples have a largest value that leads by more than two steps.
         agreeing: how many of these have the largest value in the same place.
@@ -193,7 +194,6 @@ class _Tally:
     def __init__(self, name: str, quantization: tuple[float, int]) -> None:
         self._name = name
         self._step, self._zero = quantization
-        self._is_float = not self._step
         self._counts = np.zeros(256, np.int64)
         self._clear = 0
         self._agreeing = 0
@@ -209,7 +209,7 @@ class _Tally:
         if not self._step:
             self._step = float(np.ptp(model_output)) / 255 or 1.0
         expected = np.round(model_output / self._step) + self._zero
-        if self._is_float:
+        if np.issubdtype(file_output.dtype, np.floating):
             file_output = np.round(file_output / self._step)
         elif np.issubdtype(model_output.dtype, np.floating):
             limits = np.iinfo(file_output.dtype)

@@ -57,6 +57,7 @@ from geutil.quantize.planning.network import (
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START
 from geutil.quantize.tflite import block_weights
+from geutil.quantize.tflite.end_types import EndTypes, Types
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
 
@@ -353,7 +354,13 @@ _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 _LONGEST = 1500
 
 
-def to_int8(model: Any, representative: Any = None) -> bytes:
+def to_int8(
+    model: Any,
+    representative: Any = None,
+    *,
+    input_type: Types = None,
+    output_type: Types = None,
+) -> bytes:
     """Convert a quantized model to a TFLite file that computes in int8.
 
     TFLite's converter takes the ranges from the FakeQuant ops; inputs and outputs are
@@ -369,6 +376,9 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
         model: a `geutil.model.Model` that was quantized.
         representative: data to calibrate the model with first; see `calibrate`. None
             takes the ranges as they are.
+        input_type: the type of its inputs: "int8", "uint8", "float32", or some of them
+            by name; see `to_tflite`.
+        output_type: the same of its outputs.
 
     Returns:
         The file's bytes, for an interpreter (`ai_edge_litert.interpreter.Interpreter`,
@@ -377,8 +387,9 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     Raises:
         ArgumentTypeError: it is no model.
         QuantizeError: the model was not quantized, or neither trained nor calibrated
-            since; activations have other than 8 bits, or weights more; or the converter
-            fails, whose message is in this one, or makes a file that cannot be run.
+            since; activations have other than 8 bits, or weights more; an input or an
+            output cannot have its type; or the converter fails, whose message is in
+            this one, or makes a file that cannot be run.
 
     Cost: what TFLite's converter takes: seconds for a network of 150 layers.
 
@@ -412,6 +423,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
             "the model holds no FakeQuant op; quantize it first, with "
             "geutil.quantize.quantize(model, is_training=False)"
         )
+    types_of_ends = EndTypes(model, input_type, output_type)
     if representative is not None:
         calibrate(model, representative)
     check_learnt(find_sites(graph, model.variables))
@@ -434,7 +446,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
             ", though it is quantized in the model" if op in not_kept else "",
         )
     _warn_of_skipped(graph, blob)
-    return blob
+    return types_of_ends.given(blob)
 
 
 def _warn_of_matrices(graph: Graph) -> None:

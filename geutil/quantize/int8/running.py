@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.tflite_files import FileOp, ops_of
+from geutil.graph.tflite_precision import is_float
+from geutil.graph.tflite_reading import read
 from geutil.graph.tflite_runtime import new_interpreter
 from geutil.graph.types import type_name
 
@@ -56,17 +60,20 @@ class Runner:
         self._run = interpreter.get_signature_runner(signatures[0])
         self._inputs = _ends("inputs", inputs, self._run.get_input_details())
         self._outputs = _ends("outputs", outputs, self._run.get_output_details())
+        self._integers = _integers_of_floats(blob)
 
     def quantization(self, output: str) -> tuple[float, int]:
         """Return the size of a step of an output, and its zero point.
 
-        Integers that stand for themselves have steps of 1; the step of floats is 0.
+        Integers that stand for themselves have steps of 1. Floats have the steps of the
+        integers that they are made of, and 0 for a zero point; others a step of 0.
         """
         detail = self._outputs[output]
         scale, zero = detail["quantization"]
-        if not scale and not np.issubdtype(detail["dtype"], np.floating):
-            return 1.0, 0
-        return float(scale), int(zero)
+        if np.issubdtype(detail["dtype"], np.floating):
+            integers = self._integers.get(detail["index"])
+            return (integers.scale if integers else 0.0), 0
+        return (float(scale), int(zero)) if scale else (1.0, 0)
 
     def tensor(self, place: int, graph: int) -> Array:
         """Return a tensor of the last run, as it is stored; they have to be kept.
@@ -78,15 +85,22 @@ class Runner:
         return np.asarray(self._interpreter.get_tensor(place, graph))
 
     def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
-        """Return inputs as the file takes them: the nearest integers.
+        """Return inputs as the file takes them: the nearest integers, or their values.
 
         Args:
             sample: the inputs by name, as the model takes them.
         """
-        return {
-            name: _stored(np.asarray(sample[name]), detail)
-            for name, detail in self._inputs.items()
-        }
+        stored = {}
+        for name, detail in self._inputs.items():
+            value, (scale, zero) = np.asarray(sample[name]), detail["quantization"]
+            integers = self._integers.get(detail["index"])
+            if integers is not None:
+                stored[name] = integers.value(integers.stored(value))
+            elif scale:
+                stored[name] = _Integers(detail["dtype"], scale, zero).stored(value)
+            else:
+                stored[name] = value.astype(detail["dtype"])
+        return stored
 
     def values(self, stored: Mapping[str, Array]) -> dict[str, Array]:
         """Return what stored inputs stand for, as the model takes them."""
@@ -225,17 +239,50 @@ def _names_in(details: Mapping[str, Any], names: Sequence[str]) -> dict[str, str
     return file_names(names)
 
 
-def _stored(value: Array, detail: Mapping[str, Any]) -> Array:
-    scale, zero = detail["quantization"]
-    if not scale:
-        return value.astype(detail["dtype"])
-    limits = np.iinfo(detail["dtype"])
-    levels = np.round(value / scale) + zero
-    return np.clip(levels, limits.min, limits.max).astype(detail["dtype"])
+@dataclass(frozen=True)
+class _Integers:
+    """Integers that stand for numbers: `scale * (integer - zero)`."""
+
+    dtype: Any
+    scale: float
+    zero: int
+
+    def stored(self, value: Array) -> Array:
+        """Return the integers that are nearest to values."""
+        limits = np.iinfo(self.dtype)
+        levels = np.round(value / self.scale) + self.zero
+        return np.clip(levels, limits.min, limits.max).astype(self.dtype)
+
+    def value(self, stored: Array) -> Array:
+        """Return what integers stand for."""
+        levels = stored.astype(np.float32) - np.float32(self.zero)
+        return levels * np.float32(self.scale)
+
+
+def _integers_of_floats(blob: bytes) -> dict[int, _Integers]:
+    """Return by float inputs and outputs of a file what they are rounded to, if any."""
+    file = read(blob)
+    graph = file.graphs[file.signatures[0].graph]
+    readers = Counter(index for op in graph.ops for index in op.inputs)
+    found = {}
+    for op in graph.ops:
+        if op.type == "QUANTIZE" and readers[op.inputs[0]] == 1:
+            (floats,), (stored,) = op.inputs, op.outputs
+        elif op.type == "DEQUANTIZE":
+            (stored,), (floats,) = op.inputs, op.outputs
+        else:
+            continue
+        tensor = graph.tensors[stored]
+        if floats in (*graph.inputs, *graph.outputs) and is_float(
+            graph.tensors[floats].dtype
+        ):
+            steps = tensor.quantization
+            if steps is not None and len(steps.scales) == 1:
+                dtype, zero = np.dtype(tensor.dtype), steps.zero_points[0]
+                found[floats] = _Integers(dtype, steps.scales[0], zero)
+    return found
 
 
 def _value(stored: Array, detail: Mapping[str, Any]) -> Array:
     scale, zero = detail["quantization"]
-    if not scale:
-        return stored
-    return (stored.astype(np.float32) - np.float32(zero)) * np.float32(scale)
+    return _Integers(stored.dtype, scale, zero).value(stored) if scale else stored

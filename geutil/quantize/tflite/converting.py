@@ -27,6 +27,7 @@ from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite import block_weights
+from geutil.quantize.tflite.end_types import EndTypes, Types
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
@@ -50,6 +51,8 @@ def to_tflite(
     scheme: str | None = None,
     representative: Any = None,
     order: str = "converter",
+    input_type: Types = None,
+    output_type: Types = None,
 ) -> bytes:
     """Convert a model to a TFLite file that stores and computes as a scheme says.
 
@@ -85,6 +88,11 @@ def to_tflite(
         order: "converter" leaves the ops in the order of TFLite's converter;
             "least_memory" has them in the one that needs the smallest arena, before and
             after of which are logged; see `least_memory_order`.
+        input_type: the type of the file's inputs: "int8", "uint8" or "float32"; of
+            activations of 16 bits "int16" or "float32". Or a mapping from the names of
+            some inputs to their types. None has them as the kernels do. Names stay.
+            Inputs that hold no floats in the model, such as ids, stay as they are.
+        output_type: the same of the outputs.
 
     Returns:
         The file's bytes, for LiteRT's interpreter or to be written to disk.
@@ -93,8 +101,8 @@ def to_tflite(
         ArgumentTypeError: it is no model.
         QuantizeError: there is no such scheme, or order; the model was quantized by
             another scheme, or not at all, which this one needs; it was neither trained
-            nor calibrated since; or the converter fails, or makes a file that cannot be
-            run.
+            nor calibrated since; an input or an output cannot have its type; or the
+            converter fails, or makes a file that cannot be run.
 
     Cost: what TFLite's converter takes: seconds for a network of 150 layers; and what
         the search for an order does.
@@ -127,7 +135,8 @@ def to_tflite(
         )
     chosen = _scheme_of(model) if scheme is None else scheme_named(scheme)
     _check_scheme(model, chosen)
-    blob = _file(model, chosen, representative)
+    types_of_ends = EndTypes(model, input_type, output_type)
+    blob = types_of_ends.given(_file(model, chosen, representative))
     if order == _LEAST_MEMORY:
         reordered = least_memory_order(blob)
         _logger.info("to_tflite: %s", reordered)
