@@ -905,7 +905,7 @@ class Model(EditableModel):
         the same, and at others each row is what the old model makes of that row, up to
         rounding (32 times what changing the inputs in the last bit does).
         Where an output comes out the same for all rows, as in many untrained networks,
-        the tensors behind it are compared.
+        the tensors behind it are compared, and rows are drawn that differ more.
 
         Args:
             size: the new batch size.

@@ -373,6 +373,39 @@ def test_a_saturated_output_is_proved_by_what_is_behind_it():
     assert changed.outputs["output_0"].shape.as_list() == [None, 6]
 
 
+def dying(layer):
+    """Return 15 layers behind a baked-in batch, which leave nothing of their input."""
+
+    def f(x):
+        x = tf.reshape(x, [1, 6])
+        for _ in range(15):
+            x = layer(x)
+        return x @ W
+
+    return f
+
+
+SILENT = {
+    "saturated": dying(lambda x: tf.sigmoid(x @ W * 0.01)),
+    "dead": dying(lambda x: tf.nn.relu(x @ W - 9.0)),
+    "multiplied by zeros": dying(lambda x: (x + W[0]) * tf.zeros([6])),
+    "far threshold": lambda x: tf.reshape(tf.maximum(x, 500.0), [1, 6]),
+}
+
+
+def test_untrained_networks_whose_rows_all_come_out_the_same():
+    for function in SILENT.values():
+        m = opened(function, (2, 3), 1)
+        changed = m.set_batch_size(None)
+        x = sample(4, (2, 3)) * 1000.0
+        expected = np.concatenate([result(m, row[None]) for row in x])
+        np.testing.assert_allclose(result(changed, x), expected, rtol=1e-5)
+    # What shows far from zero alone is refused as anything else.
+    mixed = opened(lambda x: tf.nn.relu(x - tf.reduce_mean(x, 0) - 500.0), (6,), 2)
+    with pytest.raises(model.ModelError, match="rows of the batch depend"):
+        mixed.set_batch_size(None)
+
+
 def test_models_that_random_inputs_do_not_show():
     m = opened(lambda x: tf.maximum(x, 500) - 500, (), 1, tf.int32)
     with pytest.raises(model.ModelError, match="pass samples"):

@@ -28,6 +28,7 @@ class ModelTrial:
         changed: the one with another batch size.
         batched: the inputs with a batch axis.
         samples: rows to run on, for some inputs; the others are drawn.
+        contrast: how far floats that are drawn differ from row to row besides.
 
     Raises:
         ModelError: `samples` names what is no input.
@@ -39,7 +40,9 @@ class ModelTrial:
         changed: EditableModel,
         batched: Iterable[str],
         samples: Mapping[str, Any] | None,
+        contrast: float = 0.0,
     ) -> None:
+        self.contrast = contrast
         self.model, self.changed = model, changed
         self.batched = frozenset(batched)
         unknown = [n for n in samples or () if n not in model.inputs]
@@ -58,6 +61,12 @@ class ModelTrial:
         """Return a trial of the tensors called so in both graphs."""
         model, changed = (_with_outputs(m, outputs) for m in (self.model, self.changed))
         return ModelTrial(model, changed, self.batched, self.samples)
+
+    def contrasting(self, contrast: float) -> ModelTrial:
+        """Return the trial on rows that differ in mean and scale."""
+        return ModelTrial(
+            self.model, self.changed, self.batched, self.samples, contrast
+        )
 
     def same_size(self, size: int) -> list[str]:
         """Return the outputs that are not the same at some size.
@@ -115,6 +124,13 @@ class ModelTrial:
         inputs = self.model.inputs
         bounds = bounds_of_indices(inputs)
         arrays = random_inputs(inputs, np.random.default_rng(0), batch, bounds)
+        for name in self.batched if self.contrast else ():
+            a = arrays[name]
+            if a.dtype.kind == "f" and name not in bounds:
+                # Windows begin at any row, and seven come before one repeats.
+                step = self.contrast * (np.arange(size) % 7 - 3.0)
+                step = step.reshape(-1, *[1] * (a.ndim - 1))
+                arrays[name] = (a * step + step).astype(a.dtype)
         for name, rows in self.samples.items():
             arrays[name] = rows
             if name in self.batched:
@@ -179,7 +195,7 @@ _WRITES = re.compile(
     r"|^LookupTable(Insert|Import|Remove)|^InitializeTable|^Write|^Save|^Print"
     r"|PyFunc|Enqueue|Dequeue|StackPush|StackPop"
 )
-_MOST_BEHIND = 24
+_FIRST_BEHIND = 24
 
 
 def prove(
@@ -264,6 +280,10 @@ def _settle(
             f"size {size}, so nothing can be proved; {SKIP}",
         )
     if verdict.kind is RowVerdict.SILENT and not _proved_behind(trial, name, size, old):
+        telling = _for_contrasts(trial, name, size, old)
+        if telling is not None:
+            _settle(trial, name, telling, size, old)
+            return
         raise _wrong(
             trial.model,
             name,
@@ -273,26 +293,59 @@ def _settle(
         )
 
 
+def _for_contrasts(
+    trial: ModelTrial, output: str, size: int, old: int
+) -> Verdict | None:
+    """Return the verdict on rows so different that an output shows it, if any are."""
+    for contrast in _CONTRASTS:
+        try:
+            verdict = trial.contrasting(contrast).rows(size, old)[output]
+        except ModelError:
+            continue
+        if verdict.kind is not RowVerdict.SILENT:
+            return verdict
+    return None
+
+
+_CONTRASTS = (1.0, 1000.0)
+
+
 def _proved_behind(trial: ModelTrial, output: str, size: int, old: int) -> bool:
-    """Tell whether the tensors behind an output match, up to where rows differ."""
+    """Tell whether the tensors behind an output match, up to where rows differ.
+
+    Twice as many are looked at as long as that is too few.
+    """
     start = trial.model.outputs[output]
-    behind = _behind(start, trial.model, trial.changed)
     inputs = [t.name for t in trial.model.inputs.values()]
-    names = dict.fromkeys(name for before in behind.values() for name in before)
-    verdicts = trial.of(list(names)).rows(size, old) if names else {}
-    waiting, seen = [start.name], {start.name}
-    while waiting:
-        before = behind.get(waiting.pop())
-        if not before or any(name in inputs for name in before):
+    most = _FIRST_BEHIND
+    verdicts: dict[str, Verdict] = {}
+    while True:
+        behind = _behind(start, trial.model, trial.changed, most)
+        names = dict.fromkeys(name for before in behind.values() for name in before)
+        new = [name for name in names if name not in verdicts]
+        if not new:
             return False
-        for name in before:
-            kind = verdicts[name].kind
-            if kind not in (RowVerdict.MATCHES, RowVerdict.SILENT):
+        verdicts |= trial.of(new).rows(size, old)
+        waiting, seen = [start.name], {start.name}
+        is_cut = False
+        while waiting:
+            name = waiting.pop()
+            if name not in behind:
+                is_cut = True
+                continue
+            before = behind[name]
+            if not before or any(name in inputs for name in before):
                 return False
-            if kind is RowVerdict.SILENT and name not in seen:
-                seen.add(name)
-                waiting.append(name)
-    return True
+            for name in before:
+                kind = verdicts[name].kind
+                if kind not in (RowVerdict.MATCHES, RowVerdict.SILENT):
+                    return False
+                if kind is RowVerdict.SILENT and name not in seen:
+                    seen.add(name)
+                    waiting.append(name)
+        if not is_cut:
+            return True
+        most *= 2
 
 
 def _growing(model: EditableModel) -> frozenset[Operation]:
@@ -305,12 +358,11 @@ def _grows(model: EditableModel, output: str) -> bool:
 
 
 def _behind(
-    start: Tensor, model: EditableModel, changed: EditableModel
+    start: Tensor, model: EditableModel, changed: EditableModel, most: int
 ) -> dict[str, list[str]]:
-    """Return the floating-point inputs of tensors behind one, nearest first.
+    """Return the floating-point inputs of some tensors behind one, nearest first.
 
-    Only what depends on the inputs of the model counts, and no more than two dozen
-    tensors.
+    Only what depends on the inputs of the model counts.
     """
     growing = _growing(model)
     remaining_names = {op.name for op in changed.graph.get_operations()}
@@ -329,7 +381,7 @@ def _behind(
         ]
         behind[t.name] = [u.name for u in before]
         for u in before:
-            if u.name not in behind and len(waiting) < _MOST_BEHIND:
+            if u.name not in behind and len(waiting) < most:
                 waiting.append(u)
     return behind
 
