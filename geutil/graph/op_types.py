@@ -30,14 +30,6 @@ UNIFORM_DRAWS = frozenset(
     )
 )
 """Ops that draw floats evenly from 0 to 1."""
-FAKE_QUANTS = frozenset(
-    (
-        "FakeQuantWithMinMaxArgs",
-        "FakeQuantWithMinMaxVars",
-        "FakeQuantWithMinMaxVarsPerChannel",
-    )
-)
-"""Ops that round their first input to the values that a few bits can store."""
 REDUCTIONS_OVER_REPLICAS = frozenset(
     (
         "CollectiveReduce",
@@ -51,6 +43,14 @@ REDUCTIONS_OVER_REPLICAS = frozenset(
 
 FUSED_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 """Batch norms that are a single op."""
+FAKE_QUANT = frozenset(
+    (
+        "FakeQuantWithMinMaxArgs",
+        "FakeQuantWithMinMaxVars",
+        "FakeQuantWithMinMaxVarsPerChannel",
+    )
+)
+"""Ops that round values to steps, as integers would."""
 CONVOLUTIONS_2D = frozenset(("Conv2D", "DepthwiseConv2dNative"))
 """Convolutions of images."""
 

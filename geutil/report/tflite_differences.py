@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
+from geutil.graph.tflite_kernels import is_step
+from geutil.graph.tflite_matching import Ends, Matching, match
 from geutil.graph.tflite_names import UniqueNames
 from geutil.graph.tflite_precision import computes_in_float, is_quantized
 from geutil.graph.types import Operation
@@ -15,7 +17,6 @@ from geutil.quantize.int8.running import file_names
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
 from geutil.report.rows import Row, Rows
-from geutil.report.tflite_matching import Ends, Matching, is_step, match
 from geutil.report.tflite_nodes import FileSubject
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
@@ -32,9 +33,10 @@ class FileOpMatch:
         op: its name: that of the graph's op whose result it makes, where there is one.
         op_type: its type, such as "CONV_2D".
         precision: what it computes in, such as "int8".
-        named: the ops of the graph that the file names it after, that of its result
-            first.
-        placed: those that are part of it by their place: the file does not name them.
+        named: the ops of the graph that are part of it and that the file names it
+            after, that of its result first.
+        placed: those that are part of it by what they read: the file does not name
+            them.
             Ops that give what they read, as it is or in steps, are in neither.
     """
 
@@ -160,21 +162,52 @@ def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
     matched_labels = set()
     while waiting:
         ours, theirs, scopes = waiting.pop(0)
-        matching = match(_ends_of(ours, theirs, scopes), theirs)
+        matching = _matched(_ends_of(ours, theirs, scopes), theirs)
         scope = "" if theirs is file else f"{theirs.label}/"
         pairs.append(FilePair(ours, theirs, matching, scope))
         ops = ours.drawn_ops()
-        for at, places in matching.named.items():
+        for at, result in matching.results.items():
             node = theirs.nodes[at]
             called = node.op.subgraphs if node.op is not None else ()
-            names = called_functions(ops[places[0]]) if called else []
+            names = called_functions(ops[result]) if called else []
             for name, place in zip(names, called, strict=False):
                 body = file.body_at(place)
                 if name in bodies and body and body.label not in matched_labels:
                     matched_labels.add(body.label)
-                    inner = tuple(f"{s}{ops[places[0]].name}/" for s in scopes)
+                    inner = tuple(f"{s}{ops[result].name}/" for s in scopes)
                     waiting.append((bodies[name], body, (*inner, "")))
     return pairs
+
+
+def _matched(graph: Ends, file: FileSubject) -> Matching:
+    """Return the matching of a graph and a file by the places of the file's nodes."""
+    at_inputs = {
+        text.partition(" ")[2]: at
+        for at, text in file.ends.items()
+        if file.nodes[at].op is None
+    }
+    inputs = {name: file.nodes[at].tensors[0] for name, at in at_inputs.items()}
+    found = match(graph, file.graph, inputs, file.outputs)
+    first = len(file.nodes) - len(file.graph.ops)
+    places = {op.name: place for place, op in enumerate(graph.ops)}
+    ends = {
+        at_inputs[name]: places[op.name]
+        for name, op in graph.inputs.items()
+        if name in at_inputs
+    }
+    nodes = {p: tuple(first + at for at in ats) for p, ats in found.nodes.items()}
+    for at, place in ends.items():
+        nodes[place] = (at, *nodes[place])
+    return Matching(
+        {**ends, **{first + at: place for at, place in found.results.items()}},
+        {
+            **{at: (place,) for at, place in ends.items()},
+            **{first + at: named for at, named in found.named.items()},
+        },
+        {first + at: placed for at, placed in found.placed.items()},
+        nodes,
+        found.constant,
+    )
 
 
 def _ends_of(subject: Subject, file: FileSubject, scopes: tuple[str, ...]) -> Ends:
@@ -261,7 +294,7 @@ def node_names(pair: FilePair) -> list[str]:
     """Return names of nodes: those of the ops whose results they make, where known."""
     drawn = pair.graph.drawn_ops()
     nodes = pair.subject.nodes
-    wanted = {at: drawn[ops[0]].name for at, ops in pair.matching.named.items()}
+    wanted = {at: drawn[op].name for at, op in pair.matching.results.items()}
     unique = UniqueNames()
     # Ops come before constants, which the converter calls after the same ops.
     order = sorted(range(len(nodes)), key=lambda at: (at not in wanted, at))
@@ -373,7 +406,7 @@ def file_rows(difference: FileDifference) -> Rows:
             "not in the file",
             False,
             name,
-            f"{kind}: no op of the file has its name",
+            f"{kind}: no op of the file is known to compute it",
             (name,),
         )
         for name, kind in difference.missing

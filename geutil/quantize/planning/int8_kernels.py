@@ -14,7 +14,7 @@ from enum import Enum
 
 import tensorflow as tf
 
-from geutil.graph.op_types import FAKE_QUANTS
+from geutil.graph import op_types
 from geutil.graph.types import Operation
 
 
@@ -237,4 +237,4 @@ DECISIONS = COMPARISONS | {"ArgMax", "ArgMin"}
 TESTS = frozenset(("IsFinite", "IsInf", "IsNan"))
 """Types of ops that ask what values are, which the converter computes in float."""
 
-FAKE_QUANT = FAKE_QUANTS
+FAKE_QUANT = op_types.FAKE_QUANT

@@ -15,7 +15,7 @@ from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Replaced, Rule
 
-NEVER = op_types.FAKE_QUANTS | frozenset(
+NEVER = op_types.FAKE_QUANT | frozenset(
     {
         # Sources, and what may be fed.
         "Const",

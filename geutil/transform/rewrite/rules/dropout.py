@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from geutil.graph.op_types import ADDITIONS, FAKE_QUANTS, SELECTS, UNIFORM_DRAWS
+from geutil.graph.op_types import ADDITIONS, FAKE_QUANT, SELECTS, UNIFORM_DRAWS
 from geutil.graph.types import Tensor
 from geutil.select.networks.provenance import scalar_value
 from geutil.transform.rewrite.compiling import Const, constant_value
@@ -15,7 +15,7 @@ from geutil.transform.rewrite.rule import Rule
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _BELOW = frozenset({"Less", "LessEqual"})
 _DIVISIONS = frozenset({"DivNoNan", "RealDiv"})
-_FORWARDING = FAKE_QUANTS | {"Identity", "StopGradient"}
+_FORWARDING = FAKE_QUANT | {"Identity", "StopGradient"}
 _TOLERANCE = 1e-2
 """How far scale * (1 - rate) may be from 1: half precision holds three digits."""
 

@@ -1,0 +1,331 @@
+"""Ops of a TFLite file matched to those of the graph that it was converted from.
+
+The ops of a file are gone through in their order. Each reads what ops before it make,
+whose counterparts in the graph are known; so its own is one that reads these, through
+nothing but ops that kernels take in. Where that leaves several, the names of the file's
+tensors decide: the converter calls them after ops of the graph; failing that, the order
+of the ops. What an op of the file takes in is added in the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from geutil.graph import op_types
+from geutil.graph import tflite_kernels as kernels
+from geutil.graph.data_flow import FARTHEST, DataFlow, Value
+from geutil.graph.tflite_names import names_result, sources_of, spellings
+from geutil.graph.tflite_parts import Parts
+from geutil.graph.tflite_reading import LiteGraph, LiteOp
+from geutil.graph.types import Operation
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A graph, or the body of a function, and what its ends are called.
+
+    Attributes:
+        ops: its ops.
+        inputs: the ops of its inputs by name.
+        outputs: the ops that make its outputs by name.
+        scopes: what the file puts before the names of its ops, the likeliest first.
+    """
+
+    ops: Sequence[Operation]
+    inputs: Mapping[str, Operation]
+    outputs: Mapping[str, Operation]
+    scopes: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Ops of a graph and of a file, by their places.
+
+    Attributes:
+        results: for each op of the file the op of the graph whose result it makes.
+        named: for each op of the file, the ops of the graph that are part of it and
+            that it is named after, that of its result first.
+        placed: for each op of the file, those that are part of it and that it does not
+            name.
+        nodes: for each op that the data reaches, the ops of the file it is part of.
+        constant: the ops that the data does not reach: the file holds what they give.
+    """
+
+    results: Mapping[int, int]
+    named: Mapping[int, tuple[int, ...]]
+    placed: Mapping[int, tuple[int, ...]]
+    nodes: Mapping[int, tuple[int, ...]]
+    constant: frozenset[int]
+
+    def ops_of(self, node: int) -> tuple[int, ...]:
+        """Return all ops that are part of one of the file."""
+        return (*self.named.get(node, ()), *self.placed.get(node, ()))
+
+
+def match(
+    graph: Ends, file: LiteGraph, inputs: Mapping[str, int], outputs: Mapping[str, int]
+) -> Matching:
+    """Match the ops of a graph to those of a subgraph of a file.
+
+    Args:
+        graph: the graph.
+        file: the subgraph.
+        inputs: the tensors that it is given, by name.
+        outputs: those that it gives, by name.
+
+    Cost: linear in ops and edges.
+    """
+    return _Matcher(graph, file, inputs, outputs).result()
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What an op of a file reads, in terms of the graph.
+
+    Attributes:
+        values: for each tensor the values of the graph that it can be.
+        every: all of them.
+        loose: whether what makes some of it stands for ops that are not known.
+    """
+
+    values: tuple[frozenset[Value], ...]
+    every: frozenset[Value]
+    loose: bool
+
+
+class _Matcher:
+    """One matching as it is made."""
+
+    def __init__(
+        self,
+        graph: Ends,
+        file: LiteGraph,
+        inputs: Mapping[str, int],
+        outputs: Mapping[str, int],
+    ) -> None:
+        self._graph = graph
+        self._file = file
+        self._flow = DataFlow(graph.ops, [*graph.inputs.values()])
+        self._parts = Parts(self._flow, file)
+        self._outputs = {t: name for name, t in outputs.items()}
+        # Those in front are dropped once they are matched for good.
+        self._waiting = [deque(readers) for readers in self._flow.readers]
+        self._named: dict[int, Sequence[int]] = {}
+        self._loose: set[int] = set()
+        places = self._flow.places
+        named = {
+            inputs[name]: (places[op.name], 0)
+            for name, op in graph.inputs.items()
+            if name in inputs
+        }
+        holders = [op for op in graph.ops if op.type in op_types.PLACEHOLDERS]
+        others = {(places[op.name], 0) for op in holders} - {*named.values()}
+        self._values: dict[int, frozenset[Value]] = {
+            t: frozenset([named[t]]) if t in named else _few(others)
+            for t in file.inputs
+        }
+
+    def result(self) -> Matching:
+        """Return the matching."""
+        for at, op in enumerate(self._file.ops):
+            self._match_op(at, op)
+        self._parts.complete()
+        rank = {place: i for i, place in enumerate(self._flow.order)}
+        results = {at: self._parts.result_of(at) for at in self._parts.ops}
+        named, placed = {}, {}
+        for at, parts in self._parts.ops.items():
+            own = [p for p in self._named[at] if p in {*parts}]
+            first = [p for p in own if p == results[at]]
+            named[at] = (*first, *(p for p in own if p != results[at]))
+            placed[at] = tuple(sorted({*parts} - {*own}, key=rank.__getitem__))
+        fed, nodes = self._flow.fed, self._parts.nodes
+        return Matching(
+            results,
+            named,
+            placed,
+            {p: tuple(nodes.get(p, ())) for p in self._flow.order if fed[p]},
+            frozenset(p for p in self._flow.order if not fed[p]),
+        )
+
+    def _match_op(self, at: int, op: LiteOp) -> None:
+        """Match an op of the file to one of the graph, and note what it makes."""
+        given, hints = self._given(op), self._hints(op)
+        core = self._core(op, given, hints)
+        self._named[at] = hints
+        loose, others, own = given.loose, given.every, range(0)
+        if core is None:
+            loose = loose or op.type not in kernels.CONVERSIONS
+        else:
+            self._parts.add(at, core)
+            ours = self._flow.ops[core]
+            if not kernels.is_step(ours):
+                loose = op.type in kernels.FORMULAS
+                own = range(len(ours.outputs))
+                whole = not (loose or self._is_one_of_several(op, core))
+                others = frozenset() if whole else _few(given.every)
+        outputs = [t for t in op.outputs if t >= 0]
+        # What is made of constants is one.
+        for i, t in enumerate(outputs if given.every else ()):
+            made = [i] if len(own) == len(outputs) else own
+            self._values[t] = others | {(core, k) for k in made if core is not None}
+            if loose:
+                self._loose.add(t)
+
+    def _given(self, op: LiteOp) -> _Given:
+        tensors = self._file.tensors
+        data = [t for t in op.inputs if t in self._values]
+        real = [
+            t
+            for t in data
+            if tensors[t].quantization is not None
+            or not kernels.is_bookkeeping(tensors[t].dtype)
+        ]
+        loose = op.type in kernels.FORMULAS or any(t in self._loose for t in data)
+        every = frozenset(value for t in data for value in self._values[t])
+        return _Given(tuple(self._values[t] for t in real or data), every, loose)
+
+    def _hints(self, op: LiteOp) -> list[int]:
+        """Return the ops that the results of an op of the file are named after."""
+        found: dict[int, None] = {}
+        for t in op.outputs:
+            sources = sources_of(self._file.tensors[t].name) if t >= 0 else []
+            if t in self._outputs and (not sources or names_result(sources[0])):
+                end = self._graph.outputs.get(self._outputs[t])
+                ahead = self._flow.ahead_of(self._flow.places[end.name]) if end else ()
+                # The graph may go on behind what was converted.
+                if end and any(self._can_compute(op, p) for p in ahead):
+                    found[self._flow.places[end.name]] = None
+                continue
+            places = (self._op_called(source) for source in sources)
+            found.update((p, None) for p in places if p is not None)
+        fed = [place for place in found if self._flow.fed[place]]
+        if op.type in kernels.CONVERSIONS:
+            return fed
+        return list(dict.fromkeys(map(self._flow.base, fed)))
+
+    def _op_called(self, source: str) -> int | None:
+        """Return the op that a name of the file stands for."""
+        places = self._flow.places
+        for scope in self._graph.scopes:
+            if not source.startswith(scope):
+                continue
+            for name in spellings(source.removeprefix(scope)):
+                if name in places:
+                    return places[name]
+                # `to_int8` calls a FakeQuant op of a scope of its own after the scope.
+                for own in op_types.FAKE_QUANT:
+                    if f"{name}/{own}" in places:
+                        return places[f"{name}/{own}"]
+        return None
+
+    def _core(self, op: LiteOp, given: _Given, hints: Sequence[int]) -> int | None:
+        """Return the op of the graph that an op of the file computes, if one is known.
+
+        Those that the file names it after come first, then the nearest; an op that the
+        file holds as several comes where it is named, or where nothing else is left.
+        """
+        named = [p for hint in hints for p in self._flow.ahead_of(hint)]
+        found = self._first(op, named, given, hints)
+        if found is None:
+            found = next((p for p in hints if self._must_be_one_of(op, p)), None)
+        if found is None and op.type not in kernels.CONVERSIONS:
+            found = self._first(op, self._behind(given), given, ())
+        if found is None:
+            left = (*sorted(place for place, _ in given.every), *named)
+            ops = self._flow.ops
+            found = next((p for p in left if kernels.is_one_of(op.type, ops[p])), None)
+        return found
+
+    def _first(
+        self, op: LiteOp, places: Iterable[int], given: _Given, hints: Sequence[int]
+    ) -> int | None:
+        """Return the first op that reads what one of the file does.
+
+        One of its shape comes before others; of formulas, one that is called so.
+        """
+        other = None
+        for place in places:
+            if not (self._can_compute(op, place) and self._is_free(place)):
+                continue
+            # Of sizes, and of what goes into bodies, the converter computes so much
+            # itself that names must do.
+            told = place in hints and (op.subgraphs or self._flow.tells_sizes(place))
+            if not (told or self._reads_all(place, given)):
+                continue
+            called = kernels.is_called(op.type, self._flow.ops[place])
+            partly = op.type in kernels.FORMULAS and not called
+            if self._parts.has_shape(op, place) and not partly:
+                return place
+            other = place if other is None else other
+        return other
+
+    def _can_compute(self, op: LiteOp, place: int) -> bool:
+        fed = self._flow.fed[place]
+        return fed and kernels.can_compute(op.type, self._flow.ops[place])
+
+    def _is_free(self, place: int) -> bool:
+        """Tell whether no other op of the file computes one of the graph."""
+        taken = place in self._parts.nodes
+        return not taken or kernels.is_written_out(self._flow.ops[place])
+
+    def _is_one_of_several(self, op: LiteOp, place: int) -> bool:
+        """Tell whether an op of the file is one of several that compute another."""
+        several = kernels.is_written_out(self._flow.ops[place])
+        return several or not self._can_compute(op, place)
+
+    def _must_be_one_of(self, op: LiteOp, place: int) -> bool:
+        """Tell whether an op is named after one that it cannot be by its type.
+
+        Then that is one which the file holds as several.
+        """
+        whole = kernels.is_product(self._flow.ops[place])
+        whole = whole or self._flow.is_taken_through(place)
+        converts = op.type in kernels.CONVERSIONS
+        return not (whole or converts or self._can_compute(op, place))
+
+    def _behind(self, given: _Given) -> Iterator[int]:
+        """Yield what reads values, through ops that kernels take in, nearest first."""
+        waiting = deque(sorted({place for place, _ in given.every}))
+        seen = set(waiting)
+        while waiting and len(seen) <= FARTHEST:
+            readers = self._waiting[waiting.popleft()]
+            while readers and self._is_done(readers[0]):
+                readers.popleft()
+            for place in islice(readers, FARTHEST):
+                if place not in seen:
+                    seen.add(place)
+                    yield place
+                    if given.loose or self._flow.is_taken_through(place):
+                        waiting.append(place)
+
+    def _is_done(self, place: int) -> bool:
+        """Tell whether no op of the file that is still to come can be for an op."""
+        return not (self._is_free(place) or self._flow.is_taken_through(place))
+
+    def _reads_all(self, place: int, given: _Given) -> bool:
+        """Tell whether an op reads what is given, all of it, and nothing else."""
+        flow = self._flow
+        waiting, seen, hit = list(flow.reads[place]), set[Value](), set[Value]()
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            source = value[0]
+            if value in given.every:
+                hit.add(value)
+                continue
+            taken = flow.is_taken_through(source) or given.loose
+            stops = not flow.reads[source] or self._parts.are_between(source)
+            if stops or not taken or len(seen) > FARTHEST:
+                return False
+            waiting += flow.reads[source]
+        return all(hit & values for values in given.values)
+
+
+def _few(values: set[Value] | frozenset[Value]) -> frozenset[Value]:
+    """Return as many values as are looked at."""
+    return frozenset(sorted(values)[:FARTHEST])

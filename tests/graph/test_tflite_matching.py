@@ -1,0 +1,208 @@
+"""Ops of TFLite files matched to what they compute, which running both tells."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model, quantize, report
+from geutil.batchnorm import fold_batch_norms
+from geutil.graph import tflite_reading
+from geutil.graph.tflite_matching import Ends, match
+from geutil.graph.tflite_reading import LiteGraph, LiteOp, LiteTensor
+from geutil.graph.tflite_runtime import packed, unpacked
+from geutil.quantize.int8.running import Runner
+from geutil.quantize.schemes import SCHEMES
+from tests import tflite_files
+from tests.call_counts import count_calls
+from tests.settings import needs_eager
+from tests.thorough import is_quick
+from zoo.models import MODELS
+
+pytestmark = needs_eager
+
+ROWS = 2
+PIXELS = 32
+CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
+
+
+def mobile_net():
+    """Return a MobileNetV2 of few pixels, whose batch norms are those of no start."""
+    net = tf.keras.applications.MobileNetV2(
+        (PIXELS, PIXELS, 3), 0.35, weights=None, classes=10
+    )
+    random = np.random.default_rng(2)
+    for v in net.variables:
+        if v.path.endswith(("moving_mean", "beta")):
+            v.assign(random.normal(scale=0.1, size=v.shape))
+        elif v.path.endswith("moving_variance"):
+            v.assign(random.uniform(0.02, 0.08, v.shape))
+    return net
+
+
+@functools.cache
+def network(name):
+    """Return a network's model as it is read, a sample, and who owns its variables."""
+    own = {"units": tflite_files.network, "MobileNetV2": mobile_net}
+    owner = own[name]() if name in own else MODELS[name].build()
+    m = model.open(owner if name in own else owner.concrete())
+    random = np.random.default_rng(1)
+    sample = {
+        name: random.uniform(size=[ROWS, *t.shape[1:]]).astype(np.float32)
+        for name, t in m.inputs.items()
+    }
+    return m, sample, owner
+
+
+def file_of(name, scheme):
+    """Return what `geutil quantize` makes of a network, and save of no scheme."""
+    m, sample, _ = network(name)
+    if scheme == "float":
+        return tflite_files.saved(m)
+    m = m.cut()
+    fold_batch_norms(m)
+    if not SCHEMES[scheme].is_float:
+        quantize.quantize(m, scheme=scheme, is_training=False)
+        if not SCHEMES[scheme].weights_only:
+            quantize.calibrate(m, [sample], "min_max")
+    return quantize.to_tflite(m, scheme=scheme)
+
+
+@functools.cache
+def values(name):
+    """Return what each op of a network makes of its sample."""
+    m, sample, _ = network(name)
+    m = m.cut()
+    kept = [*m.outputs]
+    reached = m.reached_ops()
+    made = {op.name: op.outputs[0] for op in reached if op.inputs and op.outputs}
+    floats = {n: t for n, t in made.items() if t.dtype == tf.float32}
+    m.outputs.update({f"value{i}": t for i, t in enumerate(floats.values())})
+    for output in kept:
+        del m.outputs[output]
+    return dict(zip(floats, m.run(**sample).values(), strict=True))
+
+
+def apart(ours, theirs):
+    """Return how far values are apart; if their layouts differ, in order of size."""
+    if ours.size != theirs.size:
+        return np.inf
+    if ours.shape != theirs.shape:
+        ours, theirs = np.sort(ours, axis=None), np.sort(theirs, axis=None)
+    return np.sqrt(np.mean(np.square(ours - theirs, dtype=np.float64)))
+
+
+def wrong(name, blob):
+    """Yield the ops of a file that are matched to others than those they compute."""
+    m, sample, _ = network(name)
+    found = report.difference(m, blob)
+    exact = values(name)
+    runner = Runner(blob, list(m.inputs), list(m.outputs), keep_tensors=True)
+    runner.run(runner.stored(sample))
+    graph = tflite_reading.read(blob).graphs[0]
+    yield from (f"{name} of the graph is missing" for name, _ in found.missing)
+    for op, node in zip(found.ops, graph.ops, strict=True):
+        tensor = graph.tensors[node.outputs[0]]
+        if tensor.dtype == "int32" or (op.is_added and node.type in CONVERSIONS):
+            continue
+        made = runner.tensor(node.outputs[0], 0)
+        steps = tensor.quantization
+        if steps is not None:
+            (scale,), (zero,) = steps.scales, steps.zero_points
+            made = (made - np.float64(zero)) * scale
+        # Two that make one result, in two layouts, have a number behind its name.
+        result = op.op if op.op in exact else op.op.rpartition("_")[0]
+        if result not in exact:
+            yield f"{op.op} ({op.op_type}) is matched to nothing"
+            continue
+        others = [
+            apart(value, made) for value in exact.values() if value.shape == made.shape
+        ]
+        # Biases that are near 0 let two results be nearly one.
+        if apart(exact[result], made) > 1.2 * min(others, default=np.inf):
+            yield f"{op.op} ({op.op_type}) computes something else"
+
+
+SMALL = ("units", "UNet", "Conv1D", "FusedNorms")
+SOME = ("float", "int8", "int16x8", "dynamic_range")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_op_of_a_file_computes_what_it_is_matched_to(name):
+    schemes = SOME if is_quick() else ("float", *SCHEMES)
+    faults = {s: [*wrong(name, file_of(name, s))] for s in schemes}
+    assert not any(faults.values()), faults
+
+
+def renamed(blob):
+    """Return a file whose tensors are named after nothing."""
+    file = unpacked(blob)
+    for graph in file.subgraphs:
+        for i, tensor in enumerate(graph.tensors):
+            tensor.name = f"t{i}"
+    return packed(file)
+
+
+def test_a_mobile_net_is_matched_op_by_op():
+    """So it is by its order and the flow of data alone."""
+    (m, *_), blob = network("MobileNetV2"), file_of("MobileNetV2", "int8")
+    found = report.difference(m, blob)
+    assert len(found.ops) == 65
+    assert found.is_empty
+    # Each of its blocks is one of "units".
+    assert is_quick() or not [*wrong("MobileNetV2", blob)]
+    unnamed = report.difference(m, renamed(blob))
+    assert unnamed.is_empty
+    assert not any(op.named for op in unnamed.ops)
+    for one, other in zip(found.ops, unnamed.ops, strict=True):
+        assert one.op == other.op
+        assert {*one.named, *one.placed} == {*other.placed}
+
+
+def test_sizes_that_the_converter_folds_are_found_by_their_names():
+    """TFLite does not run the first; the second is in one signature of several."""
+    for name in ("GroupNorm", "Signatures"):
+        m = network(name)[0]
+        for scheme in SOME:
+            if (name, scheme) == ("GroupNorm", "int8"):
+                # The converter fails.
+                continue
+            found = report.difference(m, file_of(name, scheme))
+            assert not found.missing, (name, scheme)
+            assert {op.op_type for op in found.added} <= {*CONVERSIONS}, (name, scheme)
+
+
+def chain(blocks, readers):
+    """Return a graph of products and sums, and readers of the last, and its file."""
+    tensor = functools.partial(LiteTensor, "", "float32", (1, 2), None, 0, 0)
+
+    def op(kind, inputs, output, **options):
+        return LiteOp(kind, inputs, (output,), options, False, ())
+
+    graph, ops = tf.Graph(), []
+    with graph.as_default():
+        y = x = tf.compat.v1.placeholder(tf.float32, [1, 2], "x")
+        weights = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+        for i in range(blocks):
+            y = tf.nn.relu(tf.matmul(y, weights) + tf.constant([1.0, 2.0]))
+            relu = {"fusedActivationFunction": "RELU"}
+            ops.append(op("FULLY_CONNECTED", (i,), i + 1, **relu))
+        for i in range(blocks, blocks + readers):
+            tf.exp(y)
+            ops.append(op("EXP", (blocks,), i + 1))
+    tensors = tuple(tensor(False) for _ in range(len(ops) + 1))
+    file = LiteGraph("", tensors, (0,), (len(ops),), tuple(ops))
+    return Ends(graph.get_operations(), {"x": x.op}, {}), file
+
+
+def test_matching_is_linear_in_ops_and_edges():
+    calls = []
+    for n in (100, 1000):
+        ends, file = chain(n, n)
+        count, found = count_calls(lambda e=ends, f=file: match(e, f, {"x": 0}, {}))
+        assert len(found.results) == 2 * n
+        # The input alone is part of no op.
+        assert [ends.ops[p].name for p, ats in found.nodes.items() if not ats] == ["x"]
+        calls.append(count)
+    assert calls[1] < 10.5 * calls[0], calls
