@@ -16,7 +16,7 @@ import tensorflow as tf
 from geutil.report.accepted_inputs import Subject, sides_of
 from geutil.report.graphs import altered_attributes
 from geutil.report.tflite_differences import FileDifference, difference_of_file
-from geutil.report.tflite_nodes import FileNode, FileSubject
+from geutil.report.tflite_nodes import NO_OPS, FileNode, FileSubject
 
 if TYPE_CHECKING:
     from geutil.graph.types import Operation
@@ -127,6 +127,8 @@ class GraphDifference:
         common: how many ops are the same.
         altered: those that read the same and have other attributes, constants with
             other values among them.
+        common_ends: how many of those that are the same are inputs and constants of
+            TFLite files, which are no ops there.
     """
 
     added: tuple[tuple[str, str], ...]
@@ -134,6 +136,7 @@ class GraphDifference:
     rewired: tuple[Rewired, ...]
     common: int
     altered: tuple[Altered, ...] = ()
+    common_ends: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -145,11 +148,19 @@ class GraphDifference:
 
     def _lines(self) -> Iterator[str]:
         """Yield the lines of the text; of each kind of change only the first few."""
-        altered = f", {len(self.altered)} altered" if self.altered else ""
-        yield (
-            f"{self.common} op(s) the same, {len(self.added)} added, "
-            f"{len(self.removed)} removed, {len(self.rewired)} rewired{altered}"
-        )
+        kinds_by_change = {
+            "added": [kind for _, kind in self.added],
+            "removed": [kind for _, kind in self.removed],
+            "rewired": [entry.op_type for entry in self.rewired],
+            "altered": [entry.op_type for entry in self.altered],
+        }
+        if not self.altered:
+            del kinds_by_change["altered"]
+        counts = [f"{self.common} op(s) the same{_of_them(self.common_ends)}"]
+        for change, kinds in kinds_by_change.items():
+            ends = sum(kind in NO_OPS for kind in kinds)
+            counts.append(f"{len(kinds)} {change}{_of_them(ends)}")
+        yield ", ".join(counts)
         added = [f"+ {name} ({kind})" for name, kind in self.added]
         removed = [f"- {name} ({kind})" for name, kind in self.removed]
         rewired = [
@@ -167,6 +178,10 @@ class GraphDifference:
                 yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
 
 
+def _of_them(ends: int) -> str:
+    return f" ({ends} of them input(s) and constant(s))" if ends else ""
+
+
 def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
     """Return what two graphs differ in, or two models with the functions they call.
 
@@ -174,10 +189,11 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
     what is in the body of a function begin with the function's, and a slash. Values of
     variables are no part of a graph.
 
-    A graph and the TFLite file that it was converted to are matched by the names that
-    the file's tensors keep of the graph's ops: what each op of the file computes, what
-    is fused, what is missing, what computes in floats. Two files are compared as two
-    graphs are.
+    A graph and the TFLite file that it was converted to are matched by what each op
+    reads, and by the names that the file's tensors keep of the graph's ops: what each
+    op of the file computes, what is fused, what is missing, what computes in floats.
+    Two files are compared as two graphs are, with their inputs and constants, which
+    are counted besides: they are no ops there.
 
     Args:
         before: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the
@@ -217,6 +233,7 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
         tuple(entry for part in parts for entry in part.rewired),
         sum(part.common for part in parts),
         tuple(entry for part in parts for entry in part.altered),
+        sum(part.common_ends for part in parts),
     )
 
 
@@ -227,18 +244,22 @@ def _difference(before: Drawn, after: Drawn, scope: str) -> GraphDifference:
     both = [(op, theirs[name]) for name, op in ours.items() if name in theirs]
     rewired: list[Rewired] = []
     altered: list[Altered] = []
+    same: list[str] = []
     for op, other in both:
         name, kind = f"{scope}{other.name}", other.type
         if _is_rewired(op, other):
             rewired.append(Rewired(name, kind, _reads(op), _reads(other)))
         elif attributes := altered_attributes(op, other):
             altered.append(Altered(name, kind, attributes))
+        else:
+            same.append(kind)
     return GraphDifference(
         tuple((f"{scope}{n}", op.type) for n, op in theirs.items() if n not in ours),
         tuple((f"{scope}{n}", op.type) for n, op in ours.items() if n not in theirs),
         tuple(rewired),
-        len(both) - len(rewired) - len(altered),
+        len(same),
         tuple(altered),
+        sum(kind in NO_OPS for kind in same),
     )
 
 

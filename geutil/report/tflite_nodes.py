@@ -24,6 +24,8 @@ from geutil.model.files.tflite_inspection import read_tflite
 from geutil.report.rows import Row, Rows
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
+NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
+"""Types of nodes that are drawn though they are no ops of the file."""
 _LETTERS = 200
 
 

@@ -184,7 +184,13 @@ def test_a_path_a_function_and_the_other_order_do_as_well(tmp_path):
 
 def test_two_files_are_compared_by_names():
     blob = tflite_files.floats().blob
-    assert report.difference(blob, blob).is_empty
+    same = report.difference(blob, blob)
+    assert same.is_empty
+    # Inputs and constants are drawn, too.
+    ops = len(compared("floats").ops)
+    assert str(same).startswith(
+        f"{same.common} op(s) the same ({same.common - ops} of them input(s) and "
+    )
     found = report.difference(blob, tflite_files.int8().blob)
     assert not found.is_empty
     assert {"Relu6"} & {entry.op.rpartition("/")[2] for entry in found.altered}
