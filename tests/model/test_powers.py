@@ -340,6 +340,65 @@ def test_a_saver_writes_below_the_path_that_it_is_passed():
         assert saved_models._is_within(body, "joined") == is_within, pieces
 
 
+V1 = tf1.train.SaverDef.V1
+SAVERS = {
+    # Options of one Saver for each, and the kinds that are told.
+    "no saver of its own": ([], ()),
+    "whole": ([{}], ()),
+    "sharded": ([{"sharded": True}], ()),
+    "version 1": ([{"write_version": V1}], ()),
+    "several": ([{}, {"name": "mine"}, {"sharded": True}], ()),
+    "passed": ([{"write_version": V1, "sharded": True}], ()),
+    "signature": ([{}], ("write files",)),
+    "file": ([{}], ("write files",)),
+    "fixed path": ([{}], ("read files", "write files")),
+    "default elsewhere": ([{"filename": "/etc/a"}], ("read files", "write files")),
+    "default above": ([{"filename": "../a"}], ("read files", "write files")),
+}
+
+
+def test_savers_of_a_graph_are_state_and_nothing_else_that_writes(tmp_path):
+    wrong = {}
+    for name, (savers, kinds) in SAVERS.items():
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [None, 2], "x")
+            v = tf1.get_variable("v", [2], use_resource=len(savers) % 2 == 0)
+            made = [tf1.train.Saver(**options) for options in savers]
+            ends = {"y": x * v}
+            if name == "signature":
+                ends["saved"] = made[0].saver_def.save_tensor_name
+                ends["saved"] = session.graph.get_tensor_by_name(ends["saved"])
+            if name == "file":
+                tf.io.write_file(x.graph.get_tensor_by_name("save/Const:0"), "a")
+            if name == "fixed path":
+                tf.raw_ops.SaveV2(
+                    prefix="/tmp/a",
+                    tensor_names=["v"],
+                    shape_and_slices=[""],
+                    tensors=[x],
+                )
+                tf.raw_ops.RestoreV2(
+                    prefix="/tmp/a",
+                    tensor_names=["v"],
+                    shape_and_slices=[""],
+                    dtypes=[tf.float32],
+                )
+            session.run(tf1.global_variables_initializer())
+            builder = tf1.saved_model.Builder(str(tmp_path / name))
+            signature = tf1.saved_model.predict_signature_def({"x": x}, ends)
+            builder.add_meta_graph_and_variables(
+                session,
+                ["serve"],
+                {"serving_default": signature},
+                saver=made[0] if name == "passed" else None,
+            )
+            builder.save()
+        found = tuple(sorted({e.kind for e in powers(tmp_path / name).dangers}))
+        if found != kinds:
+            wrong[name] = found
+    assert wrong == {}
+
+
 def test_entries_say_what_runs_them(tmp_path, marker):
     for name, by in {
         "gradient": "whoever differentiates it",

@@ -31,7 +31,8 @@ _INIT_COLLECTIONS = ("legacy_init_op", "saved_model_main_op", "table_initializer
 _AT_LOAD = frozenset(("_initialize", "_create_resource", "_destroy_resource"))
 """The functions of resources that loaders call."""
 _TRACE = re.compile(r"\.trace_\d+$")
-_SAVING = frozenset(("SaveV2", "RestoreV2", "MergeV2Checkpoints"))
+_WRITES = frozenset(("Save", "SaveSlices", "SaveV2"))
+_SAVING = _WRITES | {"MergeV2Checkpoints", "Restore", "RestoreSlice", "RestoreV2"}
 _TABLE_FILES = ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
 _ASSETS = "assets"
 _METADATA = "keras_metadata.pb"
@@ -201,8 +202,11 @@ class _MetaGraph:
         self, reach: _Reach, name: str, body: Body, found: Found
     ) -> Iterator[Power]:
         entries = reach.entries(name, found.node.name)
-        saves = entries == {_SAVER} and found.node.op in _SAVING
-        if saves and _is_saver(body, found):
+        # What nothing runs is a Saver of the graph's own: only its own code has a use
+        # for it. Without a loader the path may be the default, too.
+        idle = not entries and not name
+        saves = (entries == {_SAVER} or idle) and found.node.op in _SAVING
+        if saves and _is_saver(body, found, is_passed=not idle):
             return
         detail, value = body.detail(found)
         if found.node.op in _TABLE_FILES:
@@ -215,7 +219,7 @@ class _MetaGraph:
 
     def _restores(self, entries: set[str], found: Found) -> bool:
         """Tell whether an op runs as variables are restored, which loading does."""
-        return _SAVER in entries and found.node.op not in ("SaveV2",)
+        return _SAVER in entries and found.node.op not in _WRITES
 
     def _assets(self) -> Iterator[Power]:
         """Yield the assets that lie outside of the folder of assets, or lead there."""
@@ -235,18 +239,18 @@ class _MetaGraph:
                 )
 
 
-def _is_saver(body: Body, found: Found) -> bool:
+def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
     """Tell whether an op saves or restores at the path that the loader passes.
 
     All strings that its path is made of are looked at: the first comes from outside,
-    and no other leads to another folder.
+    and no other leads to another folder; nor does its default, unless it is passed.
     """
     inputs = [name for name in found.node.input if not name.startswith("^")]
     paths = inputs[:2] if found.node.op == "MergeV2Checkpoints" else inputs[:1]
-    return bool(paths) and all(_is_within(body, path) for path in paths)
+    return bool(paths) and all(_is_within(body, path, is_passed) for path in paths)
 
 
-def _is_within(body: Body, path: str) -> bool:
+def _is_within(body: Body, path: str, is_passed: bool = True) -> bool:
     """Tell whether a path begins with what comes from outside, and stays below it."""
     seen: set[str] = set()
     waiting, first = [path], True
@@ -260,6 +264,7 @@ def _is_within(body: Body, path: str) -> bool:
         if name in body.arguments or (node is not None and _is_fed(node)):
             begins = begins or first
             first = False
+            waiting = [*(() if is_passed or node is None else node.input), *waiting]
         elif node is None or node.op not in _PATH_OPS:
             return False
         elif node.op == "Const":
