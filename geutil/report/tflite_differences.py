@@ -62,7 +62,8 @@ class FileDifference:
     """A TFLite file against the graph that it was converted from.
 
     Attributes:
-        ops: the ops of the file in their order, those of branches and loops behind.
+        ops: the ops of the file in their order, those of branches and loops behind:
+            all that `inspect` counts but those of other signatures.
         missing: the ops of the graph that nothing of the file is known to compute, with
             their types. What depends on no input is not among them: the file holds what
             it gives.
@@ -258,7 +259,8 @@ def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
     ops: list[FileOpMatch] = []
     missing: list[tuple[str, str]] = []
     common = 0
-    for pair in pairs_of_file(graph, file):
+    pairs = pairs_of_file(graph, file)
+    for pair in pairs:
         drawn = pair.graph.drawn_ops()
         names = node_names(pair)
         for at, node in enumerate(pair.subject.nodes):
@@ -274,7 +276,29 @@ def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
         lost = [drawn[place] for place in _lost(pair)]
         missing += [(f"{pair.scope}{op.name}", op.type) for op in lost]
         common += sum(map(bool, pair.matching.nodes.values()))
+    paired = {id(pair.subject) for pair in pairs}
+    for body in _called_in(file):
+        if id(body) not in paired:
+            ops += [
+                FileOpMatch(f"{body.label}/{n.name}", n.type, n.precision, (), ())
+                for n in body.nodes
+                if n.op is not None
+            ]
     return FileDifference(tuple(ops), tuple(missing), common)
+
+
+def _called_in(file: FileSubject) -> list[FileSubject]:
+    """Return the subgraphs that a subgraph calls: those of its branches and loops."""
+    called: dict[int, FileSubject] = {}
+    waiting = [file]
+    while waiting:
+        for node in waiting.pop().nodes:
+            for place in node.op.subgraphs if node.op is not None else ():
+                body = file.body_at(place)
+                if body is not None and id(body) not in called:
+                    called[id(body)] = body
+                    waiting.append(body)
+    return list(called.values())
 
 
 def _lost(pair: FilePair) -> list[int]:
