@@ -17,7 +17,7 @@ from itertools import islice
 from geutil.graph import op_types
 from geutil.graph import tflite_kernels as kernels
 from geutil.graph.data_flow import FARTHEST, DataFlow, Value
-from geutil.graph.tflite_names import names_result, sources_of, spellings
+from geutil.graph.tflite_names import called, names_result, sources_of
 from geutil.graph.tflite_parts import Parts
 from geutil.graph.tflite_reading import LiteGraph, LiteOp
 from geutil.graph.types import Operation
@@ -208,17 +208,11 @@ class _Matcher:
 
     def _op_called(self, source: str) -> int | None:
         """Return the op that a name of the file stands for."""
-        places = self._flow.places
         for scope in self._graph.scopes:
-            if not source.startswith(scope):
-                continue
-            for name in spellings(source.removeprefix(scope)):
-                if name in places:
-                    return places[name]
-                # `to_int8` calls a FakeQuant op of a scope of its own after the scope.
-                for own in op_types.FAKE_QUANT:
-                    if f"{name}/{own}" in places:
-                        return places[f"{name}/{own}"]
+            if source.startswith(scope):
+                place = called(source.removeprefix(scope), self._flow.places)
+                if place is not None:
+                    return place
         return None
 
     def _core(self, op: LiteOp, given: _Given, hints: Sequence[int]) -> int | None:
@@ -255,8 +249,8 @@ class _Matcher:
             told = place in hints and (op.subgraphs or self._flow.tells_sizes(place))
             if not (told or self._reads_all(place, given)):
                 continue
-            called = kernels.is_called(op.type, self._flow.ops[place])
-            partly = op.type in kernels.FORMULAS and not called
+            whole = kernels.is_called(op.type, self._flow.ops[place])
+            partly = op.type in kernels.FORMULAS and not whole
             if self._parts.has_shape(op, place) and not partly:
                 return place
             other = place if other is None else other

@@ -7,12 +7,16 @@ number behind a name that is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
-from geutil.graph.op_types import CALLS
+from geutil.graph.op_types import CALLS, FAKE_QUANT
 from geutil.graph.tflite_reading import LiteGraph, LiteOp
 
+T = TypeVar("T")
+
 _DIGITS = "0123456789"
+_SIMULATIONS = sorted(FAKE_QUANT)
 
 
 def sources_of(tensor_name: str) -> list[str]:
@@ -38,6 +42,25 @@ def spellings(name: str) -> Iterator[str]:
         name = name[:-1]
         if name:
             yield name
+
+
+def called(name: str, ops: Mapping[str, T]) -> T | None:
+    """Return the op that a file's name of it stands for; None if there is none.
+
+    Args:
+        name: the name.
+        ops: ops by their names.
+
+    Example:
+        >>> called("net/MatMul_12", {"net/MatMul": 0, "net/MatMul_1": 1})
+        1
+    """
+    for spelling in spellings(name):
+        # `to_int8` calls a FakeQuant op of a scope of its own after the scope.
+        for full in (spelling, *(f"{spelling}/{kind}" for kind in _SIMULATIONS)):
+            if full in ops:
+                return ops[full]
+    return None
 
 
 def names_result(name: str) -> bool:

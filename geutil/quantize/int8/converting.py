@@ -19,6 +19,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import creation, functions, op_types, protos, types
 from geutil.graph.tflite_files import FileOp, ops_of
+from geutil.graph.tflite_names import called, sources_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.calibrating import calibrate
@@ -283,8 +284,6 @@ _OF_LAYERS = frozenset(
         "TRANSPOSE_CONV",
     )
 )
-_DIGITS = "0123456789"
-_SIMULATED = sorted(FAKE_QUANT)
 
 
 def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
@@ -309,16 +308,7 @@ def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
 
 def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
     """Tell whether all ops that an op of the file is named after are quantized."""
-    parts = (part.partition(":")[0] for part in op.result.split(";"))
-    # The converter numbers what it makes of one op, and `deployed` shortens names.
-    matches = (
-        by_name.get(p)
-        or by_name.get(p.rstrip(_DIGITS))
-        or next(
-            (by_name[f"{p}/{q}"] for q in _SIMULATED if f"{p}/{q}" in by_name), None
-        )
-        for p in parts
-    )
+    matches = (called(source, by_name) for source in sources_of(op.result))
     named = [
         graph_op
         for graph_op in matches
@@ -468,10 +458,10 @@ def _warn_of_skipped(graph: Graph, blob: bytes) -> None:
     The converter quantizes what lies between two ranges.
     """
     left_out = {layer.op.name for layer in _layers_in_float(graph)}
+    is_out = {op.name: op.name in left_out for op in graph.get_operations()}
     for op in ops_of(blob) if left_out else []:
-        parts = [part.partition(":")[0] for part in op.result.split(";")]
-        names = {*parts, *(part.rstrip(_DIGITS) for part in parts)}
-        if op.kind in _OF_LAYERS and not op.is_float and names & left_out:
+        named_out = any(called(source, is_out) for source in sources_of(op.result))
+        if op.kind in _OF_LAYERS and not op.is_float and named_out:
             _logger.warning(
                 "to_int8: %s '%s' of the TFLite file computes in int8, though it is "
                 "not quantized in the model: TFLite's converter quantizes what lies "

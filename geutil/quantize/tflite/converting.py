@@ -224,14 +224,13 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         )
 
 
-def _quantized_layers(graph: types.Graph) -> set[str]:
-    """Return the names of layers whose weights are quantized."""
+def _quantized_layers(graph: types.Graph) -> dict[str, bool]:
+    """Return for each op by name whether it is a layer with quantized weights."""
     origins = Origins(graph)
-    layers = (layer_of(op, origins) for op in graph.get_operations())
+    layers = {op.name: layer_of(op, origins) for op in graph.get_operations()}
     return {
-        layer.op.name
-        for layer in layers
-        if layer is not None and is_quantized(layer.kernel)
+        name: layer is not None and is_quantized(layer.kernel)
+        for name, layer in layers.items()
     }
 
 
@@ -252,12 +251,12 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     file = unpacked(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
     matrices, found = block_weights.block_matrices(model.graph), set[str]()
-    names = _quantized_layers(model.graph)
+    layers = _quantized_layers(model.graph)
     for graph in file.subgraphs:
         found |= block_weights.store_in_blocks(file, graph, matrices)
         store_weights(file, graph)
         if scheme.weights_only:
-            left += layers_lost(file, graph, names)
+            left += layers_lost(file, graph, layers)
         if scheme.at_run_time:
             left += read_weights_stored(file, graph)
         elif not scheme.weights_only:

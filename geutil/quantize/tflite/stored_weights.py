@@ -9,13 +9,14 @@ which the converter does not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from geutil.graph import tflite_edits
+from geutil.graph.tflite_names import called, sources_of
 from geutil.quantize.int8.weight_layout import MOST_IN_4_BITS
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,6 @@ _SLOW_HYBRIDS = ("DEPTHWISE_CONV_2D",)
 """Kinds whose kernels for that take longer than those in float."""
 _WEIGHTS = 1
 _WEIGHTS_OF = dict.fromkeys((*_HYBRID_VERSIONS, *_SLOW_HYBRIDS, "TRANSPOSE_CONV"), 1)
-_DIGITS = "0123456789"
 _FEWEST_ROUNDED = 1024
 """Layers with fewer weights take longer to round their data than that saves."""
 
@@ -147,13 +147,16 @@ def _moved(model: Any, graph: Any, op: Any, kind: str, source: int) -> int | Non
     return index
 
 
-def layers_lost(model: Any, graph: Any, names: set[str]) -> Iterator[LeftInFloat]:
+def layers_lost(
+    model: Any, graph: Any, is_quantized: Mapping[str, bool]
+) -> Iterator[LeftInFloat]:
     """Yield the layers whose weights are float constants though they are quantized.
 
     Args:
         model: the file, whose weights were stored.
         graph: one of its subgraphs.
-        names: those of the layers that are quantized in the model.
+        is_quantized: for each op of the model by name, whether it is a layer that is
+            quantized there.
     """
     for op in graph.operators:
         kind = tflite_edits.kind_of(model, op)
@@ -165,8 +168,7 @@ def layers_lost(model: Any, graph: Any, names: set[str]) -> Iterator[LeftInFloat
         if not is_float or tflite_edits.constant(model, weights) is None:
             continue
         name = made.name.decode()
-        parts = [part.partition(":")[0] for part in name.split(";")]
-        if names.intersection((*parts, *(part.rstrip(_DIGITS) for part in parts))):
+        if any(called(source, is_quantized) for source in sources_of(name)):
             yield LeftInFloat(kind, name, "the converter stores its weights in float")
 
 
