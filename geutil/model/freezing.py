@@ -56,38 +56,65 @@ def replace_handles(
     reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
     added = _change(graph_def.node, carriers, seeds, node_names, versions, "")
     graph_def.node.extend(added)
-    for version in versions.waiting():
-        function = graph_def.library.function.add()
-        function.CopyFrom(versions.functions[version.function])
-        _make_version(function, version, versions)
+    add_versions(graph_def, versions)
     return reads
 
 
-def _make_version(function: Any, version: Version, versions: Versions) -> None:
-    """Make a copy of a function take values where it took handles."""
-    arguments = function.signature.input_arg
-    seeds = {arguments[index].name: value for index, value in version.values}
-    handle_values.take_values(function, version)
-    used_names = {node.name for node in function.node_def} | {a.name for a in arguments}
+def add_versions(graph_def: Any, versions: Versions) -> None:
+    """Add the versions of functions that are asked for to a library."""
+    for version in versions.waiting():
+        function = graph_def.library.function.add()
+        function.CopyFrom(versions.functions[version.function])
+        arguments = function.signature.input_arg
+        seeds = {arguments[index].name: value for index, value in version.values}
+        handle_values.take_values(function, version)
+        values = replace_in_function(function, seeds, versions, version.function)
+        _set_results(function, version, values)
+
+
+def replace_in_function(
+    function: Any, seeds: Mapping[str, Value], versions: Versions, name: str
+) -> dict[str, Value]:
+    """Put values in the place of handles in a function, in place.
+
+    Args:
+        function: the function.
+        seeds: the value by each reference that was a handle.
+        versions: where versions of the functions that it calls are asked for.
+        name: how messages call it.
+
+    Returns:
+        The values by all references that were handles.
+
+    Raises:
+        ModelError: as `replace_handles`.
+
+    Cost: linear in nodes and edges.
+    """
+    used_names = {node.name for node in function.node_def}
+    used_names |= {argument.name for argument in function.signature.input_arg}
     values, carriers = handle_values.handle_flow(
         function.node_def, seeds, in_function=True
     )
     renamed = {
-        programs.short(f"{c.node.name}:{name}:0"): f"{c.node.name}:output:0"
+        programs.short(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
         for c in carriers
-        if (name := handle_values.OUTPUT_NAMES.get(c.node.op))
+        if (output := handle_values.OUTPUT_NAMES.get(c.node.op))
     }
-    where = f" in function '{version.function}'"
+    where = f" in function '{name}'"
     added = _change(function.node_def, carriers, seeds, used_names, versions, where)
     function.node_def.extend(added)
-    _set_results(function, version, values)
-    for node in function.node_def if renamed else ():
+    rename_references(function, renamed)
+    return values
+
+
+def rename_references(function: Any, names: Mapping[str, str]) -> None:
+    """Rename what nodes of a function and its results read, in place."""
+    for node in function.node_def if names else ():
         for index, text in enumerate(node.input):
-            if programs.short(text) in renamed:
-                node.input[index] = renamed[programs.short(text)]
+            node.input[index] = names.get(programs.short(text), text)
     for name, text in list(function.ret.items()):
-        if programs.short(text) in renamed:
-            function.ret[name] = renamed[programs.short(text)]
+        function.ret[name] = names.get(programs.short(text), text)
 
 
 def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -> None:
@@ -240,7 +267,7 @@ def _check(carrier: Carrier, versions: Versions, where: str) -> None:
     node = carrier.node
     op = f"'{node.name}' ({node.op}){where}"
     if node.op in handle_values.CALLS:
-        _check_call(node, versions, op)
+        _check_call(carrier, versions, op)
         return
     for index, value in carrier.values.items():
         if not handle_values.passes(node, index) and (
@@ -266,14 +293,19 @@ def _refusal(node: Any, variable: str, op: str) -> str:
     )
 
 
-def _check_call(node: Any, versions: Versions, op: str) -> None:
+def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
+    node = carrier.node
     kind = handle_values.CALLS[node.op]
+    last = max(carrier.values) - kind.offset
     for attribute in kind.functions:
         attr = node.attr[attribute]
         for function in [attr.func] if attr.HasField("func") else attr.list.func:
             if function.name not in versions.functions:
                 raise ModelError(f"{op} calls '{function.name}', which is not there")
-            if versions.functions[function.name].signature.attr:
+            signature = versions.functions[function.name].signature
+            if last >= len(signature.input_arg):
+                raise ModelError(f"{op} passes more than '{function.name}' takes")
+            if signature.attr:
                 raise ModelError(
                     f"{op} passes a variable to '{function.name}', whose types are "
                     "open; open the model with inline=True"

@@ -235,9 +235,7 @@ def read(x, go, use_resource):
         v1.get_variable(f"v{i}", initializer=X[i % 3], use_resource=use_resource)
         for i in range(8)
     ]
-    chosen = tf.cond(
-        go, lambda: [v.read_value() for v in rows], lambda: [v - 1.0 for v in rows]
-    )
+    chosen = tf.cond(go, lambda: list(rows), lambda: [v - 1.0 for v in rows])
     return x * tf.add_n(chosen)
 
 
@@ -285,6 +283,12 @@ def with_constants(graph, values, ends=("y",)):
     return frozen
 
 
+def with_constants_of_v2(session, graph, values):
+    """Freeze a graph as TensorFlow 2 does, which makes no values of some handles."""
+    convert = v1.graph_util.convert_variables_to_constants
+    return convert(session, graph.as_graph_def(), ["y"])
+
+
 def test_graphs_and_what_is_left_when_they_are_frozen(caplog):
     """Next to a Session with the variables, which are set back for each run."""
     wrong = {}
@@ -298,22 +302,24 @@ def test_graphs_and_what_is_left_when_they_are_frozen(caplog):
             session.run("init")
             values = session.run(variables)
             m = model.open(graph, inputs=["x", "go"], outputs=["y"], session=session)
-            caplog.clear()
-            frozen = model.open(with_constants(graph, values), outputs=["y"])
-            if (
-                caplog.text.count("changes '") != CHANGES.get(net, 0)
-                or frozen.variables
-            ):
-                wrong[case] = (caplog.text, frozen.variables)
+            opened = [m]
+            for freeze in (with_constants, partial(with_constants_of_v2, session)):
+                caplog.clear()
+                opened.append(model.open(freeze(graph, values), outputs=["y"]))
+                told = caplog.text.count("changes '")
+                if told != CHANGES.get(net, 0) or opened[-1].variables:
+                    wrong[case, len(opened)] = (caplog.text, opened[-1].variables)
             for go in (False, True):
                 session.run("init")
                 expected = session.run("y:0", {"x:0": X, "go:0": go})
                 for name, value in values.items():
                     m.variables[name].assign(value)
-                for opened in (m, frozen):
-                    found = opened.run(x=X, go=go)["y"]
+                # TensorFlow 2 leaves no sign of which reads come after a change.
+                blind = net == "counted" and go
+                for number, each in enumerate(opened[: 2 if blind else 3]):
+                    found = each.run(x=X, go=go)["y"]
                     if not np.allclose(found, expected, rtol=1e-6):
-                        wrong[case, go, opened is m] = (found, expected)
+                        wrong[case, go, number] = (found, expected)
     assert wrong == {}
 
 

@@ -6,13 +6,15 @@ TensorFlow refuses such a graph (`Input 0 of node ... was passed float from ...
 incompatible with expected float_ref`, or `expected resource`).
 
 So that a graph can be checked, such ops get a variable that stands for the value. Then
-all are made to take the value.
+all are made to take the value. In functions they are at once: TensorFlow's own freezing
+makes values of the arguments alone, whatever branches and loops do with them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +22,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.model import freezing, handle_values, programs
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
-from geutil.model.handle_values import Value
+from geutil.model.handle_values import Value, Versions
 from geutil.model.sources import v1_variables
 
 _logger = logging.getLogger("geutil")
@@ -30,16 +32,26 @@ _PASSING = frozenset(
 )
 
 
-def insert_handles(graph_def: Any) -> dict[str, str]:
+@dataclass(frozen=True)
+class Frozen:
+    """What freezing left of variables.
+
+    Attributes:
+        values: for the name of each variable that stands for a value its tensor.
+        changes: the ops in functions that changed a variable.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    changes: Sequence[str] = ()
+
+
+def insert_handles(graph_def: Any) -> Frozen:
     """Put variables where ops take one and are given a value, in place.
 
     Args:
         graph_def: the graph, which nobody has checked.
 
-    Returns:
-        For the name of each variable the tensor that it stands for.
-
-    Cost: linear in nodes and edges.
+    Cost: linear in nodes and edges, those of functions included.
     """
     signatures = OpSignatures({f.signature.name: f for f in graph_def.library.function})
     nodes = programs.nodes_by_name(graph_def)
@@ -65,7 +77,51 @@ def insert_handles(graph_def: Any) -> dict[str, str]:
         for index, text in enumerate(node.input):
             node.input[index] = references.get(programs.short(text), text)
     graph_def.node.extend(handles.values())
-    return {handle.name: text for (text, _), handle in handles.items()}
+    values = {handle.name: text for (text, _), handle in handles.items()}
+    return Frozen(values, _put_into_functions(graph_def, signatures))
+
+
+_UNKNOWN_SHAPE = tf.TensorShape(None).as_proto().SerializeToString()
+
+
+def _put_into_functions(graph_def: Any, signatures: OpSignatures) -> list[str]:
+    """Let nodes of functions take values as arguments; return what they change."""
+    changes: list[str] = []
+    versions = Versions(graph_def.library, changes)
+    for function in graph_def.library.function:
+        # Where freezing made an Identity of a read, some still read its old output.
+        reads = {
+            f"{node.name}:value": f"{node.name}:output:0"
+            for node in function.node_def
+            if node.op == "Identity"
+        }
+        mended = type(function).FromString(function.SerializeToString())
+        seeds = _insert_into_function(mended, signatures)
+        try:
+            freezing.replace_in_function(
+                mended, seeds, versions, function.signature.name
+            )
+        except ModelError:  # The check of the graph names what is wrong.
+            continue
+        arguments = {handle: value.variable for handle, value in seeds.items()}
+        freezing.rename_references(mended, {**reads, **arguments})
+        function.CopyFrom(mended)
+    freezing.add_versions(graph_def, versions)
+    return changes
+
+
+def _insert_into_function(function: Any, signatures: OpSignatures) -> dict[str, Value]:
+    """Let nodes read handles that stand for arguments; return these by their names."""
+    types = {arg.name: arg.type for arg in function.signature.input_arg}
+    seeds = {}
+    for node in function.node_def:
+        for index, kind in _handles_taken(node, signatures):
+            name = programs.short(node.input[index])
+            dtype = types.get(name, UNKNOWN)
+            if kind == "VarHandleOp" and dtype not in (UNKNOWN, *_HANDLES):
+                node.input[index] = f"{name}/geutil_handle"
+                seeds[node.input[index]] = Value(name, dtype, _UNKNOWN_SHAPE)
+    return seeds
 
 
 def _handles_taken(node: Any, signatures: OpSignatures) -> Iterator[tuple[int, str]]:
@@ -122,7 +178,7 @@ def _variable(producer: Any, kind: str, dtype: int) -> Any:
     return node
 
 
-def put_values(graph_def: Any, values: Mapping[str, str], what: str) -> None:
+def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     """Give all that takes a variable which stands for a value that value, in place.
 
     An op that changes such a variable computes what it would set. What comes after it
@@ -130,7 +186,7 @@ def put_values(graph_def: Any, values: Mapping[str, str], what: str) -> None:
 
     Args:
         graph_def: the graph; its variables have handles.
-        values: what `insert_handles` returned.
+        frozen: what `insert_handles` returned.
         what: the source in words.
 
     Raises:
@@ -138,6 +194,7 @@ def put_values(graph_def: Any, values: Mapping[str, str], what: str) -> None:
 
     Cost: linear in nodes and edges, those of functions included.
     """
+    values = frozen.values
     seeds = {
         node.name: Value(
             programs.node_of(values[node.name]),
@@ -147,9 +204,7 @@ def put_values(graph_def: Any, values: Mapping[str, str], what: str) -> None:
         for node in graph_def.node
         if node.name in values
     }
-    if not seeds:
-        return
-    changes: list[str] = []
+    changes = list(frozen.changes)
     try:
         freezing.replace_handles(graph_def, seeds, changes)
     except ModelError as error:
@@ -164,6 +219,8 @@ def put_values(graph_def: Any, values: Mapping[str, str], what: str) -> None:
             what,
             "; ".join(changes),
         )
+    if not seeds:
+        return
     left = []
     for node in graph_def.node:
         if node.name not in seeds:

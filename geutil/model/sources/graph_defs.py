@@ -22,7 +22,10 @@ from geutil.model import programs
 from geutil.model.programs import Program
 from geutil.model.shared_state import SharedState
 from geutil.model.sources import frozen_handles, v1_variables
+from geutil.model.sources.frozen_handles import Frozen
 from geutil.model.sources.v1_variables import GraphResource
+
+_NOTHING = Frozen()
 
 
 def with_placeholders(program: Program, what: str) -> Program:
@@ -176,7 +179,7 @@ def programs_of_graph_def(
     facts: Mapping[str, VariableFacts] | None = None,
     value_of: Callable[[str, Any], np.ndarray[Any, Any] | None] = lambda _name, _: None,
     assets: Mapping[str, str] | None = None,
-    frozen: Mapping[str, str] | None = None,
+    frozen: Frozen = _NOTHING,
 ) -> tuple[dict[str, Program], SharedState]:
     """Return programs that share one graph, and the variables and tables made for it.
 
@@ -189,7 +192,7 @@ def programs_of_graph_def(
         value_of: gives the value of a variable from its op's name and node; None
             where it has none.
         assets: the file for each constant that names one.
-        frozen: the variables that stand for values; see `frozen_handles`.
+        frozen: what freezing left of variables.
 
     Raises:
         ModelError: an op that a signature needs takes a reference and cannot take a
@@ -198,7 +201,7 @@ def programs_of_graph_def(
     graph_def = _needed(graph_def, signatures.values())
     ends = [t for _, outputs in signatures.values() for t in outputs.values()]
     values = v1_variables.with_resource_variables(graph_def, ends)
-    frozen_handles.put_values(graph_def, frozen or {}, what)
+    frozen_handles.put_values(graph_def, frozen, what)
     assets = {**v1_variables.files_of_tables(graph_def), **(assets or {})}
     holdings = SharedState()
     captures: dict[str, Any] = {}
