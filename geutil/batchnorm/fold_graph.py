@@ -13,9 +13,10 @@ from geutil.batchnorm.fold_plan import Choices, Plan, Planner
 from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
-from geutil.batchnorm.targets import Place, inlined, is_convolution_call
+from geutil.batchnorm.targets import Place
 from geutil.batchnorm.training_fold import Training, fold_in_training
 from geutil.graph import creation, edits, state, types
+from geutil.graph.convolution_calls import inlined, is_convolution_call
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.select.names import LayerNames
 from geutil.transform.rewrite.applying import replace_each
