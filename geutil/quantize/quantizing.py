@@ -318,18 +318,14 @@ def _lowered(
     stands_for: dict[Operation, Operation] = {}
     if plan.prelus:
         lines += lowering.lower_prelus(graph, plan.prelus)
-    for lower, ops in (
-        (lowering.lower_negations, plan.negations),
-        (lowering.lower_layer_norms, plan.layer_norms),
-        (lowering.lower_one_hots, plan.one_hots),
-        (lowering.lower_divisions, plan.roots),
-        (lowering.lower_squares, plan.squares),
-        (lowering.lower_biases, plan.biases),
-    ):
-        if ops:
-            more, results = lower(graph, ops)
-            lines += more
-            stands_for |= results
+    if plan.forms:
+        more, results = lowering.lower_forms(graph, plan.forms)
+        lines += more
+        stands_for |= results
+    if plan.biases:
+        more, results = lowering.lower_biases(graph, plan.biases)
+        lines += more
+        stands_for |= results
     return tuple(lines), stands_for
 
 
@@ -397,6 +393,12 @@ def _report(
         warnings.append(
             f"no op computes with data: '{first.name}' ({first.type}) reads constants "
             "and variables only; feed the network through a placeholder"
+        )
+    if plan.refused:
+        first = plan.refused[0]
+        warnings.append(
+            f"{len(plan.refused)} op(s) have no kernel in TFLite, '{first.name}' "
+            f"({first.type}) among them; to_int8() and to_tflite() will refuse it"
         )
     norms = _norms(plan, choices)
     if norms:

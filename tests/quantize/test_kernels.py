@@ -1,13 +1,17 @@
 """The table of int8 kernels, measured through TFLite's converter."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.quantize import quantize
+from geutil.graph.tflite_files import ops_of
+from geutil.quantize import quantize, to_tflite
+from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
-from tests.quantize.converted import Together, opened, spec
+from tests.quantize.converted import Together, decibels, opened, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -116,7 +120,6 @@ KERNEL_CASES = {
 }
 
 FLOAT_CASES = {
-    "AddN": two(lambda a, b: tf.add_n([a, b])),
     "Ceil": one(tf.math.ceil),
     "Conv3D": (
         lambda a: tf.nn.conv3d(a, CUBE, [1] * 5, "SAME"),
@@ -134,7 +137,41 @@ FLOAT_CASES = {
     "Sin": one(tf.sin),
     "Softplus": one(tf.nn.softplus),
     "Softsign": one(tf.nn.softsign),
-    "Square": one(tf.square),
+}
+
+# By type and words of the report: the function, its data, the kernels of the file.
+FORM_CASES = {
+    "AddN) adds 3 tensors": (two(lambda a, b: tf.add_n([a, b, a])), "ADD ADD"),
+    "AccumulateNV2) adds 2": (
+        two(lambda a, b: raw.AccumulateNV2(inputs=[a, b], shape=a.shape)),
+        "ADD",
+    ),
+    "BiasAddV1) computes x + b": (
+        one(lambda a: raw.BiasAddV1(value=a, bias=ROW)),
+        "ADD",
+    ),
+    "ClipByValue) computes max": (
+        one(lambda a: raw.ClipByValue(t=a, clip_value_min=-1.0, clip_value_max=2.0)),
+        "MINIMUM MAXIMUM",
+    ),
+    "Div) computes x / y": (one(lambda a: raw.Div(x=a, y=ROW)), "MUL"),
+    "DivNoNan) computes": (one(lambda a: tf.math.divide_no_nan(a, ROW)), "MUL"),
+    "Xdivy) computes x / y": (one(lambda a: tf.math.xdivy(a, ROW)), "MUL"),
+    "EuclideanNorm) computes": (
+        one(lambda a: raw.EuclideanNorm(input=a, axis=[3])),
+        "MUL SUM SQRT",
+    ),
+    "Expm1) computes exp(x) - 1": (one(tf.math.expm1), "EXP SUB"),
+    "Log1p) computes log(x + 1)": (positive(tf.math.log1p), "ADD LOG"),
+    "MulNoNan) computes x * y": (two(tf.math.multiply_no_nan), "MUL"),
+    "Pow) computes rsqrt(x)": (positive(lambda a: a**-0.5), "RSQRT"),
+    "Pow) computes sqrt(x)": (positive(lambda a: a**0.5), "SQRT"),
+    "Pow) computes x": (one(lambda a: tf.exp(a**1.0)), "EXP"),
+    "Pow) computes x * x": (one(lambda a: a**2.0), "MUL"),
+    "Pow) computes x * x * x": (one(lambda a: a**3.0), "MUL MUL"),
+    "Pow) computes (x * x) * (x * x)": (one(lambda a: a**4.0), "MUL MUL"),
+    "Selu) computes scale": (one(tf.nn.selu), "MINIMUM EXP SUB MUL QUANTIZE MUL ADD"),
+    "Square) computes x * x": (one(tf.square), "MUL"),
 }
 
 
@@ -265,3 +302,207 @@ def test_ops_without_kernels_are_computed_by_others():
     assert "rewritten: 'Neg/Neg' (Neg) computes x * -1" in str(together.report)
     assert parts["spread"].kinds.count("MUL") == 1
     assert parts["spread"].kinds.count("SUB") == 1
+
+
+def test_forms_are_int8_and_compute_the_same():
+    cases = {words: case for words, (case, _) in FORM_CASES.items()}
+    # With a Sqrt in it there is a kernel since 2.21.
+    yet = (
+        {w for w in cases if "sqrt" in w.lower() or "Euclid" in w} if FLOAT_YET else {}
+    )
+    together = Together({w: case for w, case in cases.items() if w not in yet})
+    exact = together.traced(*together.data.values())
+    found, wrong = together.results(), {}
+    for words, part in together.parts().items():
+        ((_, stored),) = found[words]
+        (output,) = (n for n in exact if together.is_of(n, words))
+        noise = decibels(exact[output].numpy(), stored)
+        told = len(part.rewritten) == 1 and f"({words}" in part.rewritten[0]
+        right = told and part.is_int8 and noise > 34
+        if not right or sorted(part.kinds) != sorted(FORM_CASES[words][1].split()):
+            wrong[words] = part, noise
+    assert wrong == {}
+
+
+ANY_IMAGES = spec(None, 8, 8, 4)
+ROLLS = {
+    "one axis": lambda a: tf.roll(a, 1, 1),
+    "two axes": lambda a: tf.roll(
+        tf.nn.relu(tf.roll(a, [-3, 2], [1, 2])), [3, -2], [1, 2]
+    ),
+    "once around": lambda a: tf.roll(a, [11, 8], [-1, 2]),
+    "twice along": lambda a: tf.roll(a, [1, 2], [1, 1]),
+    "the batch": lambda a: tf.roll(a, 1, 0),
+    "computed": lambda a: tf.roll(a, tf.shape(a)[0] // 2, 1),
+    "decisions": lambda a: tf.where(tf.roll(a > 0, [1, 1], [1, 2]), a, 0.0),
+}
+
+
+def test_rolls_of_unknown_batches_are_slices():
+    """The converter takes those apart whose sizes are all known."""
+    cases = {name: (roll, (ANY_IMAGES,)) for name, roll in ROLLS.items()}
+    cases["unknown"] = ROLLS["one axis"], (spec(None, None, 8, 4),)
+    together = Together(cases)
+    exact = together.traced(*together.data.values())
+    wrong = {}
+    for name, pairs in together.results().items():
+        ((_, stored),) = pairs
+        (output,) = (n for n in exact if together.is_of(n, name))
+        apart = np.abs(exact[output].numpy() - stored).max()
+        floats = [op.kind for op in together.ops(name) if op.is_float]
+        if apart > 6 / 255 or floats:
+            wrong[name] = apart, floats
+    assert wrong == {}
+    lines = together.report.rewritten
+    assert len(lines) == 9
+    assert all(line.endswith("joins two slices for each axis") for line in lines)
+    # Where weights alone are stored in integers, too.
+    m = opened(lambda a: tf.roll(a, 1, 1) @ MATRIX, ANY_IMAGES)
+    report = quantize(m, scheme="weight_only_int8", is_training=False)
+    assert len(report.rewritten) == 1
+    kinds = [op.kind for op in ops_of(to_tflite(m, scheme="weight_only_int8"))]
+    assert kinds.count("STRIDED_SLICE") == 2
+
+
+SQUARE = spec(4, 4)
+# Types of ops by what they read.
+REFUSED_CASES = {
+    "Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Cosh Digamma Erf Erfc Erfinv "
+    "Ndtri Sinh Tan": lambda a: {"x": a},
+    "Cholesky LogMatrixDeterminant Lu MatrixDeterminant MatrixInverse Qr "
+    "SelfAdjointEigV2 Svd DiagPart": lambda a: {"input": a},
+    "MatrixSolve MatrixTriangularSolve": lambda a: {"matrix": a, "rhs": a},
+    "ApproximateEqual Mod TruncateMod": lambda a: {"x": a, "y": a + 9.0},
+    "Cross": lambda a: {"a": a[:, :3], "b": a[:, 1:]},
+    "Betainc": lambda a: {"a": a, "b": a, "x": a},
+    "Igamma Polygamma": lambda a: {"a": a, "x": a},
+    "Zeta": lambda a: {"x": a, "q": a},
+    "Cumprod CumulativeLogsumexp": lambda a: {"x": a, "axis": 0},
+    "Diag": lambda a: {"diagonal": a},
+    "MatrixDiagPartV3": lambda a: {"input": a, "k": 0, "padding_value": 0.0},
+    "SegmentMax SegmentMean SegmentProd": lambda a: {"data": a, "segment_ids": ROW_IDS},
+    "DynamicPartition": lambda a: {
+        "data": a,
+        "partitions": ROW_IDS,
+        "num_partitions": 3,
+    },
+    "TensorScatterMax TensorScatterMin TensorScatterSub": lambda a: {
+        "tensor": a,
+        "indices": [[0]],
+        "updates": a[:1],
+    },
+    "LowerBound UpperBound": lambda a: {"sorted_inputs": a, "values": a},
+    "NthElement": lambda a: {"input": a, "n": 1},
+    "InTopKV2": lambda a: {"predictions": a, "targets": ROW_IDS, "k": 2},
+    "HistogramFixedWidth": lambda a: {
+        "values": a,
+        "value_range": [0.0, 1.0],
+        "nbins": 4,
+    },
+    "UniqueV2": lambda a: {"x": whole(a), "axis": [0]},
+    "UniqueWithCounts": lambda a: {"x": whole(a)[0]},
+    "BitwiseAnd BitwiseOr LeftShift": lambda a: {"x": whole(a), "y": whole(a)},
+    "Invert": lambda a: {"x": whole(a)},
+    "DenseBincount": lambda a: {"input": whole(a), "size": 3, "weights": []},
+    "Complex": lambda a: {"real": a, "imag": a},
+    "Conj FFT FFT2D IFFT IFFT2D Angle": lambda a: {"input": tf.complex(a, a)},
+    "IRFFT": lambda a: {"input": tf.complex(a, a), "fft_length": [4]},
+    "IRFFT2D": lambda a: {"input": tf.complex(a, a), "fft_length": [4, 4]},
+    "RFFT3D": lambda a: {"input": images(a), "fft_length": [2, 2, 2]},
+    "HSVToRGB RGBToHSV": lambda a: {"images": images(a)[..., :3]},
+    "AdjustHue": lambda a: {"images": images(a)[..., :3], "delta": 0.1},
+    "AdjustSaturation": lambda a: {"images": images(a)[..., :3], "scale": 2.0},
+    "AdjustContrastv2": lambda a: {"images": images(a), "contrast_factor": 2.0},
+    "ResizeArea ResizeBicubic": lambda a: {"images": images(a), "size": [4, 4]},
+    "ScaleAndTranslate": lambda a: {
+        "images": images(a),
+        "size": [4, 4],
+        "scale": [2.0, 2.0],
+        "translation": [0.0, 0.0],
+    },
+    "ImageProjectiveTransformV3": lambda a: {
+        "images": images(a),
+        "transforms": [[1.0, 0, 0, 0, 1, 0, 0, 0]],
+        "output_shape": [4, 4],
+        "fill_value": 0.0,
+        "interpolation": "BILINEAR",
+    },
+    "CropAndResize": lambda a: {
+        "image": images(a),
+        "boxes": a,
+        "box_ind": [0] * 4,
+        "crop_size": [2, 2],
+    },
+    "ExtractImagePatches": lambda a: {
+        "images": images(a),
+        "ksizes": [1, 2, 2, 1],
+        "strides": [1] * 4,
+        "rates": [1] * 4,
+        "padding": "SAME",
+    },
+    "Dilation2D": lambda a: {
+        "input": images(a),
+        "filter": images(a)[0],
+        "strides": [1] * 4,
+        "rates": [1] * 4,
+        "padding": "SAME",
+    },
+    "AvgPool3D MaxPool3D": lambda a: {
+        "input": images(a)[None],
+        "ksize": [1, 1, 2, 2, 1],
+        "strides": [1] * 5,
+        "padding": "SAME",
+    },
+    "MaxPoolWithArgmax": lambda a: {
+        "input": images(a),
+        "ksize": [1, 2, 2, 1],
+        "strides": [1] * 4,
+        "padding": "SAME",
+    },
+    "RandomShuffle": lambda a: {"value": a},
+    "RandomGamma": lambda a: {"shape": [2], "alpha": a},
+    "RandomUniformInt": lambda a: {
+        "shape": whole(a)[0],
+        "minval": 0,
+        "maxval": 3,
+    },
+    "TruncatedNormal": lambda a: {"shape": whole(a)[0], "dtype": tf.float32},
+    "StatelessRandomNormalV2 StatelessRandomUniformV2": lambda a: {
+        "shape": whole(a)[0],
+        "key": tf.constant([1], tf.uint64),
+        "counter": tf.constant([1, 2], tf.uint64),
+        "alg": 1,
+    },
+}
+ROW_IDS = [0, 0, 1, 2]
+
+
+def whole(a):
+    return tf.cast(a, tf.int32)
+
+
+def images(a):
+    return tf.reshape(a, [1, 2, 2, 4])
+
+
+def test_what_the_converter_refuses_is_named_before_it_is_asked():
+    made = {}
+
+    def function(a):
+        for kinds, reads in REFUSED_CASES.items():
+            for kind in kinds.split():
+                made[kind] = tf.nest.flatten(getattr(raw, kind)(**reads(a)))[0]
+        return made
+
+    m = opened(function, SQUARE)
+    traced = tf.function(function, input_signature=[SQUARE], autograph=False)
+    concrete = traced.get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete])
+    with pytest.raises(Exception, match="neither a custom op nor a flex op") as refused:
+        converter.convert()
+    found = set(re.findall(r"'tf\.(\w+)' op is neither", str(refused.value)))
+    assert found == set(made) == forms.REFUSED
+    report = quantize(m, is_training=False, strict=True)
+    reasons = {e.op_type: e.reason for e in report.skipped}
+    assert {k for k in made if "has no kernel in TFLite" not in reasons[k]} == set()
+    assert "op(s) have no kernel in TFLite, 'Acos' (Acos) among" in report.warnings[0]

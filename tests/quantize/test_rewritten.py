@@ -119,7 +119,7 @@ def test_prelus_and_layer_norms_are_written_in_forms_that_are_int8():
     ends = made.model.outputs.items()
     assert all(is_simulated(t.op) for n, t in ends if made.is_of(n, "norm of Keras"))
     (line,) = parts["norm of one op"].rewritten
-    assert "a layer norm, computes (x - mean) * rsqrt(variance + epsilon)" in line
+    assert "a layer norm and computes (x - mean) * rsqrt(variance + epsilon)" in line
 
 
 def test_a_prelu_computes_what_it_did():

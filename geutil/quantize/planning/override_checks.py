@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph.types import Operation
 from geutil.quantize.planning.draft_points import Point, RangeGroup, Skip
+from geutil.quantize.planning.forms import Form
 from geutil.quantize.planning.fused_ops import Prelu
 from geutil.quantize.planning.network import Network, simulation_of
 from geutil.quantize.spec import Overrides, chosen
@@ -28,9 +29,7 @@ class Planned(Protocol):
     skips: dict[Operation, Skip]
     results: dict[Operation, Point]
     prelus: list[Prelu]
-    negations: list[Operation]
-    roots: list[Operation]
-    squares: list[Operation]
+    forms: dict[Operation, Form]
 
 
 def check_obeyed(
@@ -69,7 +68,7 @@ class _Obeyed:
             self._parts.setdefault(kernel, []).append(op)
         # Of these another plan is made, once they are written in another form.
         inside = (op for prelu in plan.prelus for op in prelu.ops)
-        self._rewritten = {*plan.negations, *plan.roots, *plan.squares, *inside}
+        self._rewritten = {*plan.forms, *inside}
 
     def fault(self, op: Operation, field: str, value: Any) -> str:
         """Return why a field of an override is not obeyed for an op; "" if it is."""

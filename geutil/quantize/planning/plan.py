@@ -15,6 +15,7 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
 from geutil.quantize.planning.draft_points import Draft, Drafts, Point
+from geutil.quantize.planning.forms import Form, converted_form, int8_form, is_refused
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import (
@@ -31,7 +32,6 @@ from geutil.quantize.planning.network import (
 from geutil.quantize.planning.override_checks import check_obeyed
 from geutil.quantize.planning.random_layers import RandomLayer
 from geutil.quantize.spec import Format, QuantizeChoices, Spec
-from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer
 
 # What the converter makes of parameters of other ops is as good.
@@ -59,6 +59,11 @@ _DROPS = (
 )
 _NOISE = "computes with random numbers alone, which are not rounded"
 _NO_KERNEL = (_DIVIDES, _DROPS, _NOISE, _RANKS)
+_REFUSED = (
+    "has no kernel in TFLite, in float neither, so that to_int8() and to_tflite() will "
+    "refuse the model; compute it by other ops (geutil.transform.rewrite), or cut the "
+    "model before it (Model.cut)"
+)
 _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
 
 
@@ -75,13 +80,10 @@ class QuantizePlan:
         results: for each kernel the point of what it makes.
         notes: of layers, why their weights are stored otherwise than most.
         prelus: activations to be written in another form before all this.
-        negations: Neg ops to be written in another form before all this.
-        layer_norms: layer norms of one op, likewise.
-        one_hots: OneHot ops, and casts of what such make, likewise.
-        roots: divisions by a square root, likewise.
-        squares: squared differences of many dimensions, likewise.
+        forms: of other ops what computes the same, likewise.
         biases: sums behind a Reshape that a layer could compute, likewise.
         in_float: the skipped ops that the caller does not want quantized.
+        refused: ops of which TFLite's converter will make nothing.
         unfed: products of constants and variables, which may have been meant.
     """
 
@@ -92,13 +94,10 @@ class QuantizePlan:
     results: dict[Operation, Point] = field(default_factory=dict)
     notes: dict[Operation, str] = field(default_factory=dict)
     prelus: list[Prelu] = field(default_factory=list)
-    negations: list[Operation] = field(default_factory=list)
-    layer_norms: list[Operation] = field(default_factory=list)
-    one_hots: list[Operation] = field(default_factory=list)
-    roots: list[Operation] = field(default_factory=list)
-    squares: list[Operation] = field(default_factory=list)
+    forms: dict[Operation, Form] = field(default_factory=dict)
     biases: list[Operation] = field(default_factory=list)
     in_float: list[Operation] = field(default_factory=list)
+    refused: list[Operation] = field(default_factory=list)
     unfed: list[Operation] = field(default_factory=list)
 
 
@@ -150,16 +149,20 @@ class _PointPlanner(Drafts):
         self.skips: dict[Operation, draft_points.Skip] = {}
         self.notes: dict[Operation, str] = {}
         self.blocked: list[Operation] = []
+        # Ops that a file holds as parts of others, or not at all.
+        self.converted: set[Operation] = set()
         # Ops that forward what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in fused_ops.find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
         ):
+            self.converted.update(composite.ops)
             if all(self.refusal(op) == "" for op in composite.ops):
                 self.composites[composite.end] = composite
                 self.inner.update(composite.ops[1:])
         for layer in network.random_layers.values():
             self.inner.update(self._only_for(layer))
+            self.converted.update(layer.ops)
 
     def _only_for(self, layer: RandomLayer) -> list[Operation]:
         """Return the ops of a random layer but its end that nothing else reads."""
@@ -175,7 +178,10 @@ class _PointPlanner(Drafts):
         if self.choices.weights_only:
             for op in self.network.ops:
                 self._weigh(op)
-            return self._obeying(self._plan_of_drafts())
+            plan = self._plan_of_drafts()
+            plan.forms = self._forms()
+            plan.refused = self._refused(plan)
+            return self._obeying(plan)
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
@@ -190,11 +196,8 @@ class _PointPlanner(Drafts):
         prelus = self._prelus()
         inside = {op for prelu in prelus for op in prelu.ops}
         plan.prelus = prelus
-        plan.negations = [op for op in self._left_in_float("Neg") if op not in inside]
-        plan.layer_norms = self._layer_norms()
-        plan.one_hots = [*self._left_in_float("OneHot"), *self._cast_one_hots()]
-        plan.roots = self._by_roots()
-        plan.squares = self._left_in_float("SquaredDifference")
+        plan.forms = {op: f for op, f in self._forms().items() if op not in inside}
+        plan.refused = self._refused(plan)
         plan.biases = [op for op in self.network.ops if self._adds_parted_bias(op)]
         return self._obeying(plan)
 
@@ -288,37 +291,30 @@ class _PointPlanner(Drafts):
                     for tensor in drafted[1:]:
                         self.shared.join(drafted[0], tensor)
 
-    def _layer_norms(self) -> list[Operation]:
-        return [
-            op
-            for op in self.skips
-            if is_layer_norm(op) and op.inputs[0].dtype == tf.float32
-            if not self.refusal(op)
-        ]
+    def _forms(self) -> dict[Operation, Form]:
+        """Return what computes what ops do that TFLite has no kernel for."""
+        network, forms = self.network, {}
+        for op in network.ops:
+            if op in network.noise or op in network.random_layers:
+                continue
+            in_float = op in self.skips and op.outputs[0].dtype == tf.float32
+            in_float = in_float and not self.choices.weights_only
+            form = int8_form(op) if in_float else converted_form(op)
+            if form is not None and not self.refusal(op):
+                forms[op] = form
+        return forms
 
-    def _cast_one_hots(self) -> list[Operation]:
-        """Return the casts to float of vectors that OneHot makes of other types."""
-        casts = self._left_in_float("Cast")
-        return [op for op in casts if op.inputs[0].op.type == "OneHot"]
-
-    def _left_in_float(self, kind: str) -> list[Operation]:
-        """Return the ops of a type that can be written in another form."""
-        return [
+    def _refused(self, plan: QuantizePlan) -> list[Operation]:
+        """Return the ops that the converter will refuse, and skip them for that."""
+        refused = [
             op
-            for op in self.skips
-            if op.type == kind and op.outputs[0].dtype == tf.float32
-            if not self.refusal(op)
+            for op in self.network.ops
+            if op not in self.converted and op not in plan.forms and is_refused(op)
         ]
-
-    def _by_roots(self) -> list[Operation]:
-        kinds = [
-            op for kind in int8_kernels.DIVISIONS for op in self._left_in_float(kind)
-        ]
-        return [
-            op
-            for op in kinds
-            if op.inputs[int8_kernels.DIVISIONS[op.type]].op.type == "Sqrt"
-        ]
+        for op in refused:
+            self.kernels.pop(op, None)
+            self.skips[op] = draft_points.Skip(op, _REFUSED, False)
+        return refused
 
     def _adds_parted_bias(self, op: Operation) -> bool:
         """Tell whether a sum could be a layer's bias, but for a Reshape in between."""

@@ -1,0 +1,414 @@
+"""Forms of ops that TFLite has no kernel for, of others that it has one for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.op_types import FUSED_NORMS
+from geutil.graph.types import Operation, Tensor
+from geutil.quantize.planning.int8_kernels import DIVISIONS
+from geutil.select.networks.batch_norms import is_layer_norm
+from geutil.transform.op_templates import Function
+
+
+class Form(NamedTuple):
+    """Ops that compute what another op does.
+
+    Attributes:
+        words: what they compute.
+        scope: the last part of the new ops' scope.
+        key: tells apart what makes other ops.
+        function: what makes them.
+        inputs: what they read.
+    """
+
+    words: str
+    scope: str
+    key: Hashable
+    function: Function
+    inputs: Sequence[Tensor]
+
+
+def int8_form(op: Operation) -> Form | None:
+    """Return the form of an op whose parts have int8 kernels; None if there is none.
+
+    Args:
+        op: an op that has no int8 kernel itself.
+    """
+    form = _INT8.get(op.type) or _UNCONVERTED.get(op.type)
+    return None if form is None else form(op)
+
+
+def converted_form(op: Operation) -> Form | None:
+    """Return the form of an op that TFLite's converter refuses as it is, or None."""
+    form = _UNCONVERTED.get(op.type)
+    return None if form is None else form(op)
+
+
+def _negation(op: Operation) -> Form:
+    return Form("computes x * -1", "product", "negation", _negative, op.inputs)
+
+
+def _negative(x: tf.Tensor) -> list[tf.Tensor]:
+    factor = tf.constant(-1.0, tf.float32, name="factor")
+    return [tf.multiply(x, factor, name="product")]
+
+
+def _layer_norm(op: Operation) -> Form | None:
+    """The converter would take it apart, too, but where no FakeQuant can lie inside."""
+    if not is_layer_norm(op) or op.inputs[0].dtype != tf.float32:
+        return None
+    epsilon = float(op.get_attr("epsilon"))
+
+    def normalized(x: tf.Tensor) -> list[tf.Tensor]:
+        # The batch of one is none to take a mean over.
+        axes = list(range(2, x.shape.rank))
+        mean = tf.reduce_mean(x, axes, keepdims=True, name="mean")
+        squares = tf.math.squared_difference(x, mean, name="squares")
+        variance = tf.reduce_mean(squares, axes, keepdims=True, name="variance")
+        factor = tf.math.rsqrt(variance + epsilon, name="factor")
+        return [tf.multiply(x - mean, factor, name="normalized")]
+
+    words = "is a layer norm and computes (x - mean) * rsqrt(variance + epsilon)"
+    return Form(words, "norm", ("norm", op), normalized, op.inputs[:1])
+
+
+def _one_hot(op: Operation) -> Form | None:
+    """One-hot vectors that are quantized make the converter fail.
+
+    It moves that to the two values, which the kernel does not take in int8.
+    """
+    one_hot = op.inputs[0].op if op.type == "Cast" else op
+    if one_hot.type != "OneHot":
+        return None
+    indices, *_, off = one_hot.inputs
+    axis = int(one_hot.get_attr("axis"))
+
+    def chosen(
+        indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor
+    ) -> list[tf.Tensor]:
+        mask = tf.one_hot(indices, depth, True, False, axis, tf.bool, name="mask")
+        on, off = (tf.cast(value, tf.float32) for value in (on, off))
+        return [tf.where(mask, on, off, name="choice")]
+
+    key = ("one-hot", axis, indices.dtype.name, off.dtype.name)
+    return Form("chooses by a mask", "choice", key, chosen, one_hot.inputs)
+
+
+def _division(op: Operation) -> Form | None:
+    """The int8 kernel for divisions takes no divisor that is stored as 0."""
+    *dividend, root = op.inputs
+    if root.op.type == "Sqrt":
+        function = _product_with_root if dividend else _inverse_root
+        inputs = [*dividend, root.op.inputs[0]]
+        return Form(
+            "computes by rsqrt", "by_root", ("root", len(dividend)), function, inputs
+        )
+    if op.type in DIVISIONS:
+        return None
+    divisor = tf.get_static_value(root)
+    if op.type != "Div" and (divisor is None or not np.all(divisor)):
+        return None
+    return Form("computes x / y", "quotient", "quotient", _quotient, op.inputs)
+
+
+def _inverse_root(y: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.math.rsqrt(y, name="rsqrt")]
+
+
+def _product_with_root(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.multiply(x, tf.math.rsqrt(y, name="rsqrt"), name="product")]
+
+
+def _quotient(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.divide(x, y, name="quotient")]
+
+
+def _squared_difference(op: Operation) -> Form:
+    """Of more than four axes the converter takes it apart, with no FakeQuant inside."""
+
+    def squared(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        difference = tf.subtract(x, y, name="difference")
+        return [tf.multiply(difference, difference, name="square")]
+
+    words = "computes (x - y) * (x - y)"
+    return Form(words, "product", "square of difference", squared, op.inputs)
+
+
+def _squared_twice(x: tf.Tensor) -> tf.Tensor:
+    square = tf.multiply(x, x, name="square")
+    return tf.multiply(square, square, name="power")
+
+
+_POWERS: dict[float, tuple[str, Callable[[tf.Tensor], tf.Tensor]]] = {
+    -0.5: ("rsqrt(x)", lambda x: tf.math.rsqrt(x, name="power")),
+    0.5: ("sqrt(x)", lambda x: tf.sqrt(x, name="power")),
+    1.0: ("x", lambda x: tf.identity(x, name="power")),
+    2.0: ("x * x", lambda x: tf.multiply(x, x, name="power")),
+    3.0: ("x * x * x", lambda x: tf.multiply(x * x, x, name="power")),
+    4.0: ("(x * x) * (x * x)", _squared_twice),
+}
+"""Exponents of powers that other ops compute, and these."""
+
+
+def _power(op: Operation) -> Form | None:
+    exponent = 2.0
+    if op.type == "Pow":
+        value = tf.get_static_value(op.inputs[1])
+        # Of more axes than x, it would give the result more.
+        if (
+            value is None
+            or value.size != 1
+            or value.ndim > (op.inputs[0].shape.rank or 0)
+        ):
+            return None
+        exponent = float(value.reshape(()))
+    if exponent not in _POWERS:
+        return None
+    words, compute = _POWERS[exponent]
+    key = ("power", exponent)
+    return Form(
+        f"computes {words}", "power", key, lambda x: [compute(x)], op.inputs[:1]
+    )
+
+
+def _sum(op: Operation) -> Form | None:
+    inputs = list(op.inputs)
+    if len(inputs) == 1:
+        return None
+    words = f"adds {len(inputs)} tensors one by one"
+
+    def added(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return [functools.reduce(tf.add, tensors)]
+
+    return Form(words, "sum", ("sum", len(inputs)), added, inputs)
+
+
+def _product(op: Operation) -> Form:
+    return Form("computes x * y", "product", "product", _times, op.inputs)
+
+
+def _times(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.multiply(x, y, name="product")]
+
+
+def _log1p(op: Operation) -> Form:
+    return Form("computes log(x + 1)", "log", "log1p", _log_of_next, op.inputs)
+
+
+def _log_of_next(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.math.log(x + 1.0, name="log")]
+
+
+def _expm1(op: Operation) -> Form:
+    return Form("computes exp(x) - 1", "exp", "expm1", _exp_less_one, op.inputs)
+
+
+def _exp_less_one(x: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.subtract(tf.exp(x), 1.0, name="less_one")]
+
+
+def _selu(op: Operation) -> Form:
+    words = "computes scale * (relu(x) + alpha * (exp(min(x, 0)) - 1))"
+    return Form(words, "selu", "selu", _scaled_elu, op.inputs)
+
+
+def _scaled_elu(x: tf.Tensor) -> list[tf.Tensor]:
+    # Klambauer et al., Self-Normalizing Neural Networks, 2017, section 2.
+    alpha, scale = 1.6732632423543772, 1.0507009873554805
+    falling = (tf.exp(tf.minimum(x, 0.0)) - 1.0) * (scale * alpha)
+    return [tf.add(tf.nn.relu(x) * scale, falling, name="selu")]
+
+
+def _bias(op: Operation) -> Form:
+    return Form("computes x + b", "sum", "bias", _biased, op.inputs)
+
+
+def _biased(x: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.nn.bias_add(x, bias, name="sum")]
+
+
+def _clip(op: Operation) -> Form:
+    return Form("computes max(min(x, b), a)", "clip", "clip", _clipped, op.inputs)
+
+
+def _clipped(x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.maximum(tf.minimum(x, high, name="minimum"), low, name="maximum")]
+
+
+def _norm(op: Operation) -> Form:
+    keeps = bool(op.get_attr("keep_dims"))
+
+    def norm(x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.sqrt(tf.reduce_sum(x * x, axes, keeps), name="norm")]
+
+    words = "computes sqrt(sum(x * x))"
+    return Form(words, "norm", ("euclidean norm", keeps), norm, op.inputs)
+
+
+def _roll(op: Operation) -> Form | None:
+    """The converter takes it apart, too, if no size is unknown, the batch's neither."""
+    x, shifts, axes = op.inputs
+    places = tf.get_static_value(axes)
+    if x.shape.is_fully_defined() or places is None or x.shape.rank is None:
+        return None
+    amounts = tf.get_static_value(shifts)
+    sizes = x.shape.as_list()
+    turned = [int(axis) % len(sizes) for axis in places.reshape(-1)]
+
+    def rolled(x: tf.Tensor, *shifts: tf.Tensor) -> list[tf.Tensor]:
+        for index, axis in enumerate(turned):
+            size = sizes[axis]
+            if amounts is None:
+                shift = tf.cast(tf.reshape(shifts[0], [-1])[index], tf.int32)
+            else:
+                shift = int(amounts.reshape(-1)[index])
+            if size is None:
+                size = tf.shape(x)[axis]
+            # How many of the first go behind the others.
+            start = -shift % size
+            if isinstance(start, int) and start == 0:
+                continue
+            before = (slice(None),) * axis
+            x = tf.concat(
+                [x[(*before, slice(start, None))], x[(*before, slice(start))]], axis
+            )
+        return [tf.identity(x, name="rolled")]
+
+    inputs = [x, shifts] if amounts is None else [x]
+    constant = None if amounts is None else tuple(amounts.reshape(-1).tolist())
+    key = ("roll", tuple(turned), constant, tuple(sizes))
+    return Form("joins two slices for each axis", "roll", key, rolled, inputs)
+
+
+_INT8: dict[str, Callable[[Operation], Form | None]] = {
+    **dict.fromkeys(FUSED_NORMS, _layer_norm),
+    **dict.fromkeys((*DIVISIONS, "Div", "DivNoNan", "Xdivy"), _division),
+    **dict.fromkeys(("Pow", "Square"), _power),
+    **dict.fromkeys(("Cast", "OneHot"), _one_hot),
+    "AddN": _sum,
+    "BiasAddV1": _bias,
+    "Expm1": _expm1,
+    "Log1p": _log1p,
+    "MulNoNan": _product,
+    "Neg": _negation,
+    "Selu": _selu,
+    "SquaredDifference": _squared_difference,
+}
+"""Forms of ops that TFLite computes in float, or does not compute as they are."""
+
+_UNCONVERTED: dict[str, Callable[[Operation], Form | None]] = {
+    "AccumulateNV2": _sum,
+    "ClipByValue": _clip,
+    "EuclideanNorm": _norm,
+    "Roll": _roll,
+}
+"""Forms of ops that the converter refuses (TensorFlow 2.21)."""
+
+REFUSED = frozenset(
+    (
+        "Acos",
+        "Acosh",
+        "AdjustContrastv2",
+        "AdjustHue",
+        "AdjustSaturation",
+        "Angle",
+        "ApproximateEqual",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "AvgPool3D",
+        "BesselI0e",
+        "BesselI1e",
+        "Betainc",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "Cholesky",
+        "Complex",
+        "Conj",
+        "Cosh",
+        "CropAndResize",
+        "Cross",
+        "Cumprod",
+        "CumulativeLogsumexp",
+        "DenseBincount",
+        "Diag",
+        "DiagPart",
+        "Digamma",
+        "Dilation2D",
+        "DynamicPartition",
+        "Erf",
+        "Erfc",
+        "Erfinv",
+        "ExtractImagePatches",
+        "FFT",
+        "FFT2D",
+        "HSVToRGB",
+        "HistogramFixedWidth",
+        "IFFT",
+        "IFFT2D",
+        "IRFFT",
+        "IRFFT2D",
+        "Igamma",
+        "ImageProjectiveTransformV3",
+        "InTopKV2",
+        "Invert",
+        "LeftShift",
+        "LogMatrixDeterminant",
+        "LowerBound",
+        "Lu",
+        "MatrixDeterminant",
+        "MatrixDiagPartV3",
+        "MatrixInverse",
+        "MatrixSolve",
+        "MatrixTriangularSolve",
+        "MaxPool3D",
+        "MaxPoolWithArgmax",
+        "Mod",
+        "Ndtri",
+        "NthElement",
+        "Polygamma",
+        "Qr",
+        "RFFT3D",
+        "RGBToHSV",
+        "RandomGamma",
+        "RandomShuffle",
+        "RandomUniformInt",
+        "ResizeArea",
+        "ResizeBicubic",
+        "ScaleAndTranslate",
+        "SegmentMax",
+        "SegmentMean",
+        "SegmentProd",
+        "SelfAdjointEigV2",
+        "Sinh",
+        "StatelessRandomNormalV2",
+        "StatelessRandomUniformV2",
+        "Svd",
+        "Tan",
+        "TensorScatterMax",
+        "TensorScatterMin",
+        "TensorScatterSub",
+        "TruncateMod",
+        "TruncatedNormal",
+        "UniqueV2",
+        "UniqueWithCounts",
+        "UpperBound",
+        "Zeta",
+    )
+)
+"""Types of ops that the converter refuses, and for which there is no form here.
+
+Measured with TensorFlow 2.21; `tests/quantize/test_kernels.py` measures it again.
+"""
+
+
+def is_refused(op: Operation) -> bool:
+    """Tell whether TFLite's converter refuses an op as it is."""
+    return op.type in REFUSED or converted_form(op) is not None
