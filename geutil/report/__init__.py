@@ -1,10 +1,11 @@
-"""Pages for people to look at: graphs, differences, reports and memory, in one file."""
+"""Pages for people to look at: graphs, differences, reports and memory, in one file.
 
-from geutil.report.bits_page import bits
-from geutil.report.differences import Altered, GraphDifference, Rewired, difference
-from geutil.report.page import Page
-from geutil.report.pages import diff, memory, pipeline, view
-from geutil.report.tflite_differences import FileDifference, FileOpMatch
+The names are imported when they are first used: a file alone needs no TensorFlow.
+"""
+
+import typing
+
+from geutil import lazy
 
 __all__ = [
     "bits",
@@ -20,3 +21,21 @@ __all__ = [
     "FileDifference",
     "FileOpMatch",
 ]
+
+if typing.TYPE_CHECKING:
+    from geutil.report.bits_page import bits
+    from geutil.report.differences import Altered, GraphDifference, Rewired, difference
+    from geutil.report.page import Page
+    from geutil.report.pages import diff, memory, pipeline, view
+    from geutil.report.tflite_differences import FileDifference, FileOpMatch
+else:
+    __getattr__, __dir__ = lazy.names_of(
+        __name__,
+        {
+            "bits_page": ("bits",),
+            "differences": ("Altered", "GraphDifference", "Rewired", "difference"),
+            "page": ("Page",),
+            "pages": ("diff", "memory", "pipeline", "view"),
+            "tflite_differences": ("FileDifference", "FileOpMatch"),
+        },
+    )

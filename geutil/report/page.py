@@ -20,6 +20,30 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ReportError
+from geutil.report.table import Rows
+from geutil.version import __version__
+
+
+def payload_of(
+    kind: str, title: str, graphs: list[dict[str, Any]], rows: Rows | None
+) -> dict[str, Any]:
+    """Return what the viewer draws: `Payload` in web/src/payload.ts.
+
+    Args:
+        kind: what the page shows, such as "view".
+        title: its title.
+        graphs: graphs as the viewer takes them.
+        rows: the table beside them, if any.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    traced = "" if tensorflow is None else f", TensorFlow {tensorflow.__version__}"
+    return {
+        "kind": kind,
+        "title": title,
+        "versions": f"geutil {__version__}{traced}",
+        "graphs": graphs,
+        **({} if rows is None else {"report": rows.data()}),
+    }
 
 
 @dataclass(frozen=True)

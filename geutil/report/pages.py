@@ -6,8 +6,6 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from geutil.errors import ArgumentTypeError, ReportError
 from geutil.graph.types import type_name
 from geutil.memory import Measurement, Timeline, TimelineComparison, compare
@@ -15,6 +13,7 @@ from geutil.model import Model
 from geutil.quantize import Int8Comparison
 from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import Drawn, graph_and_file, pairs_of, statuses
+from geutil.report.file_page import page_of_file
 from geutil.report.graphs import (
     PHASES,
     add_noise,
@@ -22,18 +21,18 @@ from geutil.report.graphs import (
     lifetimes_data,
     timeline_data,
 )
-from geutil.report.page import Page
-from geutil.report.rows import Row, rows_of
+from geutil.report.page import Page, payload_of
+from geutil.report.rows import rows_of
 from geutil.report.stages import pipeline_data, stages_of
+from geutil.report.table import Row
 from geutil.report.tflite_differences import (
     difference_of_file,
     file_rows,
     page_data,
     swapped,
 )
-from geutil.report.tflite_nodes import FileSubject, precision_rows
+from geutil.report.tflite_nodes import FileSubject
 from geutil.select.subgraph import SubGraphView
-from geutil.version import __version__
 
 
 def view(subject: Any, *, title: str | None = None, report: object = None) -> Page:
@@ -82,7 +81,7 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
         payload = _payload("view", heading, graphs, None)
         return Page(heading, {**payload, "lives": lives})
     if isinstance(drawn, FileSubject) and report is None:
-        report = precision_rows(drawn)
+        return page_of_file(drawn, heading)
     return _graph_page("view", heading, drawn.data(), report, sides=1)
 
 
@@ -281,15 +280,8 @@ def _graph_page(
 def _payload(
     kind: str, title: str, graphs: list[dict[str, Any]], report: object
 ) -> dict[str, Any]:
-    payload: dict[str, Any] = {
-        "kind": kind,
-        "title": title,
-        "versions": f"geutil {__version__}, TensorFlow {tf.__version__}",
-        "graphs": graphs,
-    }
-    if report is not None:
-        payload["report"] = rows_of(report).data()
-    return payload
+    rows = None if report is None else rows_of(report)
+    return payload_of(kind, title, graphs, rows)
 
 
 _SHOWN = 200

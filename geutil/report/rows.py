@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from functools import singledispatch
 from typing import Any
 
@@ -19,46 +18,9 @@ from geutil.quantize import (
     LayerNoise,
     QuantizeReport,
 )
+from geutil.report.table import Row, Rows
 from geutil.select.names import with_layer
 from geutil.transform.rewrite import RewriteReport
-
-
-@dataclass(frozen=True)
-class Row:
-    """What happened to one candidate.
-
-    Attributes:
-        outcome: a word for it, such as "folded".
-        good: whether what was asked for was done.
-        what: the candidate.
-        detail: into what, or why not.
-        names: the ops or scopes that it is about, those of the result first.
-    """
-
-    outcome: str
-    good: bool
-    what: str
-    detail: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A report as a table.
-
-    Attributes:
-        title: what it reports on.
-        summary: lines that say how much was done.
-        rows: the candidates.
-    """
-
-    title: str
-    summary: tuple[str, ...]
-    rows: tuple[Row, ...]
-
-    def data(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return asdict(self)
 
 
 @singledispatch

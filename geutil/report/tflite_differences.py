@@ -16,7 +16,7 @@ from geutil.graph.types import Operation
 from geutil.quantize.int8.running import file_names
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
-from geutil.report.rows import Row, Rows
+from geutil.report.table import Row, Rows
 from geutil.report.tflite_nodes import FileSubject
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5

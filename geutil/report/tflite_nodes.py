@@ -21,7 +21,7 @@ from geutil.graph.tflite_reading import (
     LiteTensor,
 )
 from geutil.model.files.tflite_inspection import read_tflite
-from geutil.report.rows import Row, Rows
+from geutil.report.table import Row, Rows
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)

@@ -121,6 +121,7 @@ fold /nowhere -o x
 cut /nowhere -o x
 check / /nowhere
 inspect mixed.tflite
+view mixed.tflite -o page.html
 """
 CODE = """
 import sys
@@ -150,8 +151,9 @@ def test_tensorflow_is_not_imported(tmp_path):
     )
     assert "Traceback" not in done.stderr
     told = [line for line in done.stdout.splitlines() if line.startswith("imported by")]
-    *none, last = [
+    *none, inspected, viewed = [
         f"imported by {line} {int('/nowhere' in line)}" for line in lines.splitlines()
     ]
     # What is in a file of TFLite is read with numpy.
-    assert told == [*none, f"{last} numpy"]
+    assert told == [*none, f"{inspected} numpy", f"{viewed} numpy"]
+    assert (tmp_path / "page.html").exists()

@@ -96,6 +96,12 @@ def view(
     for path in paths:
         files.check_source(path, or_tflite=True)
     files.check_page(page, force)
+    if len(paths) == 1 and files.is_lite(paths[0]):
+        from geutil.report.file_page import view_file
+
+        title = paths[0].absolute().name
+        files.write_page(page, lambda: view_file(paths[0], title))
+        return
     batches = None if data is None else Batches(data, batch)
     models = [files.read_drawn(path, signature) for path in paths]
     noise = None if batches is None else _noise_of(models, batches)
