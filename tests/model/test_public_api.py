@@ -28,12 +28,16 @@ Model.freeze(self) -> Model
 Model.thaw(self, regex: str | re.Pattern[str]) -> Model
 Model.save(self, path: str | Path, format: str = saved_model, *, overwrite: bool =
     False, select_tf_ops: bool = False) -> Path
-Model.cut(self, inputs: Selection | None = None, outputs: Selection | None = None) ->
-    Model
+Model.cut(self, inputs: Selection | None = None, outputs: Selection | None = None, *,
+    signature: str | None = None) -> Model
 Model.splice(self, other: Model, replaced: joining.Links, feeds: joining.Links = (), *,
-    scope: str = spliced) -> Model
-Model.prepend(self, other: Model, inputs: Mapping[str, str] | None = None) -> Model
-Model.append(self, other: Model, inputs: Mapping[str, str] | None = None) -> Model
+    scope: str = spliced, signature: str | None = None) -> Model
+Model.join(self, other: Model, inputs: Mapping[str, str] | Iterable[str] = (), *,
+    scope: str = joined, signature: str | None = None) -> Model
+Model.prepend(self, other: Model, inputs: Mapping[str, str] | None = None, *,
+    signature: str | None = None) -> Model
+Model.append(self, other: Model, inputs: Mapping[str, str] | None = None, *,
+    signature: str | None = None) -> Model
 Model.rename(self, inputs: Mapping[str, str] | None = None, outputs: Mapping[str, str] |
     None = None, signature: str | None = None) -> Model
 Model.strip_training(self, *, switches: Mapping[str, Any] | None = None, statistics:
