@@ -62,9 +62,11 @@ quantize(graph_or_model: Any, *, scheme: str | None = None, is_training: bool =
     hard_swish, leaky_relu, log_softmax, prelu, relu, relu6, sigmoid, silu, softmax,
     tanh), strict: bool = False, outputs: Any = ()) -> QuantizeReport
 reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport
-to_int8(model: Any, representative: Any = None) -> bytes
+to_int8(model: Any, representative: Any = None, *, input_type: str | Mapping[str, str]
+    | None = None, output_type: str | Mapping[str, str] | None = None) -> bytes
 to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None, order:
-    str = converter) -> bytes
+    str = converter, input_type: str | Mapping[str, str] | None = None, output_type:
+    str | Mapping[str, str] | None = None) -> bytes
 """
 
 

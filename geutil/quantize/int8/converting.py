@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -58,7 +58,7 @@ from geutil.quantize.planning.network import (
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START
 from geutil.quantize.tflite import block_weights
-from geutil.quantize.tflite.end_types import EndTypes, Types
+from geutil.quantize.tflite.end_types import EndTypes
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
 
@@ -348,8 +348,8 @@ def to_int8(
     model: Any,
     representative: Any = None,
     *,
-    input_type: Types = None,
-    output_type: Types = None,
+    input_type: str | Mapping[str, str] | None = None,
+    output_type: str | Mapping[str, str] | None = None,
 ) -> bytes:
     """Convert a quantized model to a TFLite file that computes in int8.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite import block_weights
-from geutil.quantize.tflite.end_types import EndTypes, Types
+from geutil.quantize.tflite.end_types import EndTypes
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
@@ -51,8 +52,8 @@ def to_tflite(
     scheme: str | None = None,
     representative: Any = None,
     order: str = "converter",
-    input_type: Types = None,
-    output_type: Types = None,
+    input_type: str | Mapping[str, str] | None = None,
+    output_type: str | Mapping[str, str] | None = None,
 ) -> bytes:
     """Convert a model to a TFLite file that stores and computes as a scheme says.
 
