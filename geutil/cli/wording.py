@@ -42,6 +42,10 @@ _PHRASES = (
     (r"name it in inputs= too", "name it with --input too"),
     (r"with overrides=\{name: 'skip'\}", "with `geutil quantize --skip REGEX`"),
     (
+        r"quantize with overrides=\{('[^']*'): 'skip'\}",
+        r"pass `geutil quantize --skip \1`",
+    ),
+    (
         (
             r"Pass statistics=\{name: \(mean, variance\)\} with the names of their "
             r"variables, or keep=\[name\]"

@@ -26,6 +26,7 @@ from geutil.quantize.int8.least_memory import (
     arena_bytes,
     least_memory_order,
 )
+from geutil.quantize.joined_inputs import NarrowInput
 from geutil.quantize.quantizers import (
     fixed_quantize,
     last_value_quantize,
@@ -53,6 +54,7 @@ __all__ = [
     "LayerNoise",
     "Missed",
     "LayerBits",
+    "NarrowInput",
     "NotEqualized",
     "NotRounded",
     "OutputSteps",

@@ -130,11 +130,15 @@ def _gradient_rows(report: GradientReport) -> Rows:
 
 @rows_of.register
 def _calibration_rows(report: CalibrationReport) -> Rows:
+    narrow = tuple(
+        Row("too narrow", False, entry.input, str(entry), (entry.input, entry.op))
+        for entry in report.narrow
+    )
     rows = tuple(
         Row("set", True, name, report.range_text(name), (name,))
         for name in report.ranges
     )
-    return Rows("Ranges", _head(report), rows)
+    return Rows("Ranges", _head(report), (*narrow, *rows))
 
 
 NOISE_BANDS = (
@@ -154,9 +158,10 @@ _GOOD = 2
 
 def noise_band(layer: LayerNoise) -> int:
     """Return which of `NOISE_BANDS` holds the noise that a layer adds by itself."""
-    if layer.own == math.inf:
+    own = layer.worst.own
+    if own == math.inf:
         return _SILENT if layer.silent else _EXACT
-    return int(min(max(layer.own / 10, 0.0), _EXACT - 1))
+    return int(min(max(own / 10, 0.0), _EXACT - 1))
 
 
 @rows_of.register
@@ -215,16 +220,24 @@ def _comparison_rows(report: Comparison) -> Rows:
 
 
 def _step_rows(report: Int8Comparison) -> Rows:
+    named = [
+        pair
+        for output in report.outputs
+        for pair in (
+            (output.output, output),
+            *((f"{output.output}, {part.output}", part) for part in output.parts),
+        )
+    ]
     outputs = [
         Row(
-            f"{output.most} step(s)",
-            output.most <= 1,
-            output.output,
-            f"within 1 step: {output.share(1):.4%}, same largest: {output.agreeing} "
-            f"of {output.clear} (step {output.step:.4g})",
+            f"{steps.most} step(s)",
+            steps.most <= 1,
+            name,
+            f"within 1 step: {steps.share(1):.4%}, same largest: {steps.agreeing} "
+            f"of {steps.clear} (step {steps.step:.4g})",
             (),
         )
-        for output in report.outputs
+        for name, steps in named
     ]
     return Rows("Steps", _head(report), (*outputs, *_float_rows(report)))
 
@@ -247,7 +260,7 @@ def _noise_rows(report: Int8Comparison) -> Rows:
     if not report.layers:
         return _step_rows(report)
     # The noisiest come first, as they are what a reader looks for.
-    ordered = sorted(report.layers, key=lambda layer: layer.own)
+    ordered = sorted(report.layers, key=lambda layer: layer.worst.own)
     rows = tuple(
         Row(
             NOISE_BANDS[noise_band(layer)],

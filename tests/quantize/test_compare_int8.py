@@ -118,7 +118,7 @@ def test_values_are_counted_as_numpy_counts_them():
     # In steps, about the zero point: [3, 5, 1] and [13, 3, 127].
     found = np.array([[3, 6, 1], [13, 5, 127]], np.int8)
     tally.add(wanted, found)
-    assert tally.entry() == OutputSteps("y", 0.5, (4, 1, 1), 1, 1)
+    assert tally.entry() == OutputSteps("y", 0.5, (4, 1, 1), 1, 1, 142.0)
     assert tally.entry().share(0) == pytest.approx(4 / 6)
     tally.add(np.array([[0.0, 9.0, 0.0]], np.float32), np.array([[9, 3, 3]], np.int8))
     entry = tally.entry()

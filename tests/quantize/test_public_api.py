@@ -6,8 +6,8 @@ from tests.documented import check_surface
 OTHERS = """
     BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized
     InsertReport Int8Comparison LayerBits LayerNoise
-    Missed NotEqualized NotRounded OutputSteps PeakTensor QuantizeReport Quantized
-    ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport
+    Missed NarrowInput NotEqualized NotRounded OutputSteps PeakTensor QuantizeReport
+    Quantized ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport
     Rounded Skipped Spec
 """
 SIGNATURES = """

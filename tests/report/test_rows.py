@@ -10,7 +10,13 @@ import tensorflow as tf
 from geutil import model, report
 from geutil.batchnorm import fold_batch_norms
 from geutil.model import BatchEntry, BatchReport, Stripped, StripReport
-from geutil.quantize import CalibrationReport, Int8Comparison, LayerNoise, OutputSteps
+from geutil.quantize import (
+    CalibrationReport,
+    Int8Comparison,
+    LayerNoise,
+    NarrowInput,
+    OutputSteps,
+)
 from geutil.report.pages import html_of
 from geutil.report.rows import NOISE_BANDS, Row, noise_band, rows_of
 from geutil.transform.rewrite import RewriteReport, Rewritten
@@ -106,15 +112,18 @@ MODELS = (
 )
 RANGES = {"a/quant": (-1.0, 1.0), "b/quant": (np.zeros(3), np.ones(3))}
 STEPS = (
-    OutputSteps("close", 0.5, (90, 10), 4, 4),
+    OutputSteps(
+        "close", 0.5, (90, 10), 4, 4, 9.0, (OutputSteps("part", 0.5, (10,), 0, 0),)
+    ),
     OutputSteps("far", 0.5, (50, 0, 0, 50), 4, 1),
 )
+NARROW = NarrowInput("cat", "ConcatV2", "few", 0.4, 255)
 FLOAT = ("ADD 'add/one'", "MUL 'scale/two'")
 NOISE = (noise("a", 35.0), noise("b", float("inf")), noise("c", 12.0))
 REPORTS = [
     StripReport(STRIPPED),
     BatchReport("out", "fold,tflite", MODELS, ("a worker died",)),
-    CalibrationReport(RANGES, 2, "min_max"),
+    CalibrationReport(RANGES, 2, "min_max", narrow=(NARROW,)),
     Int8Comparison(STEPS, 4, FLOAT, FLOAT[1:]),
     Int8Comparison(STEPS[:1], 3, (), (), NOISE),
     RewriteReport((Rewritten("relu6", "a/Relu6", ("a/Relu6",), ("a/Relu",)),)),
@@ -133,11 +142,13 @@ Models
 + done | a | done: a.tflite 10 bytes |
 Ranges
   2 range(s) set, min_max of 2 batch(es)
+- too narrow | few | {NARROW} | few cat
 + set | a/quant | -1 to 1 | a/quant
 + set | b/quant | 0 to 1, 3 channels | b/quant
 Steps
   4 sample(s), 3 step(s) apart at most, 2 float op(s)
 + 1 step(s) | close | within 1 step: 100.0000%, same largest: 4 of 4 (step 0.5) |
++ 0 step(s) | close, part | within 1 step: 100.0000%, same largest: 0 of 0 (step 0.5) |
 - 3 step(s) | far | within 1 step: 50.0000%, same largest: 1 of 4 (step 0.5) |
 + float | ADD 'add/one' |  | add/one
 - float | MUL 'scale/two' | though it is quantized in the model | scale/two

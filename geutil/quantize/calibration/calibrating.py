@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +19,15 @@ from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
 from geutil.quantize.calibration.ranges import RangeSite, find_sites, unquantized
+from geutil.quantize.joined_inputs import NarrowInput
 from geutil.quantize.rounding import corrections
 from geutil.quantize.rounding.rounding import Choice, Rounded, round_weights
 from geutil.quantize.rounding.stages import check_flow
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.spec import Range
 from geutil.select.networks import data
+
+_logger = logging.getLogger("geutil")
 
 Sample = dict[str, Any]
 
@@ -88,6 +92,8 @@ class CalibrationReport(Shown):
         whole: why "best" took one method for all ranges without a look at each; "" if
             it looked.
         in_blocks: the names of ranges of blocks.
+        narrow: the inputs that ops such as a concat join in a range with values that
+            are far larger, so that they get fewer than 16 steps of it.
     """
 
     ranges: Mapping[str, Range]
@@ -99,6 +105,7 @@ class CalibrationReport(Shown):
     by_range: Mapping[str, str] = field(default_factory=dict)
     whole: str = ""
     in_blocks: tuple[str, ...] = ()
+    narrow: tuple[NarrowInput, ...] = ()
 
     def __str__(self) -> str:
         """Return the report as lines: how, then each range, then each layer."""
@@ -109,6 +116,7 @@ class CalibrationReport(Shown):
             lines.append(f"  noise / variance: {', '.join(tried)}")
         if self.whole:
             lines.append(f"  one method for all ranges: {self.whole}")
+        lines += [f"  too narrow: {entry}" for entry in self.narrow]
         width = max(map(len, self.ranges), default=0)
         for name in self.ranges:
             method = f" ({self.by_range[name]})" if name in self.by_range else ""
@@ -211,7 +219,8 @@ def calibrate(
             installed.
 
     Returns:
-        The ranges.
+        The ranges. Inputs of a concat, or of another op that joins values in one range,
+        that get fewer than 16 of its steps are in `narrow`, and logged as warnings.
 
     Raises:
         ArgumentTypeError: it is no model, or data of another type.
@@ -292,6 +301,9 @@ def _calibrated(
         site.set(range_by_name[site.name])
     ranges = {s.name: range_by_name[s.name] for s in sites}
     in_blocks = tuple(s.name for s in sites if s.form.block is not None)
+    narrow = collection.narrow(range_by_name)
+    for entry in narrow:
+        _logger.warning("calibrate: %s", entry)
     return CalibrationReport(
         ranges,
         collection.count,
@@ -302,6 +314,7 @@ def _calibrated(
         chosen.by_range,
         chosen.whole,
         in_blocks,
+        narrow,
     )
 
 

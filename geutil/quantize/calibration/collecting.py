@@ -25,6 +25,7 @@ from geutil.quantize.calibration.ranges import (
     unquantized,
 )
 from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, RangeTrials
+from geutil.quantize.joined_inputs import JoinedInputs, NarrowInput
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
 from geutil.quantize.spec import MOST_BITS, Range, activation_format, symmetric
@@ -207,7 +208,8 @@ class Collection:
         self._sites = sites
         methods = CANDIDATES if method == BEST else (method,)
         counting = any(method in COUNTING for method in methods)
-        groups = {site.name: site.tensors for site in sites}
+        self._joined = JoinedInputs(model.graph.get_operations(), sites)
+        groups = {site.name: site.tensors for site in sites} | self._joined.groups
         bins = settings.bins if counting else 0
         # A masked logit such as -1e4 would stretch the range until all others round
         # to the same value.
@@ -215,7 +217,8 @@ class Collection:
         outputs = list(model.outputs.values())
 
         def measure(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-            return measured(bins, tensors, lowest.get(name, -np.inf))
+            counted = 0 if name in self._joined.groups else bins
+            return measured(counted, tensors, lowest.get(name, -np.inf))
 
         self._probe = Probe(model.graph, model.inputs, groups, measure, results=outputs)
         # The range of what a mask is in ends where the mask does not.
@@ -244,6 +247,7 @@ class Collection:
         measurements = self._probe.run(sample)
         results = list(measurements.get("", {}).values())
         self._check_finite(sample, measurements, results)
+        self._joined.add(measurements)
         for site in self._sites:
             measurement = measurements.get(site.name)
             if measurement is None:
@@ -290,6 +294,10 @@ class Collection:
             return self._trials.best(tried, weights, ranges_of_weights)
         ((method, ranges),) = tried.items()
         return Chosen(method, ranges)
+
+    def narrow(self, ranges: Ranges) -> tuple[NarrowInput, ...]:
+        """Return the inputs that get few steps of a range that they are joined in."""
+        return self._joined.narrow(ranges)
 
     def _ends(self, site: RangeSite, observer: Observer) -> Range:
         low, high = observer.ends(site.form.bits)

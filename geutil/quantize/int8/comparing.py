@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
 from geutil.quantize.int8.running import Runner, file_names
+from geutil.quantize.joined_inputs import Part, are_uneven, parts_of
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +37,9 @@ class OutputSteps:
         counts: how many values are 0, 1, 2 and so on steps apart, 255 and more in one.
         clear: how many samples have a largest value that leads by more than two steps.
         agreeing: how many of these have the largest value in the same place.
+        width: how many steps the values of the model take, zero among them.
+        parts: of a concat the same for each input, under the name of its op, if some
+            take 16 times as much of the range as others. Of floats each has its steps.
     """
 
     output: str
@@ -42,6 +47,14 @@ class OutputSteps:
     counts: tuple[int, ...]
     clear: int
     agreeing: int
+    width: float = 0.0
+    parts: tuple[OutputSteps, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"within 1 step: {self.share(1):.4%}, most: {self.most}, same largest: "
+            f"{self.agreeing} of {self.clear} (step {self.step:.4g})"
+        )
 
     @property
     def most(self) -> int:
@@ -85,8 +98,9 @@ class Int8Comparison(Shown):
 
     @property
     def agreement(self) -> float:
-        """The smallest agreement of all outputs."""
-        return min((output.agreement for output in self.outputs), default=1.0)
+        """The smallest agreement of all outputs and their parts."""
+        judged = [part for output in self.outputs for part in (output, *output.parts)]
+        return min((each.agreement for each in judged), default=1.0)
 
     def __str__(self) -> str:
         """Return the report as lines: the whole, each output, what is left in float."""
@@ -97,11 +111,12 @@ class Int8Comparison(Shown):
             f"{self.samples} sample(s), {apart}, {len(self.float_ops)} float op(s)"
         ]
         width = max((len(entry.output) for entry in self.outputs), default=0)
-        lines += [
-            f"  {o.output:<{width}}  within 1 step: {o.share(1):.4%}, most: {o.most}, "
-            f"same largest: {o.agreeing} of {o.clear} (step {o.step:.4g})"
-            for o in self.outputs
-        ]
+        for output in self.outputs:
+            lines.append(f"  {output.output:<{width}}  {output}")
+            lines += [
+                f"    {part.output}, {part.width:.3g} step(s) wide: {part}"
+                for part in output.parts
+            ]
         for op in self.float_ops:
             noted = ", though it is quantized in the model"
             lines.append(f"  float: {op}{noted if op in self.missed else ''}")
@@ -129,7 +144,8 @@ def compare_int8(
     Returns:
         For each output how many steps the values are apart, and in how many samples the
         largest value along the last axis is in the same place: counted where it leads
-        by more than two steps.
+        by more than two steps. Of a concat, the same for each input, if their ranges
+        are very different.
 
     Raises:
         ArgumentTypeError: the data is of another type.
@@ -157,7 +173,10 @@ def compare_int8(
     runner = Runner(tflite, *ends, keep_tensors=layers)
     meter = NoiseMeter(model, tflite, runner) if layers else None
     function = deployed(model)
-    tallies = {name: _Tally(name, runner.quantization(name)) for name in model.outputs}
+    tallies = {
+        name: _Tally(name, runner.quantization(name), parts_of(tensor))
+        for name, tensor in model.outputs.items()
+    }
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     in_float = float_ops(tflite)
     samples = 0
@@ -191,8 +210,12 @@ def _told(op: FileOp) -> str:
 class _Tally:
     """Counts differences of an output."""
 
-    def __init__(self, name: str, quantization: tuple[float, int]) -> None:
+    def __init__(
+        self, name: str, quantization: tuple[float, int], parts: Sequence[Part] = ()
+    ) -> None:
         self._name = name
+        self._low = self._high = 0.0
+        self._parts = [(part, _Tally(part.name, quantization)) for part in parts]
         self._step, self._zero = quantization
         self._counts = np.zeros(256, np.int64)
         self._clear = 0
@@ -206,6 +229,10 @@ class _Tally:
                 f"model and {list(file_output.shape)} in the TFLite file, which is of "
                 "another model"
             )
+        for part, tally in self._parts:
+            tally.add(part.of(model_output), part.of(file_output))
+        self._low = min(self._low, float(model_output.min(initial=0)))
+        self._high = max(self._high, float(model_output.max(initial=0)))
         if not self._step:
             self._step = float(np.ptp(model_output)) / 255 or 1.0
         expected = np.round(model_output / self._step) + self._zero
@@ -229,4 +256,9 @@ class _Tally:
         """Return what was counted."""
         most = int(np.flatnonzero(self._counts)[-1]) if self._counts.any() else 0
         counts = tuple(int(n) for n in self._counts[: most + 1])
-        return OutputSteps(self._name, self._step, counts, self._clear, self._agreeing)
+        width = (self._high - self._low) / self._step if self._step else 0.0
+        clear = self._clear, self._agreeing
+        parts = tuple(tally.entry() for _, tally in self._parts)
+        if not are_uneven([part.width * part.step for part in parts]):
+            parts = ()
+        return OutputSteps(self._name, self._step, counts, *clear, width, parts)

@@ -36,6 +36,7 @@ from geutil.quantize.int8.stored_results import (
     step_of_simulation,
     stored_results,
 )
+from geutil.quantize.joined_inputs import are_uneven, parts_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.select.names import LayerNames, with_layer
 
@@ -69,6 +70,8 @@ class LayerNoise:
         silent: whether all values are zero in float, so that an infinite ratio says
             nothing: the data does not reach the layer, or a Relu lets none through.
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
+        parts: of a concat the same for each input, whose op is in the place of
+            `tensor`, if some take 16 times as much of the range as others.
     """
 
     op: str
@@ -84,15 +87,26 @@ class LayerNoise:
     unmatched: str = ""
     silent: bool = False
     keras_layer: str = ""
+    parts: tuple[LayerNoise, ...] = ()
+
+    @property
+    def worst(self) -> LayerNoise:
+        """What adds most noise by itself: the layer as a whole, or a part of it."""
+        return min((self, *self.parts), key=lambda noise: noise.own)
 
     def __str__(self) -> str:
         clipped = "float" if self.clipped is None else f"{self.clipped:.2%} clipped"
         file = f"no tensor: {self.unmatched}"
         if self.file_steps is not None and self.file_ratio is not None:
             file = f"{self.file_steps:.3g} step(s) off, {self.text(self.file_ratio)}"
+        parts = "".join(
+            f"; its input {part.tensor}: own {part.text(part.own)}, accumulated "
+            f"{part.text(part.accumulated)}"
+            for part in self.parts
+        )
         return (
             f"own {self.text(self.own)}, accumulated {self.text(self.accumulated)}, "
-            f"cosine {self.cosine:.6f}, {clipped}; file: {file}"
+            f"cosine {self.cosine:.6f}, {clipped}; file: {file}{parts}"
         )
 
     def text(self, ratio: float) -> str:
@@ -113,7 +127,7 @@ def decibels(ratio: float) -> str:
 
 def noisiest(layers: Sequence[LayerNoise]) -> LayerNoise | None:
     """Return the layer that adds most noise by itself; None if none adds any."""
-    noisy = [layer for layer in layers if layer.own < math.inf]
+    noisy = [layer.worst for layer in layers if layer.worst.own < math.inf]
     return min(noisy, key=lambda layer: layer.own, default=None)
 
 
@@ -130,17 +144,22 @@ def layer_lines(layers: Sequence[LayerNoise]) -> Iterator[str]:
             f"{len(layers)} layer(s); '{worst.op}' ({worst.op_type}) adds most noise: "
             f"{decibels(worst.own)} by itself, marked with >"
         )
-    rows = [_cells(layer) for layer in layers]
+    told = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
+    rows = [_cells(each) for each, _ in told]
     widths = [max(len(row[i]) for row in (_TITLES, *rows)) for i in range(len(_TITLES))]
-    for cells, layer in zip((_TITLES, *rows), (None, *layers), strict=True):
-        mark = ">" if layer is not None and layer is worst else " "
+    names = [
+        _name(layer) if each is layer else f"  its input {each.tensor}"
+        for each, layer in told
+    ]
+    marks = [">" if each is worst else " " for each, _ in told]
+    for mark, cells, name in zip(
+        (" ", *marks), (_TITLES, *rows), ("layer", *names), strict=True
+    ):
         row = "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
-        yield f"{mark} {row}  {_name(layer)}".rstrip()
+        yield f"{mark} {row}  {name}".rstrip()
 
 
-def _name(layer: LayerNoise | None) -> str:
-    if layer is None:
-        return "layer"
+def _name(layer: LayerNoise) -> str:
     why = f": {layer.unmatched}" if layer.unmatched else ""
     output = layer.tensor.rpartition(":")[2]
     which = "" if output == "0" else f":{output}"
@@ -199,8 +218,15 @@ class NoiseMeter:
         self._simulated = self._copied(model, frozen(self._values), rounded=True)
         self._alone = self._each_alone(model)
         self._run = tf.function(self._forms, autograph=False)
-        self._sums = np.zeros((len(self._results), len(_SUMS)))
-        self._most = np.full((len(self._results), len(_EXTREMES)), -np.inf)
+        # Behind the results themselves those of which they are joined.
+        self._parts = [
+            (place, part)
+            for place, result in enumerate(self._results)
+            for part in parts_of(result.tensor)
+        ]
+        count = len(self._results) + len(self._parts)
+        self._sums = np.zeros((count, len(_SUMS)))
+        self._most = np.full((count, len(_EXTREMES)), -np.inf)
 
     def add(self, sample: Mapping[str, Any], rounded: Mapping[str, Any]) -> None:
         """Take in a batch that the file was run on just now.
@@ -225,28 +251,64 @@ class NoiseMeter:
             forms.append(np.zeros_like(forms[0]) if moved else stored)
             self._most[place, -1] = max(self._most[place, -1], moved)
         limits = None if simulation is None else self._wide_range(simulation)
+        self._measure(place, forms, found, limits)
+        for row, (whole, part) in enumerate(self._parts, len(self._results)):
+            if whole == place:
+                self._measure(row, [part.of(form) for form in forms], found, limits)
+                self._most[row, -1] = self._most[place, -1]
+
+    def _measure(
+        self,
+        place: int,
+        forms: Sequence[Array],
+        found: FileTensor | str,
+        limits: tuple[Array, Array] | None,
+    ) -> None:
+        """Add up what the forms of a result say, in one row of the sums."""
         flat = [values.ravel() for values in forms]
         for start in range(0, flat[0].size, _BLOCK):
             row = _Row(*(values[start : start + _BLOCK] for values in flat[:3]))
-            outside, noise, extremes = 0.0, 0.0, 3 * [-np.inf]
+            outside, noise, apart = 0.0, 0.0, -np.inf
             if limits is not None:
                 outside = row.outside(*limits)
             if isinstance(found, FileTensor):
-                noise, *extremes = row.of_file(flat[3][start : start + _BLOCK], found)
+                noise, apart = row.of_file(flat[3][start : start + _BLOCK], found)
             self._sums[place] += [*row.sums(), outside, noise]
+            extremes = [apart, *row.extremes()]
             self._most[place, :3] = np.maximum(self._most[place, :3], extremes)
 
     def layers(self) -> tuple[LayerNoise, ...]:
         """Return what was measured, in the order of the graph."""
         noises = [
-            _entry(result, found, dict(zip(_SUMS, sums, strict=True)), most)
-            for result, found, sums, most in zip(
-                self._results, self._tensors, self._sums, self._most, strict=True
-            )
+            replace(self._entry(place, place), parts=self._uneven_parts(place))
+            for place in range(len(self._results))
         ]
         if not noises:
             return ()
         return tuple(LayerNames(self._results[0].op.graph).noted(noises))
+
+    def _entry(self, place: int, row: int) -> LayerNoise:
+        """Return what a row of the sums says of a result, or of a part of it."""
+        sums = dict(zip(_SUMS, self._sums[row], strict=True))
+        return _entry(self._results[place], self._tensors[place], sums, self._most[row])
+
+    def _uneven_parts(self, place: int) -> tuple[LayerNoise, ...]:
+        """Return what was measured of the parts of a result, if they differ much."""
+        rows = [
+            (row, part)
+            for row, (whole, part) in enumerate(self._parts, len(self._results))
+            if whole == place
+        ]
+        widths = [
+            max(high, 0.0) + max(low, 0.0)
+            for row, _ in rows
+            for _, low, high, _ in [self._most[row]]
+        ]
+        if not are_uneven(widths):
+            return ()
+        return tuple(
+            replace(self._entry(place, row), tensor=part.name) for row, part in rows
+        )
 
     def _named(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
         return {inner: tf.constant(sample[n]) for n, inner in self._inputs.items()}
@@ -344,7 +406,7 @@ class _Row:
         return float(np.count_nonzero(self._only_counted(out)))
 
     def of_file(self, stored: Array, found: FileTensor) -> list[float]:
-        """Return the noise of a file's tensor, and its first of `_EXTREMES`."""
+        """Return the noise of a file's tensor, and how many steps it is apart."""
         levels = self._flat(stored)
         values, expected = levels, self._simulated
         if found.step:
@@ -353,12 +415,11 @@ class _Row:
             expected = np.clip(rounded, *found.limits)
         error = self._only_counted(values) - self._exact
         apart = self._only_counted(np.abs(expected - levels))
-        return [
-            error @ error,
-            np.max(apart),
-            -np.min(self._exact),
-            np.max(self._exact),
-        ]
+        return [error @ error, np.max(apart)]
+
+    def extremes(self) -> list[float]:
+        """Return the smallest value, turned, and the largest one."""
+        return [-np.min(self._exact), np.max(self._exact)]
 
 
 def _entry(

@@ -1,0 +1,189 @@
+"""Inputs that an op joins in one range, and how much of that range each takes.
+
+A concat of boxes in pixels and of scores from 0 to 1 has one range, from 0 to 640 say.
+In 8 bits its steps are 2.5, and all scores are stored as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.types import Operation, Tensor
+from geutil.quantize.calibration.ranges import RangeSite
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
+from geutil.quantize.spec import Range, levels, step
+
+Array = np.ndarray[Any, Any]
+
+FEWEST = 16
+"""An input with fewer steps of the common range has lost four of eight bits."""
+
+
+@dataclass(frozen=True)
+class NarrowInput:
+    """An input that gets few steps of the range that an op joins it in.
+
+    Attributes:
+        op: the op, by name.
+        op_type: its type.
+        input: the op that makes the input, by name.
+        steps: how many steps its values take.
+        of: how many steps the range has.
+    """
+
+    op: str
+    op_type: str
+    input: str
+    steps: float
+    of: int
+
+    def __str__(self) -> str:
+        return (
+            f"'{self.input}' gets {self.steps:.3g} of {self.of} steps of the range in "
+            f"which '{self.op}' ({self.op_type}) joins it; make it an output of its "
+            f"own, or quantize with overrides={{'{self.op}': 'skip'}}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """An input of a concat or a stack, and where it lies in the result.
+
+    Attributes:
+        name: the op that makes it, by name.
+        axis: the axis along which parts are joined.
+        start: where it begins there.
+        stop: where it ends.
+    """
+
+    name: str
+    axis: int
+    start: int
+    stop: int
+
+    def of(self, values: Array) -> Array:
+        """Return its share of the values of the result."""
+        return values[(*(slice(None),) * self.axis, slice(self.start, self.stop))]
+
+
+def parts_of(tensor: Tensor) -> tuple[Part, ...]:
+    """Return the parts that a tensor is joined of; none if it is no concat or stack.
+
+    Cost: linear in its inputs.
+    """
+    result = _exact(tensor)
+    op, rank = result.op, result.shape.rank
+    if op.type == "ConcatV2":
+        (*inputs, end), sizes = op.inputs, None
+        axis = tf.get_static_value(end)
+    elif op.type == "Pack":
+        inputs, axis = list(op.inputs), op.get_attr("axis")
+        sizes = [1] * len(inputs)
+    else:
+        return ()
+    if rank is None or axis is None:
+        return ()
+    place = int(axis) % rank
+    sizes = sizes or [t.shape[place] for t in inputs]
+    if len(inputs) < 2 or None in sizes:
+        return ()
+    ends = np.cumsum([0, *sizes]).tolist()
+    return tuple(
+        Part(_exact(t).op.name, place, start, stop)
+        for t, start, stop in zip(inputs, ends, ends[1:], strict=False)
+    )
+
+
+def are_uneven(widths: Sequence[float]) -> bool:
+    """Tell whether some parts are so narrow that one range stores them badly."""
+    return len(widths) > 1 and max(widths) > FEWEST * min(widths)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """Return a tensor before it was rounded, or handed on as it is."""
+    while tensor.op.type in ("Identity", *FAKE_QUANT):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+class JoinedInputs:
+    """The inputs that the ops of a model join, and the values that they have.
+
+    Args:
+        ops: the ops of the model.
+        sites: its ranges of activations.
+
+    Attributes:
+        groups: the inputs, each by a name that no range has.
+
+    Cost: linear in the ops.
+    """
+
+    def __init__(self, ops: Iterable[Operation], sites: Sequence[RangeSite]) -> None:
+        site_by_op = {op: site for site in sites for op in site.ops}
+        self._joins: list[tuple[Operation, RangeSite, dict[str, Tensor]]] = []
+        self._widths: dict[str, tuple[float, float]] = {}
+        for op in ops:
+            kernel = KERNELS.get(op.type)
+            if kernel is None or kernel.treatment is not Treatment.JOINS:
+                continue
+            readers = op.outputs[0].consumers()
+            found = [site_by_op[r] for r in readers if r in site_by_op]
+            inputs = {
+                f"{op.name}:{slot}": op.inputs[slot]
+                for slot in kernel.data_inputs(op)
+                if op.inputs[slot].dtype.is_floating
+                # A number, such as the one of a maximum, is no values to tell apart.
+                and op.inputs[slot].shape.num_elements() != 1
+            }
+            if found and len(inputs) > 1:
+                self._joins.append((op, found[0], inputs))
+        self.groups = {
+            n: [t] for _, _, inputs in self._joins for n, t in inputs.items()
+        }
+
+    def add(self, seen: Mapping[str, Mapping[str, Array]]) -> None:
+        """Take in the smallest and the largest values of a batch, by group."""
+        for name in self.groups:
+            if name in seen:
+                low, high = self._widths.get(name, (0.0, 0.0))
+                values = seen[name]
+                self._widths[name] = (
+                    min(low, float(values["low"])),
+                    max(high, float(values["high"])),
+                )
+
+    def narrow(self, ranges: Mapping[str, Range]) -> tuple[NarrowInput, ...]:
+        """Return the inputs that get few steps, where another one gets more.
+
+        Args:
+            ranges: the ranges that were chosen, by name.
+        """
+        found = []
+        for op, site, inputs in self._joins:
+            bits, narrow = site.form.bits, site.form.narrow_range
+            size = float(step(*ranges[site.name], bits, narrow))
+            steps = {
+                name: (high - low) / size
+                for name in inputs
+                for low, high in [self._widths.get(name, (0.0, 0.0))]
+            }
+            if max(steps.values()) < FEWEST:
+                continue
+            found += [
+                NarrowInput(
+                    op.name,
+                    op.type,
+                    _exact(inputs[name]).op.name,
+                    count,
+                    levels(bits, narrow) - 1,
+                )
+                for name, count in steps.items()
+                if 0.0 < count < FEWEST
+            ]
+        return tuple(found)
