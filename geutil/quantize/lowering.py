@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from geutil.graph import replicas, types
+from geutil.graph.convolution_calls import inlined
 from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.forms import Form
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.transform.op_templates import Stencils
+from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -81,6 +83,37 @@ def lower_forms(
     return tuple(lines), results
 
 
+def lower_calls(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let convolutions stand in the place of calls that are nothing else.
+
+    Args:
+        graph: the graph.
+        ops: calls in it of one convolution.
+
+    Returns:
+        For each what was done, in words; and by the new results what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+    """
+    if not ops:
+        return (), {}
+    # Results of a function survive replacements; here they are replaced, too.
+    results = results_of(graph)
+    set_results(graph, [])
+    done = replace_each(graph, ops, inlined, name="inlined")
+    outputs = replicas.outputs_meant(graph)
+    outputs[:] = map(done.current, outputs)
+    set_results(graph, list(map(done.current, results)))
+    lines = (f"'{op.name}' ({op.type}) is the convolution that it calls" for op in ops)
+    return tuple(lines), {done.current(op.outputs[0]).op: op for op in ops}
+
+
 def lower_biases(
     graph: Graph, ops: Sequence[Operation]
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
@@ -129,6 +162,8 @@ def _replace(
     Returns:
         By the ops of the new results those that they stand in for.
     """
+    if not lowerings:
+        return {}
     stencils = Stencils(graph)
     base_names = [f"{op.name}/{form.scope}" for op, form in lowerings]
     names = types.absolute_unique_names(graph, base_names)

@@ -318,12 +318,11 @@ def _lowered(
     stands_for: dict[Operation, Operation] = {}
     if plan.prelus:
         lines += lowering.lower_prelus(graph, plan.prelus)
-    if plan.forms:
-        more, results = lowering.lower_forms(graph, plan.forms)
-        lines += more
-        stands_for |= results
-    if plan.biases:
-        more, results = lowering.lower_biases(graph, plan.biases)
+    for more, results in (
+        lowering.lower_calls(graph, plan.calls),
+        lowering.lower_forms(graph, plan.forms),
+        lowering.lower_biases(graph, plan.biases),
+    ):
         lines += more
         stands_for |= results
     return tuple(lines), stands_for

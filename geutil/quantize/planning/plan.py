@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
+from geutil.graph.convolution_calls import is_convolution_call
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
@@ -81,6 +82,7 @@ class QuantizePlan:
         notes: of layers, why their weights are stored otherwise than most.
         prelus: activations to be written in another form before all this.
         forms: of other ops what computes the same, likewise.
+        calls: calls of one convolution to be written as that, likewise.
         biases: sums behind a Reshape that a layer could compute, likewise.
         in_float: the skipped ops that the caller does not want quantized.
         refused: ops of which TFLite's converter will make nothing.
@@ -95,6 +97,7 @@ class QuantizePlan:
     notes: dict[Operation, str] = field(default_factory=dict)
     prelus: list[Prelu] = field(default_factory=list)
     forms: dict[Operation, Form] = field(default_factory=dict)
+    calls: list[Operation] = field(default_factory=list)
     biases: list[Operation] = field(default_factory=list)
     in_float: list[Operation] = field(default_factory=list)
     refused: list[Operation] = field(default_factory=list)
@@ -179,7 +182,7 @@ class _PointPlanner(Drafts):
             for op in self.network.ops:
                 self._weigh(op)
             plan = self._plan_of_drafts()
-            plan.forms = self._forms()
+            plan.forms, plan.calls = self._forms(), self._calls()
             plan.refused = self._refused(plan)
             return self._obeying(plan)
         for op in self.network.ops:
@@ -197,6 +200,7 @@ class _PointPlanner(Drafts):
         inside = {op for prelu in prelus for op in prelu.ops}
         plan.prelus = prelus
         plan.forms = {op: f for op, f in self._forms().items() if op not in inside}
+        plan.calls = self._calls()
         plan.refused = self._refused(plan)
         plan.biases = [op for op in self.network.ops if self._adds_parted_bias(op)]
         return self._obeying(plan)
@@ -303,6 +307,14 @@ class _PointPlanner(Drafts):
             if form is not None and not self.refusal(op):
                 forms[op] = form
         return forms
+
+    def _calls(self) -> list[Operation]:
+        """Return the calls of one convolution, which Keras writes for groups."""
+        return [
+            op
+            for op in self.network.ops
+            if is_convolution_call(op) and not self.left_out(op)
+        ]
 
     def _refused(self, plan: QuantizePlan) -> list[Operation]:
         """Return the ops that the converter will refuse, and skip them for that."""
