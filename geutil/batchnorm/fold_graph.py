@@ -162,6 +162,7 @@ class Folder:
         """Move norms to the layers of their branches; tell whether any was moved."""
         built: dict[Operation, Tensor] = {}
         entries = list(branched)
+        state.check_editable(self._graph, [entry.norm.result.op for entry in entries])
         for entry in entries:
             end = entry.norm.result.op
             built[end], new_ends = build_branches(entry)
@@ -224,6 +225,7 @@ class Folder:
         rest = {end: fold for end, fold in folds.items() if end not in into}
         keep_reasons = {end.name: _KEPT for end in rest if self._is_kept(end)}
         rest = {end: fold for end, fold in rest.items() if end.name not in keep_reasons}
+        state.check_editable(self._graph, list(rest))
         # All are built before the first takes its place, so that the topological order
         # needs to be renewed just once.
         built = {end: build.build_waiting(fold) for end, fold in rest.items()}
@@ -256,7 +258,6 @@ class Folder:
         if not built:
             return into, {}
 
-        state.check_editable(self._graph, list(built))
         state.renew_order(self._graph)
 
         def fold_batch_norm(end: Operation) -> list[Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import guarding, plan_insertion, quantizing
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
+from geutil.select import names
 from geutil.select.networks.batch_norms import fused_norm
 
 
@@ -281,15 +282,11 @@ def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
 def _quantized(
     graph: Graph, choices: QuantizeChoices, delay: int, *, is_training: bool
 ) -> QuantizeReport:
-    return quantizing.quantize(
-        graph,
-        is_training=is_training,
-        weight_bits=choices.weight_bits,
-        activation_bits=choices.activation_bits,
-        symmetric_weights=choices.symmetric_weights,
-        quant_delay=delay,
-        scope=_scope(choices),
-    )
+    # The old rewriters put FakeQuant ops on products wherever they are.
+    scopes = names.scopes_meant([graph], _scope(choices))
+    choices = replace(choices, scope=scopes, products_at_end=True)
+    mode = plan_insertion.Mode(is_training, delay, None)
+    return quantizing.quantize_by(graph, choices, mode)
 
 
 def _scope(choices: QuantizeChoices) -> str | None:

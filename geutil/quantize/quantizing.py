@@ -177,28 +177,23 @@ result 8 bits (conv/act_quant)
     mode = Mode(
         is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
     )
-    variable_by_name = dict(variables or {})
     with conversions.outputs_meant(graph_or_model, outputs):
-        return _quantize(
-            graph_or_model,
-            choices,
-            mode,
-            variable_by_name,
-            vars_collection,
-            strict=strict,
+        return quantize_by(
+            graph_or_model, choices, mode, variables, vars_collection, strict=strict
         )
 
 
-def _quantize(
+def quantize_by(
     graph_or_model: Any,
     choices: QuantizeChoices,
     mode: Mode,
-    variable_by_name: dict[str, Any],
-    vars_collection: str | None,
+    variables: Mapping[str, Any] | None = None,
+    vars_collection: str | None = None,
     *,
-    strict: bool,
+    strict: bool = False,
 ) -> QuantizeReport:
-    """Quantize what is asked for in all signatures."""
+    """Quantize what is asked for in all signatures; see `quantize`."""
+    variable_by_name = dict(variables or {})
     reports = []
     places = _places(graph_or_model)
     plans = [_planned(graph, results, choices, mode) for _, graph, results in places]

@@ -281,6 +281,8 @@ class QuantizeChoices:
     """Quantize the weights of layers, and no activations."""
     block: int | None = None
     """How many inputs of a product have a range together, with `BLOCK_BITS` bits."""
+    products_at_end: bool = False
+    """Quantize products behind the last layer that lead to no loss, too."""
     stands_for: Mapping[Operation, Operation] = field(default_factory=dict)
     """Ops that were made to stand in for others, whose overrides are for them."""
 

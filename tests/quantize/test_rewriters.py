@@ -354,3 +354,18 @@ def test_a_checkpoint_is_restored_by_name(resource, norms, tmp_path):
     # They were learnt, and the logits use some of the levels.
     assert (low, high) != (-6.0, 6.0)
     assert len(np.unique(expected)) > 8
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_products_behind_the_last_layer_are_quantized(name):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 6, 6, 3], "x")
+        y = tf.nn.relu6(tf.nn.conv2d(x, tf.ones([1, 1, 3, 2]), 1, "SAME"))
+        tf.add(tf.multiply(2.0, y, "twice"), tf.multiply(3.0, y, "thrice"), "sum")
+        difference = tf.subtract(y, v1.placeholder(tf.float32, y.shape), "difference")
+        loss = tf.reduce_mean(tf.multiply(difference, difference, "square"))
+    report = REWRITERS[name](graph).quantization
+    quantized = {entry.op for entry in report.quantized}
+    assert {"twice", "thrice", "sum"} <= quantized
+    left = {entry.op for entry in report.skipped}
+    assert {"difference", "square", loss.op.name} <= left

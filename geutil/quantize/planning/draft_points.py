@@ -456,10 +456,10 @@ class Drafts:
         """Tell whether an op behind the last layer is still part of the network."""
         if kernel is None or kernel.treatment in _MORE_AT_THE_END:
             return kernel is not None and self._reads_network(op)
-        return op.type in (
-            *SUMS,
-            *int8_kernels.FUSED_ACTIVATIONS,
-        ) and self._reads_network(op)
+        kinds = (*SUMS, *int8_kernels.FUSED_ACTIVATIONS)
+        if self.choices.products_at_end and not self.network.leads_to_loss(op):
+            kinds += ("Mul",)
+        return op.type in kinds and self._reads_network(op)
 
     def _reads_network(self, op: Operation) -> bool:
         data = [t for t in op.inputs if self.network.is_data(t)]
