@@ -55,11 +55,19 @@ class SetDims:
 
 @dataclass(frozen=True)
 class SetSize:
-    """Input `index` of `node`, a number of rows, becomes the batch size."""
+    """Input `index` of `node`, a number of rows, becomes the batch size.
+
+    Attributes:
+        node: the node.
+        index: the index of the input.
+        source: where the size of the batch is read.
+        frame: the loop of version 1 that the node is in; None outside of them.
+    """
 
     node: str
     index: int
     source: BatchSource
+    frame: str | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +248,15 @@ class Writer:
         if self._new is not None:
             return self.constant(name, self._new, _INT, after)
         return self._size(name, 1, source, _INT, after)
+
+    def enter(self, name: str, tensor: str, frame: str) -> str:
+        """Add what takes a number into a loop of version 1."""
+        node = self._node(name, "Enter", [tensor])
+        node.attr["T"].type = _INT
+        node.attr["frame_name"].s = frame.encode()
+        node.attr["is_constant"].b = True
+        node.attr["parallel_iterations"].i = 10
+        return self._output(node, "output")
 
     def pack(self, name: str, parts: Sequence[str], dtype: int) -> str:
         """Add a vector of scalars."""

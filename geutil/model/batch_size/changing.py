@@ -123,7 +123,11 @@ def _change(
             name, edit.dims, edit.source, edit.dtype, after
         )
     elif isinstance(edit, batch_edits.SetSize):
-        node.input[edit.index] = writer.size(name, edit.source, [])
+        after = [f"^{node_of(edit.source.tensor)}"] if framed else []
+        size = writer.size(name, edit.source, after)
+        if edit.frame is not None:
+            size = writer.enter(f"{name}/Enter", size, edit.frame)
+        node.input[edit.index] = size
     elif isinstance(edit, Broadcast):
         source = node.input[edit.index]
         after = [f"^{node_of(source)}"] if framed else []

@@ -19,12 +19,12 @@ from geutil.model.batch_size.batch_edits import SetConstant, SetSize
 from geutil.model.batch_size.sites import Site
 from geutil.model.programs import node_of
 
-_COPIES = frozenset(("Cast", "ExpandDims", "Identity", "Pack", "Reshape"))
+COPIES = frozenset(("Cast", "ExpandDims", "Identity", "Pack", "Reshape"))
 """Ops through which a number of a row goes as it is."""
 _ELEMENT = "TensorListGetItem"
-_READS = frozenset(("GatherV2", "Slice", "StridedSlice", _ELEMENT))
+READS = frozenset(("GatherV2", "Slice", "StridedSlice", _ELEMENT))
 """Ops that take a row of input 0, where input 1 tells."""
-_BOUNDS = {"Less": (0, 1), "Greater": (1, 0)}
+BOUNDS = {"Less": (0, 1), "Greater": (1, 0)}
 """Comparisons, with the inputs that are the counter and the bound."""
 
 
@@ -99,7 +99,7 @@ def _reads(site: Site, body: Scope) -> Iterator[_Read]:
     """Yield the ops that take one element of a loop variable, or of a constant."""
     entries = _by_name(body)
     for entry in body.entries:
-        if entry.node.op not in _READS or not _is_along_first_axis(entry, entries):
+        if entry.node.op not in READS or not is_along_first_axis(entry, entries):
             continue
         variable, source = _traced(body, entries, entry.inputs[0])
         counter, place = _traced(body, entries, entry.inputs[1])
@@ -109,7 +109,7 @@ def _reads(site: Site, body: Scope) -> Iterator[_Read]:
             yield entry.node.name, variable, counter
 
 
-def _is_along_first_axis(entry: ScopeNode, entries: Mapping[str, ScopeNode]) -> bool:
+def is_along_first_axis(entry: ScopeNode, entries: Mapping[str, ScopeNode]) -> bool:
     """Tell whether an op may take less than all along the first axis."""
     if entry.node.op == "StridedSlice":
         masks = ("begin_mask", "ellipsis_mask", "new_axis_mask")
@@ -192,9 +192,9 @@ class _Bound:
 def _bounds(site: Site, condition: Scope) -> Iterator[_Bound]:
     entries = _by_name(condition)
     for entry in condition.entries:
-        if entry.node.op not in _BOUNDS or entry.node.attr["T"].type != _INT32:
+        if entry.node.op not in BOUNDS or entry.node.attr["T"].type != _INT32:
             continue
-        at, index = _BOUNDS[entry.node.op]
+        at, index = BOUNDS[entry.node.op]
         counter, _ = _traced(condition, entries, entry.inputs[at])
         if counter is None:
             continue
@@ -225,7 +225,7 @@ def _traced(
     """Return the loop variable that a tensor is, None if it is none, or its op type."""
     while name not in scope.args:
         entry = entries.get(node_of(name))
-        if entry is None or entry.node.op not in (*_COPIES, _ELEMENT):
+        if entry is None or entry.node.op not in (*COPIES, _ELEMENT):
             return None, "" if entry is None else entry.node.op
         # An element of a list of numbers counts as the counter that tells which.
         name = entry.inputs[entry.node.op == _ELEMENT]

@@ -301,6 +301,8 @@ def stack_list(site: Site) -> None:
 
 def array_element_shape(site: Site) -> None:
     """The same for the arrays of version 1, which have it as an attribute."""
+    if site.node.name in site.probing.row_reads:
+        return
     for name in ("element_shape", "element_shape_except0"):
         dims = [d.size for d in site.node.attr[name].shape.dim]
         if dims and dims[0] == site.sizes.old:

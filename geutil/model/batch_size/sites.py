@@ -35,7 +35,8 @@ class Probing:
         library: the functions by name.
 
     Attributes:
-        row_reads: the ops that take rows of the batch in a loop over all of them.
+        row_reads: the ops that take rows of the batch in a loop over all of them, and
+            those that take all elements of an array of rows.
     """
 
     def __init__(self, sizes: Sizes, library: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from geutil.graph.types import Tensor
 from geutil.model.batch_size.batch_axes import BatchSource, Scope, ScopeNode, shape_of
 from geutil.model.batch_size.batch_edits import BatchPlan
+from geutil.model.batch_size.row_frames import RowFrames
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
 from geutil.model.programs import node_of
@@ -64,11 +65,12 @@ def walk(
     done.source = _first_source(feeds, probing)
     entries = {entry.node.name: entry for entry in scope.entries}
     readers = scope.readers()
+    frames = RowFrames(scope)
     for entry in scope.entries:
         if f"{entry.node.name}:0" in done.values:
             continue
         start = (starts or {}).get(entry.node.name)
-        _visit(entry, done, probing, calls, active, entries, readers, start)
+        _visit(entry, done, probing, calls, active, entries, readers, start, frames)
     return done
 
 
@@ -89,6 +91,7 @@ def _visit(
     entries: Mapping[str, ScopeNode],
     readers: Mapping[str, list[tuple[ScopeNode, int]]],
     start: tuple[int, int] | None,
+    frames: RowFrames,
 ) -> None:
     # The edge that closes a loop has no value yet; the loop keeps the shape it has.
     first = next((done.values[n] for n in entry.inputs if n in done.values), None)
@@ -104,6 +107,7 @@ def _visit(
     )
     if start is not None:
         site.broadcast(0, *start)
+    frames.see(site)
     outputs = calls(site, active)
     if outputs is None:
         outputs = _tried(site)
