@@ -6,7 +6,7 @@ data has are followed only into ops that read nothing else of it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from geutil.graph import tflite_kernels as kernels
@@ -16,6 +16,7 @@ from geutil.graph.types import Operation, Tensor
 
 FARTHEST = 64
 """How many ops are looked at for one of the file: what a kernel takes in is few."""
+_ALIKE = 8
 Value = tuple[int, int]
 """An op by its place, and which of its outputs."""
 
@@ -34,6 +35,9 @@ class DataFlow:
         fed: for each op whether it makes data.
         reads: for each op the data that it reads.
         readers: for each op those that read it.
+        twins: the ops that compute again what another does, and that one: converters
+            make one of them. Who reads a twin is taken to read the other.
+        twin_counts: how many twins an op has.
 
     Cost: linear in ops and edges.
     """
@@ -47,10 +51,13 @@ class DataFlow:
             self.fed[self.places[op.name]] = True
         self.reads: list[list[Value]] = [[] for _ in self.ops]
         self.readers: list[list[int]] = [[] for _ in self.ops]
+        self.twins: dict[int, int] = {}
+        self._alike: dict[tuple[str, ...], list[int]] = {}
         self._forwarded: dict[Value, Tensor] = {}
         self._base = list(range(len(self.ops)))
         for place in self.order:
             self._note(place)
+        self.twin_counts = Counter(self.twins.values())
         self._read_times = [
             sum(not self.tells_sizes(p) for p in readers) for readers in self.readers
         ]
@@ -62,6 +69,7 @@ class DataFlow:
             self._forwarded.get((self.places.get(t.op.name, -1), t.value_index), t)
             for t in op.inputs
         ]
+        names = (op.type, *(t.name for t in read))
         if op.type == "IdentityN":
             # Each of its results is one of what it reads, and no other.
             self._forwarded.update(((place, i), t) for i, t in enumerate(read))
@@ -73,10 +81,29 @@ class DataFlow:
         data = [t for t in read if not kernels.is_bookkeeping(t.dtype.name)] or read
         self.fed[place] = self.fed[place] or bool(data)
         self.reads[place] = [(self.places[t.op.name], t.value_index) for t in data]
+        if data and self._is_twin(place, names):
+            return
         for source in dict.fromkeys(p for p, _ in self.reads[place]):
             self.readers[source].append(place)
         if kernels.is_step(op) and data:
             self._base[place] = self._base[self.reads[place][0][0]]
+
+    def _is_twin(self, place: int, names: tuple[str, ...]) -> bool:
+        """Note an op that computes what an earlier one does, and tell if it is one."""
+        op, alike = self.ops[place], self._alike.setdefault(names, [])
+        for other in alike if not op.op_def.is_stateful else ():
+            ours = self.ops[other]
+            if dict(ours.node_def.attr) == dict(op.node_def.attr):
+                self.twins[place] = other
+                self._base[place] = self._base[other]
+                self._forwarded.update(
+                    ((place, i), t) for i, t in enumerate(ours.outputs)
+                )
+                return True
+        # Of more than a few that differ no twin is looked for.
+        if len(alike) < _ALIKE:
+            alike.append(place)
+        return False
 
     def _is_fed(self, tensor: Tensor) -> bool:
         place = self.places.get(tensor.op.name)

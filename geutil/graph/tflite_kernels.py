@@ -83,7 +83,8 @@ IN_FORMULAS = (
 """Ops that such formulas are made of."""
 _PRODUCTS = {
     "BATCH_MATMUL": ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
-    "CONV_2D": ("Conv2D", "DepthwiseConv2dNative"),
+    # Keras calls a compiled function for convolutions by groups.
+    "CONV_2D": ("Conv2D", "DepthwiseConv2dNative", *sorted(op_types.CALLS)),
     "CONV_3D": ("Conv3D",),
     "DEPTHWISE_CONV_2D": ("DepthwiseConv2dNative", "Conv2D"),
     "FULLY_CONNECTED": (
@@ -107,7 +108,7 @@ _CALLED = {
     "MAX_POOL_2D": ("MaxPool",),
     "MAXIMUM": ("Relu",),
     "MINIMUM": ("Relu6",),
-    "MUL": ("RealDiv",),
+    "MUL": ("Neg", "RealDiv"),
     "REDUCE_ALL": ("All",),
     "REDUCE_ANY": ("Any",),
     "REDUCE_MAX": ("Max",),
@@ -117,7 +118,7 @@ _CALLED = {
     "RELU6": ("Minimum", "Maximum"),
     "RELU_0_TO_1": ("Minimum", "Maximum"),
     "RELU_N1_TO_1": ("Minimum", "Maximum"),
-    "RESHAPE": ("ExpandDims", "Squeeze", "Transpose"),
+    "RESHAPE": ("ExpandDims", "Squeeze", "StridedSlice", "Transpose"),
     "SELECT": ("SelectV2",),
     "SELECT_V2": ("Select",),
     "SPLIT_V": ("Split",),
@@ -128,6 +129,7 @@ _CALLED = {
 """Ops that files call otherwise, by what they call them."""
 _WRITTEN_OUT = {
     **dict.fromkeys(op_types.FUSED_NORMS, ("ADD", "MUL", "SUB")),
+    "OneHot": ("SELECT_V2",),
     "SquaredDifference": ("MUL", "SQUARE", "SUB"),
     "Einsum": ("BATCH_MATMUL", "FULLY_CONNECTED", "MUL", "RESHAPE", "TRANSPOSE"),
 }

@@ -203,7 +203,8 @@ class _Matcher:
             found.update((p, None) for p in places if p is not None)
         fed = [place for place in found if self._flow.fed[place]]
         if op.type in kernels.CONVERSIONS:
-            return fed
+            twins = self._flow.twins
+            return [twins.get(place, place) for place in fed]
         return list(dict.fromkeys(map(self._flow.base, fed)))
 
     def _op_called(self, source: str) -> int | None:
@@ -224,7 +225,8 @@ class _Matcher:
         named = [p for hint in hints for p in self._flow.ahead_of(hint)]
         found = self._first(op, named, given, hints)
         if found is None:
-            found = next((p for p in hints if self._must_be_one_of(op, p)), None)
+            parts = (p for p in hints if self._must_be_one_of(op, p, given))
+            found = next(parts, None)
         if found is None and op.type not in kernels.CONVERSIONS:
             found = self._first(op, self._behind(given), given, ())
         if found is None:
@@ -261,22 +263,30 @@ class _Matcher:
         return fed and kernels.can_compute(op.type, self._flow.ops[place])
 
     def _is_free(self, place: int) -> bool:
-        """Tell whether no other op of the file computes one of the graph."""
-        taken = place in self._parts.nodes
-        return not taken or kernels.is_written_out(self._flow.ops[place])
+        """Tell whether no other op of the file computes one of the graph.
+
+        Twins that the file does not merge are taken one by one.
+        """
+        times = len(self._parts.nodes.get(place, ()))
+        several = kernels.is_written_out(self._flow.ops[place])
+        return several or times <= self._flow.twin_counts[place]
 
     def _is_one_of_several(self, op: LiteOp, place: int) -> bool:
         """Tell whether an op of the file is one of several that compute another."""
         several = kernels.is_written_out(self._flow.ops[place])
         return several or not self._can_compute(op, place)
 
-    def _must_be_one_of(self, op: LiteOp, place: int) -> bool:
-        """Tell whether an op is named after one that it cannot be by its type.
+    def _must_be_one_of(self, op: LiteOp, place: int, given: _Given) -> bool:
+        """Tell whether an op is named after one that the file holds as several.
 
-        Then that is one which the file holds as several.
+        That is so if by its type it cannot be the other, or if it reads what another of
+        them made.
         """
-        whole = kernels.is_product(self._flow.ops[place])
-        whole = whole or self._flow.is_taken_through(place)
+        ours = self._flow.ops[place]
+        made = place in self._parts.nodes and place in {p for p, _ in given.every}
+        if made and (op.type in kernels.MOVERS or self._can_compute(op, place)):
+            return True
+        whole = kernels.is_product(ours) or self._flow.is_taken_through(place)
         converts = op.type in kernels.CONVERSIONS
         return not (whole or converts or self._can_compute(op, place))
 

@@ -59,10 +59,20 @@ class Parts:
         self._add_behind(alone=True)
         self._add_before()
         self._add_behind(alone=False)
+        for twin, first in self._flow.twins.items():
+            nodes = self.nodes.get(first, [])
+            if len(nodes) > 1 and self.ops[nodes[-1]][0] == first:
+                # The file has the twin as well.
+                at = nodes.pop()
+                self.nodes[twin], self.ops[at][0] = [at], twin
+            else:
+                for at in nodes:
+                    self.add(at, twin)
 
     def _open(self) -> list[int]:
         flow = self._flow
-        return [p for p in flow.order if p not in self.nodes and flow.fed[p]]
+        left = (p for p in flow.order if p not in self.nodes and flow.fed[p])
+        return [place for place in left if place not in flow.twins]
 
     def _add_behind(self, *, alone: bool) -> None:
         """Add what forwards a result, or is held by it, to what it forwards.

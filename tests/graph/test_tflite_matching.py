@@ -173,6 +173,25 @@ def test_sizes_that_the_converter_folds_are_found_by_their_names():
             assert {op.op_type for op in found.added} <= {*CONVERSIONS}, (name, scheme)
 
 
+def test_ops_that_the_converter_merges_are_part_of_one():
+    kernels = np.random.default_rng(3).normal(size=(3, 1, 1, 3, 3)).astype(np.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([1, 4, 4, 3], name="x")])
+    def body(x):
+        x = tf.nn.conv2d(x, kernels[0], 1, "SAME", name="first")
+        left = tf.nn.conv2d(tf.nn.relu(x, "one"), kernels[1], 1, "SAME", name="left")
+        right = tf.nn.conv2d(tf.nn.relu(x, "two"), kernels[2], 1, "SAME", name="right")
+        return {"y": left * right}
+
+    m = model.open(body)
+    found = report.difference(m, tflite_files.saved(m))
+    assert found.is_empty
+    ops = {op.op: {*op.named, *op.placed} for op in found.ops}
+    assert ops["one"] == {"first", "one", "two"}
+    assert ops["left"] == {"left"}
+    assert ops["right"] == {"right"}
+
+
 def chain(blocks, readers):
     """Return a graph of products and sums, and readers of the last, and its file."""
     tensor = functools.partial(LiteTensor, "", "float32", (1, 2), None, 0, 0)
