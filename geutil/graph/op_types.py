@@ -30,6 +30,20 @@ UNIFORM_DRAWS = frozenset(
     )
 )
 """Ops that draw floats evenly from 0 to 1."""
+NORMAL_DRAWS = frozenset(
+    (
+        "RandomStandardNormal",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatelessRandomNormal",
+        "StatelessRandomNormalV2",
+        "StatelessTruncatedNormal",
+        "StatelessTruncatedNormalV2",
+        "TruncatedNormal",
+    )
+)
+"""Ops that draw floats around 0."""
 REDUCTIONS_OVER_REPLICAS = frozenset(
     (
         "CollectiveReduce",

@@ -723,6 +723,7 @@ class Model(EditableModel):
         switches: Mapping[str, Any] | None = None,
         statistics: Mapping[str, tuple[str, str]] | None = None,
         keep: Iterable[Any] = (),
+        neutral: Mapping[str, Any] | None = None,
     ) -> Model:
         """Return the model without what serves training only.
 
@@ -749,6 +750,11 @@ class Model(EditableModel):
                 (because nothing that runs updates them) the names of the variables of
                 mean and variance. The refusal says what the norms are called.
             keep: names of ops, name scopes and Keras layers that stay as they are.
+            neutral: what ops yield at inference, by their names, where geutil does not
+                know: a number for each value, such as False for a mask of SpecAugment,
+                or None for the first input that fits, such as what noise is added to.
+                An op whose shape is not known goes on running for that; name what it
+                draws, too.
 
         Returns:
             A new model. If there is nothing to strip, it equals this one.
@@ -756,7 +762,7 @@ class Model(EditableModel):
         Raises:
             ModelError: a batch norm's moving averages cannot be told: the message lists
                 all such norms with the reasons; or a name does not exist, or a value
-                does not fit its switch.
+                does not fit its switch or op.
 
         Cost: linear in ops and edges, for each level of conditionals that are decided.
 
@@ -772,7 +778,7 @@ class Model(EditableModel):
             >>> stripped.run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
         """
-        return stripping.strip_training(self, switches, statistics, keep)
+        return stripping.strip_training(self, switches, statistics, keep, neutral)
 
     def without_powers(self) -> Model:
         """Return the model without what it can do beyond computing.

@@ -41,7 +41,8 @@ Model.append(self, other: Model, inputs: Mapping[str, str] | None = None, *,
 Model.rename(self, inputs: Mapping[str, str] | None = None, outputs: Mapping[str, str] |
     None = None, signature: str | None = None) -> Model
 Model.strip_training(self, *, switches: Mapping[str, Any] | None = None, statistics:
-    Mapping[str, tuple[str, str]] | None = None, keep: Iterable[Any] = ()) -> Model
+    Mapping[str, tuple[str, str]] | None = None, keep: Iterable[Any] = (), neutral:
+    Mapping[str, Any] | None = None) -> Model
 Model.without_powers(self) -> Model
 Model.unroll(self, loops: Any = None, *, max_ops: int = 100000) -> Model
 Model.replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model

@@ -218,6 +218,32 @@ def test_random_ops_of_no_known_layer_stay_and_are_named():
     assert not is_deterministic(stripped)
 
 
+def test_what_is_random_is_what_the_caller_says():
+    @tf.function(input_signature=[tf.TensorSpec([None, 6, 4], name="x")])
+    def spec_augment(x):
+        """Mask two places of each row, as Wav2Vec2 does, and scale the rest."""
+        drawn = tf.random.uniform(tf.shape(x)[:2], name="drawn")
+        places = tf.one_hot(tf.math.top_k(drawn, 2)[1], 6)
+        mask = tf.cast(tf.reduce_max(places, 1), tf.bool, name="mask")
+        masked = tf.where(mask[..., None], 7.0, x)
+        factor = tf.exp(tf.random.normal(tf.shape(x)))
+        return {"y": tf.multiply(masked, factor, name="scaled") * 2.0}
+
+    m, x = model.open(spec_augment), np.ones([3, 6, 4], np.float32)
+    kept = m.strip_training().strip_report.kept
+    assert len(kept) == 2
+    assert all("pass neutral={name: value}" in entry.reason for entry in kept)
+    neutral = {"mask": False, "scaled": None}
+    for more in ({}, {"drawn/RandomUniform": 0.5}):
+        stripped = m.strip_training(neutral=neutral | more)
+        np.testing.assert_array_equal(stripped.run(x=x)["y"], 2.0 * x)
+        turned = {e.name: e.reason for e in stripped.strip_report.turned}
+        assert set(turned) == {*neutral, *more}
+        assert "for its shape" in turned["mask"]
+        # What makes the mask has its shape.
+        assert is_deterministic(stripped) == bool(more)
+
+
 def test_dropout_and_noise_whose_constants_do_not_fit_stay():
     @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
     def dropout(x):
@@ -276,6 +302,13 @@ def test_refusals():
         ({"switches": {"nothing": False}}, "no input or placeholder 'nothing'"),
         ({"switches": {"x": "text"}}, "switch 'x' is float32"),
         ({"switches": {"x": [1.0, 2.0, 3.0]}}, "switch 'x' has shape"),
+        ({"neutral": {"nothing": 1.0}}, "neutral: .* no op 'nothing'"),
+        ({"neutral": {"x": 1.0}}, "'x' is an input; pass it in switches"),
+        ({"neutral": {"hidden": "text"}}, "cannot be 'text': its result is float32"),
+        (
+            {"neutral": {"hidden/ReadVariableOp": None}},
+            "no input has the type and the shape",
+        ),
         ({"statistics": {"bn": ("w", "other")}}, "no variable 'other'"),
         ({"statistics": {"bn": ("w", "b")}}, "'bn' is no batch norm"),
     )

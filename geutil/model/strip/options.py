@@ -49,6 +49,7 @@ class StripOptions:
         switches: the value for each input or placeholder that is to be a constant.
         statistics: for batch norms the variables of their moving mean and variance.
         keep: ops and name scopes that stay as they are.
+        neutral: for ops their value at inference; None is that of an input.
     """
 
     switches: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class StripOptions:
         default_factory=dict
     )
     keep: tuple[str, ...] = ()
+    neutral: Mapping[str, Any] = field(default_factory=dict)
 
     def keeps(self, name: str) -> bool:
         """Tell whether an op of that name stays as it is."""
@@ -67,6 +69,7 @@ def checked_options(
     switches: Mapping[str, Any] | None,
     statistics: Mapping[str, tuple[str, str]] | None,
     keep: Iterable[Any],
+    neutral: Mapping[str, Any] | None,
 ) -> StripOptions:
     """Return the options.
 
@@ -74,8 +77,21 @@ def checked_options(
         ModelError: a name is not in the model.
     """
     scopes = [scope for item in as_list(keep) for scope in _scopes(model, item)]
+    op_names = {op.name for op in model.graph.get_operations()}
+    inputs = {t.op.name for t in model.inputs.values()}
+    for name in neutral or {}:
+        if name in inputs:
+            raise ModelError(f"neutral: '{name}' is an input; pass it in switches")
+        if name not in op_names:
+            raise ModelError(
+                f"neutral: {model!r} has no op '{name}'; "
+                f"{names.similar(model.graph, name)}"
+            )
     return StripOptions(
-        dict(switches or {}), _variables(model, statistics or {}), tuple(scopes)
+        dict(switches or {}),
+        _variables(model, statistics or {}),
+        tuple(scopes),
+        dict(neutral or {}),
     )
 
 

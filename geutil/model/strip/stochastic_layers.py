@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from geutil.graph.op_types import is_random
-from geutil.graph.types import Operation
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.op_types import NORMAL_DRAWS, UNIFORM_DRAWS, is_random
+from geutil.graph.types import Operation, Tensor
 from geutil.model.strip.options import StripOptions, keep_of
 from geutil.model.strip.report import Stripped
 from geutil.model.strip.side_effects import PASSING
 from geutil.model.to_graph import Parts
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform.rewrite import Any, Op, RewriteReport, Rule, rewrite
+from geutil.transform.rewrite import Any as AnyTensor
+from geutil.transform.rewrite import Match, Op, RewriteReport, Rule, rewrite
 from geutil.transform.rewrite.rules.dropout import dropout_removal
 from geutil.transform.rewrite.rules.noise import noise_removal
 
@@ -33,12 +38,76 @@ class Bypassed:
     generators: list[Operation] = field(default_factory=list)
 
 
+def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
+    """Let ops yield the values that the caller says they have at inference, in place.
+
+    Raises:
+        ModelError: a value does not fit its op.
+
+    Cost: as `geutil.transform.rewrite.rewrite`.
+    """
+    if not options.neutral:
+        return Bypassed()
+
+    def is_named(op: Operation) -> bool:
+        return op.name in options.neutral
+
+    def replacement(match: Match) -> Tensor | str:
+        return _neutral(match.root, options.neutral[match.root.name])
+
+    rule = Rule(Op(is_named), replacement, name="neutral")
+    report = rewrite(parts.graph, rule, keep=keep_of(parts))
+    if report.refused:
+        first = report.refused[0]
+        raise ModelError(
+            f"neutral: '{first.op}' cannot be {options.neutral[first.op]!r}: "
+            f"{first.reason}"
+        )
+    done = {entry.op for entry in report.rewritten}
+    entries = []
+    for name, value in options.neutral.items():
+        if name not in done:
+            entries.append(Stripped("kept", "random", name, "no output needs it"))
+            continue
+        reason = (
+            "an input passes through" if value is None else f"it is {value} from now"
+        )
+        if any(t.consumers() for t in parts.graph.get_operation_by_name(name).outputs):
+            reason += "; it runs on for its shape, which is not known before"
+        entries.append(Stripped("turned", "random", name, reason))
+    return Bypassed(entries, _generators(parts, report))
+
+
+def _neutral(op: Operation, value: Any) -> Tensor | str:
+    """Return what an op yields at inference, or why it cannot."""
+    if len(op.outputs) != 1:
+        return f"it has {len(op.outputs)} results; name an op with one"
+    (result,) = op.outputs
+    if value is None:
+        for t in op.inputs:
+            if t.dtype == result.dtype and t.shape.is_compatible_with(result.shape):
+                return t
+        return "no input has the type and the shape of its result; pass a number"
+    try:
+        number = tf.constant(value, result.dtype, [])
+    except (TypeError, ValueError) as error:
+        return f"its result is {result.dtype.name} ({error})"
+    if result.shape.is_fully_defined():
+        return tf.fill(result.shape, number)
+    # Else the op goes on running, for its shape.
+    draws = op.type in UNIFORM_DRAWS | NORMAL_DRAWS
+    is_told = draws and not op.type.startswith("Stateful")
+    return tf.fill(op.inputs[0] if is_told else tf.shape(result), number)
+
+
 def bypass_layers(parts: Parts, options: StripOptions) -> Bypassed:
     """Let dropout, noise and checks pass on what they get, in place.
 
     Cost: as `geutil.transform.rewrite.rewrite`.
     """
-    check = Rule(Op(PASSING, Any("x"), ...), lambda match: match["x"], name=_CHECK)
+    check = Rule(
+        Op(PASSING, AnyTensor("x"), ...), lambda match: match["x"], name=_CHECK
+    )
     rules = (dropout_removal(), noise_removal(), check)
     retained_ops = [op for op in parts.graph.get_operations() if options.keeps(op.name)]
     report = rewrite(parts.graph, rules, keep=[*keep_of(parts), *retained_ops])

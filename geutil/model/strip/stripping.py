@@ -15,7 +15,7 @@ from geutil.model.strip.batch_norm_inference import Turned
 from geutil.model.strip.options import StripOptions, checked_options, program_of_parts
 from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
-from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers
+from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers, set_neutral
 from geutil.model.to_graph import Parts, materialize
 from geutil.select.names import LayerNames
 
@@ -64,8 +64,11 @@ def _serves_training(node: Any) -> bool:
 def random_ops(graph_def: Any) -> list[Stripped]:
     """Return an entry for each random op of a graph that was left."""
     reason = "it is no part of a dropout or noise layer that geutil knows"
+    remedy = (
+        "pass neutral={name: value} to set it, or what is made of it, for inference"
+    )
     return [
-        Stripped("kept", "random", node.name, f"{reason} ({node.op})")
+        Stripped("kept", "random", node.name, f"{reason} ({node.op}); {remedy}")
         for node in graph_def.node
         if is_random(node.op)
     ]
@@ -76,16 +79,20 @@ def strip_training(
     switches: Mapping[str, Any] | None,
     statistics: Mapping[str, tuple[str, str]] | None,
     keep: Iterable[str],
+    neutral: Mapping[str, Any] | None,
 ) -> M:
     """Return a model without what serves training; see `Model.strip_training`."""
-    options = checked_options(model, switches, statistics, keep)
+    options = checked_options(model, switches, statistics, keep, neutral)
     names = {id(v.handle): name for name, v in model.variables.items()}
     original = model.program(checked=False)
     program, entries = _without_switches(original, options, repr(model))
     parts = materialize(program, inline=False, what=repr(model))
     names |= {id(i): names[id(o)] for o, i in bindings(parts.graph) if id(o) in names}
     turned = batch_norm_inference.turn_batch_norms(parts, options, names)
+    neutralized = set_neutral(parts, options)
     bypassed = bypass_layers(parts, options)
+    bypassed.entries[:0] = neutralized.entries
+    bypassed.generators += neutralized.generators
     entries += [*turned.entries, *bypassed.entries]
     program = program_of_parts(parts)
     batch_norm_inference.write_fused(program.graph_def, turned.fused)

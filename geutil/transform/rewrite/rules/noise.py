@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from geutil.graph.op_types import ADDITIONS
+from geutil.graph.op_types import ADDITIONS, NORMAL_DRAWS
 from geutil.graph.types import Tensor
 from geutil.transform.rewrite.compiling import Const, constant_value
 from geutil.transform.rewrite.matching import Match
@@ -19,19 +19,6 @@ from geutil.transform.rewrite.patterns import Any, Op, Pattern
 from geutil.transform.rewrite.rule import Rule
 from geutil.transform.rewrite.rules.dropout import seen_through, uniform
 
-_NORMAL = frozenset(
-    (
-        "RandomStandardNormal",
-        "StatefulStandardNormal",
-        "StatefulStandardNormalV2",
-        "StatefulTruncatedNormal",
-        "StatelessRandomNormal",
-        "StatelessRandomNormalV2",
-        "StatelessTruncatedNormal",
-        "StatelessTruncatedNormalV2",
-        "TruncatedNormal",
-    )
-)
 _TOLERANCE = 1e-2
 """Half precision holds three digits."""
 
@@ -59,7 +46,7 @@ def _factor() -> Pattern:
 
 def _normal() -> Pattern:
     """Return the pattern of normal numbers with constant mean and deviation."""
-    scaled = _product(seen_through(Op(_NORMAL)), _constant("stddev"))
+    scaled = _product(seen_through(Op(NORMAL_DRAWS)), _constant("stddev"))
     return _sum(scaled, _constant("mean"))
 
 
