@@ -20,7 +20,7 @@ from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
 from geutil.graph import adjacency, gradient_functions, runtime, state, types
-from geutil.graph.training_flags import keras_layers
+from geutil.graph.keras_losses import take_losses
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
 _logger = logging.getLogger("geutil")
@@ -188,18 +188,6 @@ def _watched(call: WrappedCall) -> IdentityMap[Any]:
     return watched
 
 
-def _taken_losses(layer: Any) -> list[Tensor]:
-    """Take the losses that a Keras layer was given in this graph away from it."""
-    graph, taken = tf.compat.v1.get_default_graph(), []
-    # In the words of Keras 3, and of tf_keras.
-    for held in (getattr(layer, "_losses", []), getattr(layer, "_eager_losses", [])):
-        for loss in list(held):
-            if types.is_tensor(loss) and loss.graph is graph:
-                taken.append(loss)
-                del held[next(i for i, t in enumerate(held) if t is loss)]
-    return taken
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODES = ("collection", INPUTS, "memory", "speed")
@@ -360,13 +348,10 @@ def _wrapped(fn: F, options: Options) -> F:
     @runtime.not_converted
     def run_alone(args: Any, kwargs: Any) -> tuple[Any, dict[int, list[Tensor]]]:
         result = run(args, kwargs, True)
-        layers = owner._flatten_layers() if _is_layer(owner) else keras_layers()
         losses = {}
-        for layer in layers:
-            taken = _taken_losses(layer)
-            if taken:
-                losses[len(losing)] = taken
-                losing.append(weakref.ref(layer))
+        for layer, taken in take_losses(owner if _is_layer(owner) else None):
+            losses[len(losing)] = taken
+            losing.append(weakref.ref(layer))
         return result, losses
 
     @tf.function

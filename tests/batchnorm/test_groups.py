@@ -94,20 +94,18 @@ def test_calibration_goes_on_where_there_are_no_gradients():
 
 
 def test_a_layer_of_keras_without_a_norm_is_quantized():
-    layers = keras.layers
-    stack = [layers.Conv2D(FILTERS, 3, groups=g, activation="relu") for g in (2, 4, 1)]
-    net = keras.Sequential([keras.Input((9, 9, CHANNELS), name="x"), *stack])
+    first, last = (keras.layers.Conv2D(FILTERS, 3, groups=g) for g in (2, 4))
     x = np.random.default_rng(0).normal(size=(4, 9, 9, CHANNELS)).astype("f")
-    m = geutil_model.open(net)
-    report = quantize(m, overrides={stack[1].name: "skip"})
-    assert len(report.rewritten) == 1
-    assert all(entry.keras_layer == stack[1].name for entry in report.skipped)
-    calibrate(m, {"x": x})
-    expected = net(x).numpy()
-    assert np.abs(m.run(x=x)[stack[2].name] - expected).max() < 0.05 * np.ptp(expected)
-    m = geutil_model.open(net)
+    inputs = keras.Input((9, 9, CHANNELS), name="x")
+    m = geutil_model.open(keras.Model(inputs, {"y": last(first(inputs))}))
+    report = quantize(m, overrides={last.name: "skip"})
+    assert [entry.keras_layer for entry in report.skipped] == [last.name] * 2
+    m = geutil_model.open(keras.Model(inputs, {"y": first(inputs)}))
     report = quantize(m)
-    assert len(report.rewritten) == 2
+    assert len(report.rewritten) == 1
     assert not report.skipped
-    outcome = compare_int8(m, to_int8(m, {"x": x}), {"x": x})
-    assert outcome.most <= 1
+    calibrate(m, {"x": x})
+    expected = first(x).numpy()
+    error = np.abs(m.run(x=x)["y"] - expected).max()
+    assert error < 0.02 * np.ptp(expected)
+    assert compare_int8(m, to_int8(m), {"x": x}).most <= 1

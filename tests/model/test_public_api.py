@@ -18,7 +18,8 @@ batch(paths: Paths, pipeline: Pipeline, output: PathLike, *, data: Data = None,
 inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection
 open(source: Any, *, signature: str | None = None, tags: Sequence[str] | str | None =
     None, inline: bool = True, inputs: Ends = None, outputs: Ends = None,
-    session: Any = None, powers: str = any, isolated: bool = False) -> Model
+    session: Any = None, powers: str = any, isolated: bool = False, trainable:
+    Iterable[str] | None = None) -> Model
 powers(source: PathLike) -> Powers
 Model.run(self, data: Any = None, /, **inputs: Any) -> dict[str, np.ndarray[Any,
     Any]]
