@@ -7,7 +7,7 @@ that are joined each tensor takes its part. There they are norms behind one laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -192,19 +192,32 @@ def _joins_channels(join: Operation, axis: int) -> bool:
     return join.type == "ConcatV2" and joined_axis(join) == axis
 
 
-def build_branches(branched: Branched) -> tuple[Tensor, list[Operation]]:
+def build_branches(
+    branched: Branched, norm_by_end: Mapping[Operation, Norm]
+) -> tuple[Tensor, list[tuple[Operation, tuple[Norm, ...]]]]:
     """Build a norm behind the layer of each branch, and what joins these.
 
+    Norms that branches join on the way are taken along.
+
+    Args:
+        branched: the norm and its branches.
+        norm_by_end: by their last ops the norms that may lie on the way.
+
     Returns:
-        What replaces the result of the norm, and the last op of each norm that was
-        built.
+        What replaces the result of the norm; and the last op of each norm that was
+        built, with those that are in it.
     """
     tree = branched.tree
     affine_by_branch: dict[int, Affine] = {id(tree[0]): Affine()}
+    norms_by_branch: dict[int, tuple[Norm, ...]] = {id(tree[0]): ()}
     for branch in tree:
         if branch.branches:
             _spread(branch, affine_by_branch)
-    ends: list[Operation] = []
+            found = (norm_by_end.get(link.op) for link in branch.links)
+            inside = tuple(norm for norm in found if norm is not None)
+            inside = (*inside, *norms_by_branch[id(branch)])
+            norms_by_branch |= {id(part): inside for part in branch.branches}
+    ends: list[tuple[Operation, tuple[Norm, ...]]] = []
     new: dict[int, Tensor] = {}
     for branch in reversed(tree):
         with creation.surroundings_of(branch.end.op):
@@ -215,7 +228,7 @@ def build_branches(branched: Branched) -> tuple[Tensor, list[Operation]]:
             else:
                 affine = affine_by_branch[id(branch)]
                 tensor = _applied(affine, branch, shifts=branched.bare)
-                ends.append(tensor.op)
+                ends.append((tensor.op, norms_by_branch[id(branch)]))
         new[id(branch)] = tensor
     return new[id(tree[0])], ends
 

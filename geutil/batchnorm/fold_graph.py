@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from geutil.batchnorm import build
@@ -52,8 +52,9 @@ class Folder:
         self._choices, self._fixed = _choices_in(place, choices)
         self._training = None if place.prefix else training
         self._folded: list[Folded] = []
-        # Of norms that were moved to several layers: the norm, and what it ends in now.
-        self._moved: dict[Operation, tuple[Norm, Operation]] = {}
+        # By the last ops of norms that were moved to several layers: the norms that are
+        # in them, and what ends these now.
+        self._moved: dict[Operation, tuple[tuple[Norm, ...], Operation]] = {}
         self._stands_for: dict[Operation, Operation] = {}
         self._unmoved: dict[Operation, str] = {}
 
@@ -133,10 +134,11 @@ class Folder:
             reason, op = before.reason, before.op
             if before.no_layer and before is not obstacle:
                 reason, op = f"{obstacle.reason}, and {_stated(before)}", obstacle.op
-            norm, _ = self._moved.get(norm.result.op, (norm, op))
-            entries.append(
-                Refused(prefix + norm.name, reason, prefix + op.name, signature)
-            )
+            norms, _ = self._moved.get(norm.result.op, ((norm,), op))
+            entries += [
+                Refused(prefix + one.name, reason, prefix + op.name, signature)
+                for one in norms
+            ]
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _clear(self, plan: Plan) -> bool:
@@ -153,23 +155,27 @@ class Folder:
             )
             cleared = len(in_the_way) - len(done.refused)
         branched = [b for b in plan.branched if self._objection_to(b) is None]
-        ends = {b.norm.result.op: b for b in branched}
-        # Those that others stand between are moved when these are.
-        first = [b for b in branched if all(ends.get(op, b) is b for op in b.replaced)]
-        return bool(self._move(first) or cleared)
+        return bool(self._move(branched) or cleared)
 
-    def _move(self, branched: Iterable[Branched]) -> bool:
-        """Move norms to the layers of their branches; tell whether any was moved."""
+    def _move(self, branched: Sequence[Branched]) -> bool:
+        """Move norms to the layers of their branches; tell whether any was moved.
+
+        Those that lie between another one and its layers go along with that.
+        """
+        inside = {
+            op for b in branched for op in b.replaced if op is not b.norm.result.op
+        }
+        last = [b for b in branched if b.norm.result.op not in inside]
+        state.check_editable(self._graph, [b.norm.result.op for b in last])
+        norm_by_end = {b.norm.result.op: b.norm for b in branched}
         built: dict[Operation, Tensor] = {}
-        entries = list(branched)
-        state.check_editable(self._graph, [entry.norm.result.op for entry in entries])
-        for entry in entries:
-            end = entry.norm.result.op
-            built[end], new_ends = build_branches(entry)
-            for new_end in new_ends:
-                self._moved[new_end] = entry.norm, built[end].op
+        for entry in last:
+            result, new_ends = build_branches(entry, norm_by_end)
+            built[entry.norm.result.op] = result
+            for new_end, norms in new_ends:
+                self._moved[new_end] = norms, result.op
         into, reasons = self._replace(built)
-        for entry in entries:
+        for entry in last:
             end = entry.norm.result.op
             if end in into:
                 self._stands_for.update(dict.fromkeys(entry.replaced, into[end]))
@@ -283,19 +289,21 @@ class Folder:
 
     def _note(self, fold: Fold, into: Operation) -> None:
         prefix, layer = self._place.prefix, fold.layer.op
-        for norm in fold.norms:
-            norm, end = self._moved.get(norm.result.op, (norm, into))
+        for built in fold.norms:
+            norms, end = self._moved.get(built.result.op, ((built,), into))
             while end in self._stands_for:
                 end = self._stands_for[end]
-            entry = Folded(
-                prefix + norm.name,
-                prefix + layer.name,
-                layer.type,
-                prefix + end.name,
-                fold.forward,
-                self._place.signature,
-            )
-            self._folded.append(entry)
+            self._folded += [
+                Folded(
+                    prefix + norm.name,
+                    prefix + layer.name,
+                    layer.type,
+                    prefix + end.name,
+                    fold.forward,
+                    self._place.signature,
+                )
+                for norm in norms
+            ]
 
 
 def _stated(before: Obstacle) -> str:

@@ -6,7 +6,6 @@ import functools
 import logging
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
 from geutil.graph import adjacency, gradient_functions, runtime, state, types
-from geutil.graph.keras_losses import take_losses
+from geutil.graph.keras_losses import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
 _logger = logging.getLogger("geutil")
@@ -337,8 +336,8 @@ def _is_layer(fn: Any) -> bool:
 def _wrapped(fn: F, options: Options) -> F:
     """Return a function that does what `fn` does."""
     owner: Any = getattr(fn, "__self__", None)
-    # The layers that were given losses in a trace, as long as they live.
-    losing: list[weakref.ref[Any]] = []
+    # The layers that were given losses in traces.
+    losing: list[LosingLayer] = []
 
     @runtime.not_converted
     def run(args: Any, kwargs: Any, alone: bool) -> Any:
@@ -347,12 +346,11 @@ def _wrapped(fn: F, options: Options) -> F:
 
     @runtime.not_converted
     def run_alone(args: Any, kwargs: Any) -> tuple[Any, dict[int, list[Tensor]]]:
-        result = run(args, kwargs, True)
-        losses = {}
-        for layer, taken in take_losses(owner if _is_layer(owner) else None):
-            losses[len(losing)] = taken
-            losing.append(weakref.ref(layer))
-        return result, losses
+        with losses_taken(owner if _is_layer(owner) else None) as found:
+            result = run(args, kwargs, True)
+        first = len(losing)
+        losing.extend(found)
+        return result, {first + i: [*one.losses] for i, one in enumerate(found)}
 
     @tf.function
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -373,9 +371,7 @@ def _wrapped(fn: F, options: Options) -> F:
             return fn(*args, **kwargs)
         result, losses_by_place = traced(*args, **kwargs)
         for place, losses in losses_by_place.items():
-            layer = losing[place]()
-            for loss in losses if layer is not None else ():
-                layer.add_loss(loss)
+            losing[place].hold(losses)
         return result
 
     # Autograph may convert this one, and so knows that what it calls is in its reach.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -10,38 +14,74 @@ from geutil.graph.training_flags import keras_layers
 from geutil.graph.types import Tensor, is_tensor
 
 _HELD = ("_losses", "_eager_losses")
-"""Lists of a layer of Keras 3, and of tf_keras."""
+"""The lists of a layer: of Keras 3 the first, of tf_keras both; calls fill the last."""
 
 
-def take_losses(owner: Any = None) -> list[tuple[Any, list[Tensor]]]:
-    """Take the losses of the default graph away from the Keras layers that hold them.
+@dataclass(frozen=True)
+class LosingLayer:
+    """A Keras layer that was given losses in a graph.
+
+    Attributes:
+        layer: a weak reference to it.
+        losses: the losses, which it does not hold any more.
+        anew: whether it forgot those that it had before, as the outermost layer does.
+    """
+
+    layer: weakref.ref[Any]
+    losses: Sequence[Tensor]
+    anew: bool
+
+    def hold(self, losses: Sequence[Tensor]) -> None:
+        """Let the layer, if it lives, hold its losses of one call."""
+        for held in _lists(self.layer())[-1:]:
+            if self.anew:
+                held.clear()
+            held.extend(losses)
+
+
+@contextmanager
+def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
+    """Take the losses away that Keras layers are given in a block.
+
+    Those that are tensors of the default graph.
 
     Args:
         owner: the layer or model to look in; None is all layers that there are.
 
-    Returns:
-        The layers with their losses.
+    Yields:
+        A list that gets the layers and their losses when the block ends.
 
-    Cost: linear in the layers; without an owner that of `keras_layers`.
+    Cost: linear in the layers; without an owner that of `keras_layers`, twice.
     """
     graph = tf.compat.v1.get_default_graph()
-    found = []
-    for layer in keras_layers() if owner is None else owner._flatten_layers():
-        taken = [
-            loss for name in _HELD for loss in _taken(getattr(layer, name, []), graph)
-        ]
-        if taken:
-            found.append((layer, taken))
-    return found
+    with tf.init_scope():
+        mark = tf.zeros([])
+    marked = [held for layer in _layers(owner) for held in _lists(layer)]
+    for held in marked:
+        held.append(mark)
+    found: list[LosingLayer] = []
+    try:
+        yield found
+    finally:
+        for layer in _layers(owner):
+            lists = _lists(layer)
+            anew = not any(t is mark for held in lists[-1:] for t in held)
+            losses = [t for held in lists for t in held if _is_of(t, graph)]
+            if losses:
+                found.append(LosingLayer(weakref.ref(layer), losses, anew))
+            marked += lists
+        for held in marked:
+            held[:] = [t for t in held if t is not mark and not _is_of(t, graph)]
 
 
-def _taken(held: Any, graph: Any) -> list[Tensor]:
-    """Remove the tensors of a graph from a list, and return them."""
-    taken: list[Tensor] = []
-    others: list[Any] = []
-    for loss in held:
-        of_graph = is_tensor(loss) and loss.graph is graph
-        (taken if of_graph else others).append(loss)
-    if taken:
-        held[:] = others
-    return taken
+def _layers(owner: Any) -> list[Any]:
+    return keras_layers() if owner is None else list(owner._flatten_layers())
+
+
+def _lists(layer: Any) -> list[list[Any]]:
+    found = (getattr(layer, name, None) for name in _HELD)
+    return [held for held in found if isinstance(held, list)]
+
+
+def _is_of(loss: Any, graph: Any) -> bool:
+    return is_tensor(loss) and loss.graph is graph

@@ -23,10 +23,17 @@ def refused(b, y):
     return tf.nn.relu(b.norm(tf.nn.relu(y), 2))
 
 
+def joined(b, y):
+    first, second = (
+        tf.nn.conv2d(y, b.weights(1, 1, 2, 2), 1, "SAME") for _ in range(2)
+    )
+    return tf.nn.relu(b.norm(first + second, 2))
+
+
 BLOCKS = [
     (block, parameters)
     for parameters in ("constants", "resource variables")
-    for block in (behind, before, refused)
+    for block in (behind, before, refused, joined)
 ]
 
 
@@ -39,7 +46,8 @@ def calls(rounds):
             y = block(b, y)
         tf.identity(y, "out")
     count, report = count_calls(lambda: fold_batch_norms(graph))
-    assert len(report.folded) == 4 * rounds
+    # A norm of two layers has an entry for each.
+    assert len(report.folded) == 8 * rounds
     assert len(report.refused) == 2 * rounds
     return count
 
@@ -48,3 +56,20 @@ def test_folding_is_linear_in_the_layers():
     calls(1)
     # Something is done once, so a little that grows faster shows.
     assert calls(10) < 10 * calls(1)
+
+
+def test_norms_of_sums_of_norms_make_as_many_ops_as_there_are_layers():
+    made = []
+    for count in (10, 20):
+        with tf.Graph().as_default() as graph:
+            b = Builder()
+            x = b.data(2, 3, 3, 2)
+            y = tf.nn.conv2d(x, b.weights(1, 1, 2, 2), 1, "SAME")
+            for _ in range(count):
+                y = b.norm(y + tf.nn.conv2d(x, b.weights(1, 1, 2, 2), 1, "SAME"), 2)
+            tf.identity(y, "out")
+        before = len(graph.get_operations())
+        report = fold_batch_norms(graph, strict=True)
+        assert len({entry.norm for entry in report.folded}) == count
+        made.append(len(graph.get_operations()) - before)
+    assert made[1] < 2.1 * made[0]

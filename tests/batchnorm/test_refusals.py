@@ -105,6 +105,8 @@ REFUSED = {
         lambda b: tf.matmul(tf.reshape(image(b, 3), [2, 36]), b.weights(36, 5)),
         lambda b: b.norm(tf.reshape(conv(b, b.data(2, 6, 6, 4)), [2, 36 * 2, 2])),
         batches_to_channels,
+        lambda b: b.norm(conv(b)[:, :, :, ::-1, ...]),
+        lambda b: b.norm(conv(b, channels=6)[:, :, :, 0, ...], 6),
     ],
     "has 2 readers": [two_readers],
     "works along another axis": [

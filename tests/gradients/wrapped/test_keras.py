@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import Budget, by_type, checkpointed, last_report
@@ -182,6 +183,27 @@ def function_of_a_layer(model):
 @pytest.mark.parametrize("wrap", (each_layer, function_of_a_layer))
 def test_losses_that_layers_add_get_out_eagerly(wrap):
     assert_same(train(Subclassed, wrap, run_eagerly=True), plain(Subclassed), 1e-5)
+
+
+@pytest.mark.parametrize("module", (keras, tf_keras))
+def test_a_layer_in_a_checkpointed_function_forgets_the_losses_of_the_call_before(
+    module,
+):
+    layer = module.layers.Dense(3, activity_regularizer="l2")
+    x = tf.ones([2, 4])
+
+    def twice(x):
+        return 2.0 * layer(x)
+
+    for function in (twice, checkpointed(twice)):
+        for step in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(function(x)) + tf.add_n(layer.losses)
+            assert len(layer.losses) == 1, step
+            gradient = tape.gradient(loss, layer.kernel)
+        if function is twice:
+            expected = gradient
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
 def test_moving_averages_move_once_and_the_dropout_mask_is_one():
