@@ -58,6 +58,68 @@ def test_nodes_may_come_in_any_order():
     assert float(m.variables["w"]) == 4.5
 
 
+def counter(read):
+    def build(x):
+        step = ref_variable(0.0, "step")
+        with tf.control_dependencies([v1.assign_add(step, 1.0)]):
+            return read(x, step)
+
+    return build
+
+
+def counter_in_branch(x):
+    step = ref_variable(0.0, "step")
+
+    def counted():
+        with tf.control_dependencies([v1.assign_add(step, 1.0)]):
+            return x * step
+
+    return v1.cond(x > 0.0, counted, lambda: x)
+
+
+def counter_in_loop(x):
+    step = ref_variable(0.0, "step")
+
+    def counted(i, total):
+        with tf.control_dependencies([v1.assign_add(step, 1.0)]):
+            return i + 1, total + x * step
+
+    _, total = v1.while_loop(
+        lambda i, _: i < 3, counted, [0, 0.0], parallel_iterations=1
+    )
+    return total
+
+
+COUNTERS = {
+    "a product": counter(lambda x, step: x * step),
+    "an identity": counter(lambda x, step: x * tf.identity(step)),
+    "behind what waits": counter(lambda x, step: tf.exp(tf.identity(x)) * step),
+    "a variable twice": counter(lambda x, step: tf.stack([x, step, step])),
+    "the change itself": lambda x: x * v1.assign_add(ref_variable(0.0, "step"), 1.0),
+    "in a branch": counter_in_branch,
+    "in a loop": counter_in_loop,
+}
+
+
+def test_what_comes_after_a_change_sees_it():
+    """An Identity of a reference shares its buffer, as a Switch and an Enter do."""
+    wrong = {}
+    for name, build in COUNTERS.items():
+        with tf.Graph().as_default() as graph, control_flow(1):
+            x = v1.placeholder(tf.float32, [], "x")
+            tf.identity(build(x), name="y")
+        with v1.Session(graph=graph) as session:
+            (step,) = graph.get_collection(GLOBAL)
+            session.run(step.initializer)
+            expected = [session.run("y:0", {x: 2.0}) for _ in range(4)]
+        m = model.open(graph.as_graph_def(), outputs=["y"])
+        m.variables["step"].assign(0.0)
+        found = [m.run(x=2.0)["y"] for _ in range(4)]
+        if not np.allclose(found, expected, rtol=1e-6):
+            wrong[name] = found, expected
+    assert wrong == {}
+
+
 OF_OTHERS = ("Accumulator", "Barrier", "Lookup", "Queue", "Reader", "Stack", "Tensor")
 """How ops begin that take references which no variable hands out."""
 

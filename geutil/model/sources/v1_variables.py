@@ -8,7 +8,7 @@ variables: same names, same values read at the same points of a run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,6 +209,7 @@ def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, st
     for node in variables.values():
         _as_handle(node)
     graph_def.node.extend(turned.added.values())
+    _Buffers(graph_def, turned.read_from, turned.changing).read_anew()
     return values
 
 
@@ -274,6 +275,8 @@ class _Turned:
 
     Attributes:
         added: new nodes by name.
+        read_from: by the names of nodes that read a variable its handle.
+        changing: the names of nodes that change a variable.
     """
 
     def __init__(self, graph_def: Any, references: Mapping[str, _Reference]) -> None:
@@ -286,6 +289,8 @@ class _Turned:
         self._node_names = set(nodes)
         self._names: dict[tuple[str, str], str] = {}
         self.added: dict[str, Any] = {}
+        self.read_from: dict[str, str] = {}
+        self.changing: set[str] = set()
 
     def is_one(self, tensor_name: str) -> bool:
         """Tell whether a tensor is a reference."""
@@ -314,6 +319,8 @@ class _Turned:
         for name in set(node.attr).difference(stay) | {"_output_shapes"}:
             node.attr.pop(name, None)
         passes_on = twin == node.op.removeprefix("Ref")
+        if not passes_on and node.op != "IsVariableInitialized":
+            self.changing.add(node.name)
         for name in declared & {"T", "dtype"}:
             node.attr[name].type = _RESOURCE if passes_on else dtype
         for index in indices:
@@ -362,6 +369,114 @@ class _Turned:
         node.ClearField("attr")
         node.attr["dtype"].type = self._dtypes[text]
         _read_from(node, 0, self._references[text])
+        self.read_from[node.name] = self._references[text].handle
+
+
+class _Buffers:
+    """The values of variables that are their buffers, and change with them.
+
+    An `Identity`, `Switch` or `Enter` of a reference shares its buffer: what reads that
+    after a change sees the new value. A resource variable is read once, so what comes
+    after a change, by any way, gets a read of its own.
+
+    Args:
+        graph_def: a graph whose reference variables were turned into resources.
+        read_from: by the names of nodes that read a variable its handle.
+        changing: the names of nodes that change a variable.
+    """
+
+    def __init__(
+        self, graph_def: Any, read_from: Mapping[str, str], changing: Iterable[str]
+    ) -> None:
+        self._graph_def = graph_def
+        self._nodes = programs.nodes_by_name(graph_def)
+        self._handles = dict(read_from)
+        self._dtypes = {
+            name: self._nodes[name].attr["dtype"].type for name in read_from
+        }
+        self._readers: dict[str, list[Any]] = {}
+        for node in graph_def.node:
+            for name in dict.fromkeys(map(programs.node_of, node.input)):
+                self._readers.setdefault(name, []).append(node)
+        self._after = self._behind(changing)
+        self._names = set(self._nodes)
+
+    def read_anew(self) -> None:
+        """Give what comes after a change reads of its own, in place.
+
+        Cost: linear in nodes and edges.
+        """
+        if not self._after:
+            return
+        added: list[Any] = []
+        waiting = list(self._handles)
+        for text in waiting:
+            for node in self._readers.get(programs.node_of(text), ()):
+                indices = [
+                    i for i, t in enumerate(node.input) if programs.short(t) == text
+                ]
+                if not indices:
+                    continue
+                if node.op in ("Identity", "Switch", "Enter") and indices[0] == 0:
+                    waiting += self._share(node, text, added)
+                # What a Merge reads of another branch may never come.
+                if node.name in self._after and node.op != "Merge":
+                    self._read(node, indices, text, added)
+        self._graph_def.node.extend(added)
+
+    def _share(self, node: Any, text: str, added: list[Any]) -> list[str]:
+        """Note that a node hands a buffer on, and return the tensors that it makes."""
+        handle = self._handles[text]
+        if node.op != "Identity":
+            twin = type(node).FromString(node.SerializeToString())
+            twin.name = self._name(f"{node.name}/geutil_handle")
+            twin.input[0] = handle
+            twin.attr["T"].type = _RESOURCE
+            twin.attr.pop("_output_shapes", None)
+            twin.attr.pop("_class", None)
+            added.append(twin)
+            handle = twin.name
+        made = [node.name, f"{node.name}:1"][: 1 + (node.op == "Switch")]
+        new = [name for name in made if name not in self._handles]
+        for name in new:
+            self._handles[name] = handle + name.removeprefix(node.name)
+            self._dtypes[name] = self._dtypes[text]
+        return new
+
+    def _read(
+        self, node: Any, indices: Sequence[int], text: str, added: list[Any]
+    ) -> None:
+        """Let a node read a variable when all else that it waits for is there."""
+        # What was read so far may have waited for a change itself.
+        waited = map(programs.node_of, node.input)
+        read = type(node)(
+            name=self._name(f"{node.name}/geutil_read"), op="ReadVariableOp"
+        )
+        read.device = self._nodes[programs.node_of(text)].device
+        read.attr["dtype"].type = self._dtypes[text]
+        read.input.append(self._handles[text])
+        read.input.extend(
+            f"^{name}" for name in dict.fromkeys(waited) if name in self._after
+        )
+        for index in indices:
+            node.input[index] = read.name
+        added.append(read)
+
+    def _name(self, name: str) -> str:
+        fresh = programs.fresh_name(self._names, name)
+        self._names.add(fresh)
+        return fresh
+
+    def _behind(self, changing: Iterable[str]) -> set[str]:
+        """Return the nodes that wait for a change, and those that make one."""
+        behind = set(changing)
+        waiting = list(behind)
+        while waiting:
+            for node in self._readers.get(waiting.pop(), ()):
+                if node.name not in behind:
+                    behind.add(node.name)
+                    waiting.append(node.name)
+        return behind
 
 
 def _read_from(node: Any, index: int, reference: _Reference) -> None:
