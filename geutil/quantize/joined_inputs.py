@@ -34,6 +34,7 @@ class NarrowInput:
         input: the op that makes the input, by name.
         steps: how many steps its values take.
         of: how many steps the range has.
+        ops: all ops that have this range for what they join, that one among them.
     """
 
     op: str
@@ -41,12 +42,14 @@ class NarrowInput:
     input: str
     steps: float
     of: int
+    ops: tuple[str, ...]
 
     def __str__(self) -> str:
+        overrides = ", ".join(f"'{name}': 'skip'" for name in self.ops)
         return (
             f"'{self.input}' gets {self.steps:.3g} of {self.of} steps of the range in "
             f"which '{self.op}' ({self.op_type}) joins it; make it an output of its "
-            f"own, or quantize with overrides={{'{self.op}': 'skip'}}"
+            f"own, or quantize with overrides={{{overrides}}}"
         )
 
 
@@ -165,6 +168,9 @@ class JoinedInputs:
             ranges: the ranges that were chosen, by name.
         """
         found = []
+        ops_by_range: dict[str, list[str]] = {}
+        for op, site, _ in self._joins:
+            ops_by_range.setdefault(site.name, []).append(op.name)
         for op, site, inputs in self._joins:
             bits, narrow = site.form.bits, site.form.narrow_range
             size = float(step(*ranges[site.name], bits, narrow))
@@ -182,6 +188,7 @@ class JoinedInputs:
                     _exact(inputs[name]).op.name,
                     count,
                     levels(bits, narrow) - 1,
+                    tuple(ops_by_range[site.name]),
                 )
                 for name, count in steps.items()
                 if 0.0 < count < FEWEST

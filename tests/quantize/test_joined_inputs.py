@@ -135,3 +135,16 @@ def test_the_remedies_help():
 
 def data_of():
     return samples({"image": tf.zeros(IMAGE.shape)})
+
+
+def test_the_remedy_names_all_that_share_the_range():
+    def heads(boxes, scores):
+        parts = [joined(boxes, scores * factor) for factor in (1.0, 0.5)]
+        return tf.concat(parts, 1, name="all")
+
+    _, _, found = calibrated(heads)
+    assert len(found.narrow) == 2
+    assert all(entry.ops == ("head", "head_1", "all") for entry in found.narrow)
+    assert "{'head': 'skip', 'head_1': 'skip', 'all': 'skip'}" in str(found.narrow[0])
+    overrides = dict.fromkeys(found.narrow[0].ops, "skip")
+    assert calibrated(heads, overrides=overrides)[2].narrow == ()

@@ -117,7 +117,7 @@ STEPS = (
     ),
     OutputSteps("far", 0.5, (50, 0, 0, 50), 4, 1),
 )
-NARROW = NarrowInput("cat", "ConcatV2", "few", 0.4, 255)
+NARROW = NarrowInput("cat", "ConcatV2", "few", 0.4, 255, ("cat",))
 FLOAT = ("ADD 'add/one'", "MUL 'scale/two'")
 NOISE = (noise("a", 35.0), noise("b", float("inf")), noise("c", 12.0))
 REPORTS = [
