@@ -45,11 +45,12 @@ class NarrowInput:
     ops: tuple[str, ...]
 
     def __str__(self) -> str:
-        overrides = ", ".join(f"'{name}': 'skip'" for name in self.ops)
+        others = " and ".join(f"'{name}'" for name in self.ops if name != self.op)
+        too = f", and the same for {others}, which share the range" if others else ""
         return (
             f"'{self.input}' gets {self.steps:.3g} of {self.of} steps of the range in "
             f"which '{self.op}' ({self.op_type}) joins it; make it an output of its "
-            f"own, or quantize with overrides={{{overrides}}}"
+            f"own, or quantize with overrides={{'{self.op}': 'skip'}}{too}"
         )
 
 

@@ -94,15 +94,15 @@ def test_saved_and_opened_again(case, format, tmp_path):
 
 
 LAYERS = {
-    "Conv1D": lambda x: layers.Conv1D(4, 3)(layers.Reshape((64, 3))(x)),
-    "Conv2D": layers.Conv2D(4, 3, dilation_rate=2),
-    "groups": layers.Conv2D(6, 3, groups=3),
-    "Conv2DTranspose": layers.Conv2DTranspose(4, 3, strides=2),
-    "Conv3D": lambda x: layers.Conv3D(4, 3)(layers.Reshape((8, 8, 3, 1))(x)),
-    "DepthwiseConv2D": layers.DepthwiseConv2D(3, depth_multiplier=2),
-    "SeparableConv2D": layers.SeparableConv2D(4, 3),
-    "Dense": layers.Dense(4),
-    "float16": layers.Dense(4, dtype="mixed_float16"),
+    "Conv1D": lambda: [layers.Reshape((64, 3)), layers.Conv1D(4, 3)],
+    "Conv2D": lambda: [layers.Conv2D(4, 3, dilation_rate=2)],
+    "groups": lambda: [layers.Conv2D(6, 3, groups=3)],
+    "Conv2DTranspose": lambda: [layers.Conv2DTranspose(4, 3, strides=2)],
+    "Conv3D": lambda: [layers.Reshape((8, 8, 3, 1)), layers.Conv3D(4, 3)],
+    "DepthwiseConv2D": lambda: [layers.DepthwiseConv2D(3, depth_multiplier=2)],
+    "SeparableConv2D": lambda: [layers.SeparableConv2D(4, 3)],
+    "Dense": lambda: [layers.Dense(4)],
+    "mixed_float16": lambda: [layers.Dense(4, dtype="mixed_float16")],
 }
 """Layers that take in the norm behind them; `before` is behind its norm."""
 
@@ -122,9 +122,11 @@ def computed(m):
 def test_what_a_fold_computes_from_variables_is_a_value_once_they_are(tmp_path):
     x = tf.keras.Input((8, 8, 3), name="x")
     ends = {}
-    for name, layer in LAYERS.items():
-        norm = layers.BatchNormalization(dtype=getattr(layer, "dtype_policy", None))
-        ends[name] = norm(layer(x))
+    for name, made in LAYERS.items():
+        dtype = name if name == "mixed_float16" else None
+        ends[name] = x
+        for layer in (*made(), layers.BatchNormalization(dtype=dtype)):
+            ends[name] = layer(ends[name])
     ends["before"] = layers.Conv2D(4, 3)(layers.BatchNormalization()(x))
     shared = layers.Conv2D(16, 8, use_bias=False)
     both = [layers.BatchNormalization()(shared(y)) for y in (x, layers.ReLU()(x))]
