@@ -204,7 +204,7 @@ def build_branches(
         norm_by_end: by their last ops the norms that may lie on the way.
 
     Returns:
-        What replaces the result of the norm; and the last op of each norm that was
+        The tensor that replaces the norm's; and the last op of each norm that was
         built, with those that are in it.
     """
     tree = branched.tree

@@ -258,7 +258,7 @@ class Folder:
             built: what is built for each end.
 
         Returns:
-            What makes that; and for each end that is left as it is, by name, why.
+            The ops that make that; and for each end that is left, by name, the reason.
         """
         into: dict[Operation, Operation] = {}
         if not built:

@@ -230,7 +230,7 @@ class _Finder:
             link = link_of(op, self._origins)
             if link is None and op.type in JOINS:
                 waiting += [t.op for t in joined(op)]
-                # What others read, too, cannot take in a norm.
+                # A join that others read, too, cannot take in a norm.
                 if len(self._liveness.readers(op)) == 1:
                     continue
             if link is None or op in norm_ops or (link.step and not link.step.adds):

@@ -1,6 +1,6 @@
 """The flow of data through a graph: by places, whose values each op reads.
 
-Data comes from the inputs. What is made of parameters alone is none; sizes that the
+Data comes from the inputs. Results of parameters alone are none; sizes that the
 data has are followed only into ops that read nothing else of it.
 """
 

@@ -4,7 +4,7 @@ The ops of a file are gone through in their order. Each reads what ops before it
 whose counterparts in the graph are known; so its own is one that reads these, through
 nothing but ops that kernels take in. Where that leaves several, the names of the file's
 tensors decide: the converter calls them after ops of the graph; failing that, the order
-of the ops. What an op of the file takes in is added in the end.
+of the ops. The ops that a kernel takes in are added in the end.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def match(
 
 @dataclass(frozen=True)
 class _Given:
-    """What an op of a file reads, in terms of the graph.
+    """The data that an op of a file reads, in terms of the graph.
 
     Attributes:
         values: for each tensor the values of the graph that it can be.
@@ -167,7 +167,7 @@ class _Matcher:
                 whole = not (loose or self._is_one_of_several(op, core))
                 others = frozenset() if whole else _few(given.every)
         outputs = [t for t in op.outputs if t >= 0]
-        # What is made of constants is one.
+        # Results of constants alone are constants.
         for i, t in enumerate(outputs if given.every else ()):
             made = [i] if len(own) == len(outputs) else own
             self._values[t] = others | {(core, k) for k in made if core is not None}

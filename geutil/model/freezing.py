@@ -160,7 +160,7 @@ def _change(
     for carrier in carriers:
         node = carrier.node
         handle = node.input[0]
-        # What is passed on may come from inside a loop; the rest does not.
+        # Values that are passed on may come from inside a loop; the rest does not.
         waits = (
             [] if programs.short(handle) in seeds else [f"^{programs.node_of(handle)}"]
         )

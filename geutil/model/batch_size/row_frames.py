@@ -23,7 +23,7 @@ _PASSED = COPIES | {"Switch"}
 
 @dataclass
 class _Frame:
-    """What a loop reads, writes and compares, by structure alone.
+    """The reads, writes and comparisons of a loop, by structure alone.
 
     Attributes:
         reads: (op, name of what it takes an element of, counter) for each read.

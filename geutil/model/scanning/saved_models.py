@@ -202,7 +202,7 @@ class _MetaGraph:
         self, reach: _Reach, name: str, body: Body, found: Found
     ) -> Iterator[Power]:
         entries = reach.entries(name, found.node.name)
-        # What nothing runs is a Saver of the graph's own: only its own code has a use
+        # A Saver of the graph's own is run by nothing: only its own code has a use
         # for it. Without a loader the path may be the default, too.
         idle = not entries and not name
         saves = (entries == {_SAVER} or idle) and found.node.op in _SAVING
