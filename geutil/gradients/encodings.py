@@ -28,7 +28,8 @@ from geutil.graph.types import (
     Tensor,
     dims_of,
 )
-from geutil.memory import cpu_kernels, sizes
+from geutil.memory import sizes
+from geutil.memory.kernels import cpu
 from geutil.memory.sizes import tensor_bytes
 
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
@@ -208,7 +209,7 @@ def buffer_of(tensor: Tensor) -> Tensor:
     Cost: linear in the ops in between.
     """
     while True:
-        sources = dict(cpu_kernels.aliases(tensor.op)) if tensor.op.inputs else {}
+        sources = dict(cpu.aliases(tensor.op)) if tensor.op.inputs else {}
         if tensor.value_index not in sources:
             return tensor
         tensor = tensor.op.inputs[sources[tensor.value_index]]
@@ -233,7 +234,7 @@ def is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
     """Tell whether a buffer is there all the time, whoever reads it."""
     op = buffer.op
     return (
-        op.type in cpu_kernels.HELD
+        op.type in cpu.HELD
         or segments.is_parameter(op)
         or not step.covers(op)
         or buffer.op in step.seeds

@@ -21,17 +21,13 @@ from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
-from geutil.memory import (
-    cpu_kernels,
-    graph_to_program,
-    scheduling,
-    simulation,
-    sizes,
-    workspaces,
-)
+from geutil.memory import simulation, sizes
+from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
 from geutil.memory.function_memory import NOTHING, ListSizes
-from geutil.memory.ordering import OrderPlan, plan_order, with_controls
+from geutil.memory.kernels import cpu, scratch
 from geutil.memory.program import Node, Program
+from geutil.memory.read import aliases_of
+from geutil.memory.schedule import frugal_order, negligible_size, order_around
 from geutil.memory.sizes import tensor_bytes
 
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
@@ -66,7 +62,7 @@ class StepProgram:
         self._lists = ListSizes(tensor_bytes)
         for op in ops:
             self._waits[op] = self._awaited(op)
-            if op.type not in cpu_kernels.HELD:
+            if op.type not in cpu.HELD:
                 self._add(op)
         self._sums = {
             self._place[op]: edges.order_of_addition(op)
@@ -123,10 +119,10 @@ class StepProgram:
             return simulation.simulate(program).peak
         later = self.later(program)
         controlled = with_controls(program, later.items())
-        orders = [scheduling.frugal_order(controlled)]
+        orders = [frugal_order(controlled)]
         if places:
             known = _places_of(program, places)
-            orders.append(scheduling.order_around(controlled, known))
+            orders.append(order_around(controlled, known))
         return min(simulation.simulate(program, order).peak for order in orders)
 
     def plan(
@@ -204,7 +200,7 @@ class StepProgram:
                 _add_in_turn(nodes, sizes, place, order)
         if segments:
             nodes = _pruned(nodes, sizes, self._wanted)
-        small = scheduling.negligible_size(Program(nodes, sizes))
+        small = negligible_size(Program(nodes, sizes))
         nodes += self._updates(small if updates_wait else math.inf)
         if not updates_wait:
             self._read_variables(nodes, sizes, turns)
@@ -282,7 +278,7 @@ class StepProgram:
         self._place[op] = len(self._nodes)
         called = self._calls.get(op, NOTHING)
         listed = self._lists.add(op, called.results)
-        shared = graph_to_program.aliases_of(op, called)
+        shared = aliases_of(op, called)
         passed = [o for o, i in shared if id(op.inputs[i]) not in self._number]
         for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)
@@ -297,11 +293,11 @@ class StepProgram:
                 outputs=range(first, len(self._sizes)),
                 controls=self._waits[op],
                 aliases=_moved(shared, places) if inputs else (),
-                reuses=_moved(cpu_kernels.reuses(op), places) if inputs else (),
+                reuses=_moved(cpu.reuses(op), places) if inputs else (),
                 temporary=called.temporary
-                + workspaces.temporary_bytes(op, dims=sizes.known_dims),
+                + scratch.temporary_bytes(op, dims=sizes.known_dims),
                 surge=called.surge,
-                cheap=op.type in cpu_kernels.CHEAP,
+                cheap=op.type in cpu.CHEAP,
                 queue="",
             )
         )
@@ -316,7 +312,7 @@ class StepProgram:
             if before in self._place:
                 awaited[self._place[before]] = None
         for before in adjacency.predecessors(op):
-            if before.type in cpu_kernels.HELD:
+            if before.type in cpu.HELD:
                 awaited.update(dict.fromkeys(self._waits.get(before, ())))
         return list(awaited)
 

@@ -26,7 +26,7 @@ from geutil.graph.types import (
     Tensor,
     unique,
 )
-from geutil.memory.cpu_kernels import aliases
+from geutil.memory.kernels.cpu import aliases
 
 _CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
 

@@ -23,7 +23,7 @@ from geutil.graph.types import (
     is_reference,
     is_stateful,
 )
-from geutil.memory.cpu_kernels import HELD, passes_on
+from geutil.memory.kernels.cpu import HELD, passes_on
 
 SCOPE = "recomputed"
 """The scope of what runs again."""

@@ -17,9 +17,10 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
 from geutil.graph import adjacency, creation, runtime, state, types
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
-from geutil.memory import cpu_kernels, graph_to_program
 from geutil.memory.function_memory import Called
+from geutil.memory.kernels import cpu
 from geutil.memory.op_costs import Times
+from geutil.memory.read import calls_of
 from geutil.memory.step_times import op_times_of
 from geutil.select.walks import get_backward_walk_ops
 
@@ -106,9 +107,7 @@ class PlainStep:
         return [
             op
             for op in ops
-            if self.is_helper(op)
-            and op not in others
-            and op.type not in cpu_kernels.CHEAP
+            if self.is_helper(op) and op not in others and op.type not in cpu.CHEAP
         ]
 
     @cached_property
@@ -117,7 +116,7 @@ class PlainStep:
 
         Of the step as it is when this is asked for the first time.
         """
-        return graph_to_program.calls_of(self.ops())
+        return calls_of(self.ops())
 
     def op_times(self, *, measured: bool = False, in_seconds: bool = False) -> Times:
         """Return how long the ops of the step take; see `op_times_of`."""
@@ -286,7 +285,7 @@ def _reference_of(x: Any) -> Tensor | None:
         return runtime.variable_handle(x)
     tensor = x if is_tensor(x) else None
     while tensor is not None and not types.is_reference(tensor):
-        shown = dict(cpu_kernels.aliases(tensor.op)).get(tensor.value_index)
+        shown = dict(cpu.aliases(tensor.op)).get(tensor.value_index)
         tensor = None if shown is None else tensor.op.inputs[shown]
     return tensor
 

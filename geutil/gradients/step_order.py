@@ -2,7 +2,7 @@
 
 The executor runs whatever is ready, in an order that depends on threads, load and
 addresses. Here the whole step, updates included, is planned and its large ops are made
-to wait for what the plan has before them (`geutil.memory.ordering`). Loops run few
+to wait for what the plan has before them (`geutil.memory.dependencies`). Loops run few
 iterations at once: each of 32 would hold gradients of all weights of its own.
 """
 
@@ -31,9 +31,11 @@ from geutil.graph.types import (
     Tensor,
     is_reference,
 )
-from geutil.memory import function_memory, graph_to_program, onednn, sizes
-from geutil.memory.ordering import OrderPlan, plan_order
-from geutil.memory.scheduling import negligible_size
+from geutil.memory import function_memory, sizes
+from geutil.memory.dependencies import OrderPlan, plan_order
+from geutil.memory.kernels import onednn
+from geutil.memory.read import calls_of, read_ops
+from geutil.memory.schedule import negligible_size
 from geutil.memory.sizes import tensor_bytes
 
 SCOPE = "ordered"
@@ -118,11 +120,11 @@ def order_step(
             function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
     tensor_sizes.settle_shapes(ops)
-    program = graph_to_program.read_ops(
+    program = read_ops(
         ops,
         fetched,
         tensor_bytes,
-        graph_to_program.calls_of(ops),
+        calls_of(ops),
         dims=sizes.known_dims,
     )
     program = program.with_elsewhere(

@@ -29,7 +29,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
-from geutil.memory.cpu_kernels import ONLY_ON_GPUS
+from geutil.memory.kernels.cpu import ONLY_ON_GPUS
 from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 
 _ELSEWHERE = (tf.resource, tf.variant)

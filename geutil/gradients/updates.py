@@ -28,7 +28,7 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation
-from geutil.memory.ordering import OrderPlan
+from geutil.memory.dependencies import OrderPlan
 from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
+from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.lifetimes import Buffer, buffers_of
-from geutil.memory.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program, execution_order
 from geutil.memory.simulation import Memory

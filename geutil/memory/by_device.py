@@ -13,12 +13,12 @@ from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.cuts import RECEIVED, Split, joint_order, program_of, split
-from geutil.memory.graph_to_program import constant_bytes, variable_bytes
+from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.measuring.job import Measurement
-from geutil.memory.onednn import with_onednn
 from geutil.memory.placement import share_memory
 from geutil.memory.predicting import SEEDS, Step, executed_step
 from geutil.memory.program import Program
+from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, Timeline

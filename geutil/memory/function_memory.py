@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
-from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
+from geutil.memory.kernels.cpu import HELD, Pairs, passes_on
 from geutil.memory.op_costs import op_time
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate

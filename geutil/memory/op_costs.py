@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from geutil.graph.op_types import SHAPE_READERS
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import cpu_kernels
+from geutil.memory.kernels import cpu
 from geutil.memory.sizes import UNKNOWN, known_dims, tensor_elements
 
 CONVOLUTIONS = frozenset(
@@ -145,7 +145,7 @@ def op_time(op: Operation) -> float:
         >>> op_time(y.op) == 8 * 16 * 4 + 16 * (128 + 64 + 32), op_time(z.op)
         (True, 0.0)
     """
-    if op.type in cpu_kernels.HELD or op.type in SHAPE_READERS or _is_view(op):
+    if op.type in cpu.HELD or op.type in SHAPE_READERS or _is_view(op):
         return 0.0
     elements = sum(tensor_elements(t) for t in (*op.inputs, *op.outputs))
     moved = _MOVED * _FACTORS.get(op.type, 1) * elements
@@ -159,7 +159,7 @@ def op_time(op: Operation) -> float:
 
 def _is_view(op: Operation) -> bool:
     """Tell whether all that an op makes is there already."""
-    return 0 < len(op.outputs) == len(cpu_kernels.aliases(op))
+    return 0 < len(op.outputs) == len(cpu.aliases(op))
 
 
 def _convolution(op: Operation) -> int:

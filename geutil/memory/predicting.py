@@ -19,10 +19,10 @@ from geutil.graph import (
 )
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.function_memory import uncounted_loops
-from geutil.memory.graph_to_program import Shapes, calls_in, read_ops
-from geutil.memory.onednn import with_onednn
+from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.placement import checked_default, places_of
 from geutil.memory.program import Program
+from geutil.memory.read import Shapes, calls_in, read_ops
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline

@@ -21,8 +21,8 @@ PROCESSES = {
         ["apart/test_two_devices.py"],
         {VARIABLE: "two_devices", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
-    "workspaces, oneDNN off": (
-        ["../memory/test_workspaces.py", "../batchnorm/test_groups.py"],
+    "scratch, oneDNN off": (
+        ["../memory/test_scratch.py", "../batchnorm/test_groups.py"],
         {"TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
@@ -45,7 +45,7 @@ PROCESSES = {
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
 @pytest.mark.parametrize(
-    "name", chosen(PROCESSES, "two_devices", "workspaces, oneDNN off", "XLA")
+    "name", chosen(PROCESSES, "two_devices", "scratch, oneDNN off", "XLA")
 )
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]

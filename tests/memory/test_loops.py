@@ -8,7 +8,7 @@ from geutil.errors import PredictionError
 from geutil.gradients import gradients, last_report, order_updates
 from geutil.graph.function_calls import body_for_call
 from geutil.memory import bytes_of, measure, predict, worst_case
-from geutil.memory.graph_to_program import calls_in
+from geutil.memory.read import calls_in
 from tests.memory.tracing import peak_of, trace, traced_peaks
 from tests.processes import forked
 from tests.thorough import chosen

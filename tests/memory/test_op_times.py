@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.gradients import Budget, explain
-from geutil.memory import graph_to_program
 from geutil.memory.op_costs import op_time
 from geutil.memory.op_times import op_times
+from geutil.memory.read import calls_of
 from geutil.memory.sizes import known_dims
 from geutil.memory.step_times import op_times_of
 from tests.gradients.planning.graphs import chain_loss
@@ -78,7 +78,7 @@ def test_loops_take_what_they_run():
         tf.while_loop(lambda i, _: i < 12, turn, start, maximum_iterations=12)
     (loop,) = (op for op in graph.get_operations() if op.type.endswith("While"))
     ops = graph.get_operations()
-    time_of = op_times_of(ops, graph_to_program.calls_of(ops), measured=False)
+    time_of = op_times_of(ops, calls_of(ops), measured=False)
     with tf.Graph().as_default():
         product = tf.matmul(v1.placeholder(tf.float32, [64, 64]), tf.zeros([64, 64]))
     # And the counters.

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
 from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.memory import bytes_of, measure, onednn, predict, simulate, step_program
+from geutil.memory import bytes_of, measure, predict, simulate, step_program
+from geutil.memory.kernels import onednn
 from geutil.memory.predicting import with_constants_merged
 from tests.memory.networks import NETWORKS, attention, residual, training_step, unet
 from tests.memory.refusals import refused

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from geutil.errors import PredictionError
 from geutil.memory import Node, Program, execution_order, simulate
 from geutil.memory.bounds import worst_of
-from geutil.memory.scheduling import frugal_order
+from geutil.memory.schedule import frugal_order
 from tests.memory.refusals import refused
 from tests.thorough import examples
 

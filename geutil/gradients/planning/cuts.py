@@ -20,7 +20,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import sizes
-from geutil.memory.cpu_kernels import aliases
+from geutil.memory.kernels.cpu import aliases
 from geutil.memory.op_costs import multiply_adds
 from geutil.memory.sizes import tensor_bytes
 

@@ -20,10 +20,10 @@ from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import scheduling
+from geutil.memory.dependencies import with_controls
 from geutil.memory.op_costs import Times, op_time
-from geutil.memory.ordering import with_controls
 from geutil.memory.program import Program
+from geutil.memory.schedule import frugal_order, negligible_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ def step_problem(
     groups.merge_gradients_of_biases()
     groups.merge_with_readers(again)
     number: dict[int, int] = {}
-    for i in scheduling.frugal_order(with_controls(program, later.items())):
+    for i in frugal_order(with_controls(program, later.items())):
         if groups.leader(i) == i:
             number[i] = len(number)
     place = [number[groups.leader(i)] for i in range(len(program.nodes))]
@@ -304,7 +304,7 @@ class _Groups:
             again: whether each node may run again; only alike ones are merged.
         """
         nodes = self._program.nodes
-        small = scheduling.negligible_size(self._program)
+        small = negligible_size(self._program)
         fetched = {m for t in self._program.fetched for m in self._groups_of(t)}
         members: dict[int, list[int]] = {}
         readers: dict[int, set[int]] = {}

@@ -20,7 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.memory import cpu_kernels, program
+from geutil.memory import program
+from geutil.memory.kernels import cpu
 from geutil.memory.measuring.job import TRACE
 from geutil.memory.measuring.received import receipts_of, variable_bytes_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
@@ -57,7 +58,7 @@ class Updates:
         for node in nodes:
             assigns = node.op == "AssignVariableOp"
             if node.name not in started or not (
-                assigns or cpu_kernels.updates_variable(node.op)
+                assigns or cpu.updates_variable(node.op)
             ):
                 continue
             free = ended[node.name]
@@ -137,7 +138,7 @@ def _readers(nodes: Iterable[Any], reads: Iterable[str]) -> Mapping[str, list[st
         reader_nodes = list(after.get(read, ()))
         # The list grows while it is gone through.
         for node in reader_nodes:
-            if cpu_kernels.passes_on(node.op):
+            if cpu.passes_on(node.op):
                 reader_nodes += after.get(node.name, ())
         readers[read] = [node.name for node in reader_nodes]
     return readers

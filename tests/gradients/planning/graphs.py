@@ -17,8 +17,8 @@ from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import PlainStep, build_step
 from geutil.memory import simulate
-from geutil.memory.ordering import with_controls
-from geutil.memory.scheduling import frugal_order
+from geutil.memory.dependencies import with_controls
+from geutil.memory.schedule import frugal_order
 from geutil.reroute import reroute_ts
 
 v1 = tf.compat.v1

@@ -13,7 +13,7 @@ from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import simulation
-from geutil.memory.scheduling import order_around
+from geutil.memory.schedule import order_around
 from tests.gradients.checking import measured_peak
 from tests.gradients.planning.graphs import chain_function, chain_loss, chain_weights
 from tests.thorough import is_quick

@@ -21,7 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from geutil.memory.program import Node, Program
-from geutil.memory.scheduling import planned_order
+from geutil.memory.schedule import planned_order
 from geutil.memory.simulation import Memory, Simulation
 
 _PARTS = 100

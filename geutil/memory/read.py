@@ -17,12 +17,13 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
-from geutil.memory import cpu_kernels, function_memory, workspaces
-from geutil.memory.cpu_kernels import CHEAP, HELD, ONLY_ON_GPUS, Pairs
+from geutil.memory import function_memory
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
+from geutil.memory.kernels import cpu, scratch
+from geutil.memory.kernels.cpu import CHEAP, HELD, ONLY_ON_GPUS, Pairs
+from geutil.memory.kernels.scratch import DimsOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
-from geutil.memory.workspaces import DimsOf
 
 _SHOWN = 6
 """How many tensors a message names."""
@@ -225,7 +226,7 @@ def read_ops(
     nodes = []
     for op in ops:
         called = calls.get(op, NOTHING)
-        temporary = called.temporary + workspaces.temporary_bytes(op, onednn, dims)
+        temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)
         nodes.append(_node(op, tensors, place, called, temporary))
     _add_updates(ops, tensors, nodes, sizes)
     _add_places_of_maxima(ops, tensors, nodes, sizes, onednn)
@@ -262,7 +263,7 @@ def _node(
         outputs=[tensors[id(t)] for t in op.outputs],
         controls=[place[c] for c in adjacency.control_inputs(op)],
         aliases=aliases_of(op, called) if inputs else (),
-        reuses=cpu_kernels.reuses(op),
+        reuses=cpu.reuses(op),
         temporary=temporary,
         surge=called.surge,
         cheap=op.type in CHEAP,
@@ -276,7 +277,7 @@ def aliases_of(op: Operation, called: Called) -> Pairs:
         op: the op.
         called: what the functions hold that it runs.
     """
-    return called.results.aliases or called.forwarded or cpu_kernels.aliases(op)
+    return called.results.aliases or called.forwarded or cpu.aliases(op)
 
 
 def _add_updates(
@@ -291,7 +292,7 @@ def _add_updates(
         if op.type == "ReadVariableOp":
             reads.setdefault(id(op.inputs[0]), []).append(tensors[id(op.outputs[0])])
     for i, op in enumerate(ops):
-        if cpu_kernels.updates_variable(op.type) and id(op.inputs[0]) in reads:
+        if cpu.updates_variable(op.type) and id(op.inputs[0]) in reads:
             node = nodes[i]
             nodes[i] = node.changed(
                 outputs=[len(sizes)], updates=reads[id(op.inputs[0])]
@@ -316,12 +317,12 @@ def _add_places_of_maxima(
     pools = {op: i for i, op in enumerate(ops) if op.type == "MaxPool"}
     places: dict[int, int] = {}
     for i, op in enumerate(ops):
-        if op.type != "MaxPoolGrad" or not workspaces.runs_in_onednn(op, onednn):
+        if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, onednn):
             continue
         maxima = op.inputs[1]
         pool = pools.get(maxima.op)
         if pool is None:
-            nodes[i] = nodes[i].changed(temporary=workspaces.temporary_bytes(op, False))
+            nodes[i] = nodes[i].changed(temporary=scratch.temporary_bytes(op, False))
             continue
         if pool not in places:
             places[pool] = len(sizes)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.memory import Node, Program, execution_order, simulate
-from geutil.memory.scheduling import (
+from geutil.memory.schedule import (
     frugal_order,
     negligible_size,
     order_around,

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from geutil.memory.cpu_kernels import ONEDNN
+from geutil.memory.kernels.cpu import ONEDNN
 from geutil.memory.program import ORDERED_EDGES, Node, Program
 
 _PRODUCERS = {
