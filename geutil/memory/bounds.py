@@ -25,11 +25,11 @@ import numpy.typing as npt
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
+from geutil.memory.buffers import Buffers
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program, execution_order
-from geutil.memory.simulation import Memory
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 
@@ -374,10 +374,10 @@ class _States:
 
     def _measured(self, order: Sequence[int], running: Sequence[int]) -> int:
         """Return what is held once some nodes have ended and others have started."""
-        memory = Memory(self._program)
+        buffers = Buffers(self._program)
         for i in order:
-            memory.start(i)
-            memory.end(i)
+            buffers.start(i)
+            buffers.end(i)
         for i in running:
-            memory.start(i)
-        return memory.held
+            buffers.start(i)
+        return buffers.held

@@ -20,9 +20,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from geutil.memory.buffers import Buffers
 from geutil.memory.program import Node, Program
 from geutil.memory.schedule import planned_order
-from geutil.memory.simulation import Memory, Simulation
+from geutil.memory.simulation import Simulation
 
 _PARTS = 100
 """Tensors of less than this part of the peak are small."""
@@ -333,21 +334,21 @@ def _earliest_places(
     """
     if not limit:
         return range(len(order))
-    memory = Memory(program)
+    buffers = Buffers(program)
     earliest_places: list[int] = []
     # What would be held if nothing had been made since, the most first.
     room: list[tuple[int, int]] = []
     begin = made_bytes = 0
     for place, i in enumerate(order):
-        heapq.heappush(room, (made_bytes - memory.held, place))
-        before = memory.held
-        memory.start(i)
-        made_bytes += _most(program, i, memory.held - before)
+        heapq.heappush(room, (made_bytes - buffers.held, place))
+        before = buffers.held
+        buffers.start(i)
+        made_bytes += _most(program, i, buffers.held - before)
         while room and made_bytes - room[0][0] > limit:
             begin = max(begin, heapq.heappop(room)[1] + 1)
         begin = max(begin, place - _FURTHEST)
         earliest_places.append(min(begin, place))
-        memory.end(i)
+        buffers.end(i)
     return earliest_places
 
 

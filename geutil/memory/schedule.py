@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from geutil.memory.program import Node, Program, execution_order
+from geutil.memory.buffers import Buffers
+from geutil.memory.program import Program, execution_order
 from geutil.memory.simulation import Simulation, simulate
 
 Rank = Literal["length", "usual", "creation"]
@@ -182,8 +183,15 @@ class _Scheduler:
             if isinstance(rank, str)
             else _ranks_around(rank, edges.usual, edges.successors, program)
         )
-        self._buffers = _Buffers(program, edges.readers)
+        self._buffers = Buffers(program)
         self._small = negligible_size(program)
+        # The tensors in a buffer that are still to be read, where there are several.
+        self._sharing: dict[int, dict[int, None]] = {}
+        self._left = list(self._buffers.reads)
+        self._renewing: dict[int, list[int]] = {}
+        for i, node in enumerate(program.nodes):
+            for tensor in node.updates:
+                self._renewing.setdefault(tensor, []).append(i)
         # Nodes whose burst has to wait until a variable is read, by its old buffer.
         self._blocked: dict[int, set[int]] = {}
         nodes = program.nodes
@@ -210,7 +218,7 @@ class _Scheduler:
         self._waiting[i] = True
         grows = True
         if self._greedy:
-            growth = self._buffers.growth(self._program.nodes[i])
+            growth = self._buffers.growth(i)
             grows = growth > self._small and self._used_up(i) is None
         heapq.heappush(self._ready, (grows, self._rank[i], i))
 
@@ -222,9 +230,7 @@ class _Scheduler:
         successors = self._edges.successors[i]
         for j in successors:
             self._pending[j] -= 1
-        changed = self._buffers.run(self._program.nodes[i])
-        for buffer in self._buffers.let_go:
-            changed += sorted(self._blocked.pop(buffer, ()))
+        changed = self._changed_by(i)
         for j in dict.fromkeys(successors):
             if not self._pending[j]:
                 self._offer(j)
@@ -232,9 +238,31 @@ class _Scheduler:
             if self._waiting[j]:
                 self._offer(j)
 
+    def _changed_by(self, i: int) -> list[int]:
+        """Run a node; return the nodes that may now free more: the last readers."""
+        buffers, inputs = self._buffers, self._program.nodes[i].inputs
+        for tensor, source in buffers.start(i):
+            self._sharing.setdefault(source, {source: None})[tensor] = None
+        buffers.end(i)
+        changed: list[int] = []
+        for tensor in inputs:
+            self._left[tensor] -= 1
+            if not self._left[tensor]:
+                self._sharing.get(buffers.buffer[tensor], {}).pop(tensor, None)
+        for source in {buffers.buffer[tensor] for tensor in inputs}:
+            holders = buffers.holders[source]
+            if not holders and source in self._renewing:
+                changed += self._renewing[source]
+                changed += self._blocked.pop(source, ())
+            # A node seldom reads a tensor more often.
+            if 0 < holders <= _FEW and self._program.sizes[source] > self._small:
+                for other in self._sharing.get(source, [source]):
+                    changed += self._edges.readers[other]
+        return changed
+
     def _burst(self, i: int) -> list[int] | None:
         """Return the nodes to run together from a node that holds more on."""
-        if self._buffers.growth(self._program.nodes[i]) <= self._small:
+        if self._buffers.growth(i) <= self._small:
             return None
         return self._used_up(i)
 
@@ -266,7 +294,7 @@ class _Scheduler:
                     waiting.append(after)
         if not readers.issubset(burst):
             return None
-        waits = {b for j in burst for b in self._buffers.read_besides(j, burst)}
+        waits = {b for j in burst for b in self._buffers.still_read(j, burst)}
         for buffer in waits:
             self._blocked.setdefault(buffer, set()).add(i)
         return None if waits else burst
@@ -321,116 +349,3 @@ def _ranks_around(
             # To wait for what reads the old value holds no more than to leave it there.
             ranks[i] = max(ranks[i], *(read_last.get(t, 0) + 0.5 for t in node.updates))
     return ranks
-
-
-class _Buffers:
-    """The buffers that are held while nodes run.
-
-    Args:
-        program: the nodes.
-        readers: the nodes that read each tensor, once for each place.
-
-    Attributes:
-        let_go: the variables' buffers that the last node was the last to read.
-    """
-
-    def __init__(self, program: Program, readers: Sequence[list[int]]) -> None:
-        self._sizes = program.sizes
-        self._small = negligible_size(program)
-        self._readers = readers
-        self._reads = list(map(len, readers))
-        for tensor in program.fetched:
-            self._reads[tensor] += 1
-        # Reads are counted by tensor in `_left` and by buffer in `_holders`; a tensor's
-        # buffer bears its number until it shares that of another.
-        self._left = list(self._reads)
-        self._buffer = list(range(len(program.sizes)))
-        self._sharing: dict[int, dict[int, None]] = {}
-        self._renewing: dict[int, list[int]] = {}
-        for i, node in enumerate(program.nodes):
-            for tensor in node.updates:
-                self._renewing.setdefault(tensor, []).append(i)
-        self._nodes = program.nodes
-        self.let_go: list[int] = []
-        self._holders = [0] * len(program.sizes)
-
-    def growth(self, node: Node) -> int:
-        """Return how many bytes more are held once a node has run."""
-        sizes, reads, holders = self._sizes, self._reads, self._holders
-        shared = dict(self._shared(node)) if node.aliases or node.reuses else {}
-        handed_on = {b for t, b in shared.items() if reads[t]}
-        growth = 0
-        for tensor in node.outputs:
-            if reads[tensor] and tensor not in shared:
-                growth += sizes[tensor]
-        if any(holders[self._buffer[tensor]] for tensor in node.updates):
-            growth += sizes[node.outputs[0]]
-        counts: dict[int, int] = {}
-        for tensor in node.inputs:
-            buffer = self._buffer[tensor]
-            counts[buffer] = counts.get(buffer, 0) + 1
-        for buffer, count in counts.items():
-            if holders[buffer] == count and buffer not in handed_on:
-                growth -= sizes[buffer]
-        return growth
-
-    def read_besides(self, i: int, readers: Collection[int]) -> Iterator[int]:
-        """Yield the old buffers of what a node changes that others are to read."""
-        for buffer in {self._buffer[tensor] for tensor in self._nodes[i].updates}:
-            read_count = sum(
-                self._buffer[tensor] == buffer
-                for j in readers
-                for tensor in self._nodes[j].inputs
-            )
-            if self._holders[buffer] > read_count:
-                yield buffer
-
-    def run(self, node: Node) -> list[int]:
-        """Hold what a node makes, and let go of what it read.
-
-        Returns:
-            The nodes that may now free more than before: the last readers.
-        """
-        for tensor, buffer in list(self._shared(node)):
-            self._buffer[tensor] = buffer
-            self._sharing.setdefault(buffer, {buffer: None})[tensor] = None
-        for tensor in node.outputs:
-            self._holders[self._buffer[tensor]] += self._reads[tensor]
-        last: list[int] = []
-        self.let_go = []
-        for tensor in node.inputs:
-            buffer = self._buffer[tensor]
-            self._holders[buffer] -= 1
-            if buffer in self._renewing and not self._holders[buffer]:
-                self.let_go.append(buffer)
-                last += self._renewing[buffer]
-            self._left[tensor] -= 1
-            if not self._left[tensor]:
-                self._sharing.get(buffer, {}).pop(tensor, None)
-            # A node seldom reads a tensor more often.
-            few = 0 < self._holders[buffer] <= _FEW
-            if few and self._sizes[buffer] > self._small:
-                for other in self._sharing.get(buffer, [buffer]):
-                    last += self._readers[other]
-        return last
-
-    def _shared(self, node: Node) -> Iterator[tuple[int, int]]:
-        """Yield the outputs that get no buffer of their own, and whose they get."""
-        met: set[int] = set()
-        shared_buffers: set[int] = set()
-        for out, place in node.aliases:
-            tensor, buffer = node.outputs[out], self._buffer[node.inputs[place]]
-            met.add(tensor)
-            shared_buffers.add(buffer)
-            yield tensor, buffer
-        for out, place in node.reuses:
-            tensor, buffer = node.outputs[out], self._buffer[node.inputs[place]]
-            if (
-                tensor not in met
-                and buffer not in shared_buffers
-                and self._holders[buffer] == 1
-                and self._sizes[buffer] == self._sizes[tensor]
-            ):
-                met.add(tensor)
-                shared_buffers.add(buffer)
-                yield tensor, buffer

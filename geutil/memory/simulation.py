@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import overload
 
 from geutil.errors import PlanError, PredictionError
+from geutil.memory.buffers import Buffers
 from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
-from geutil.memory.program import Node, Program, execution_order, phases_of
+from geutil.memory.program import Program, execution_order, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
@@ -182,128 +183,14 @@ def simulate(
         order = execution_order(program, seed)
     else:
         _check_order(program, order)
-    memory = Memory(program)
+    buffers = Buffers(program)
     held_bytes: list[int] = []
     for i in order:
-        memory.start(i)
-        held_bytes.append(memory.held)
-        memory.end(i)
-    memory.close()
-    return Simulation(program, order, held_bytes, memory.born, memory.freed)
-
-
-class Memory:
-    """The buffers of a program while its nodes run, several at once if need be.
-
-    Args:
-        program: the nodes and tensors.
-
-    Attributes:
-        held: the bytes that are held now.
-        born: for each tensor, after how many starts of other nodes its buffer was made;
-            -1 where it shares another tensor's or was not made yet.
-        freed: for each tensor, at which start its buffer was last held; -1 if it still
-            is.
-    """
-
-    def __init__(self, program: Program) -> None:
-        count = len(program.sizes)
-        self._nodes, self._sizes = program.nodes, program.sizes
-        self._reads = _reads(program)
-        self._buffer = list(range(count))
-        self._holders = [0] * count
-        self._waits = [0] * count
-        self._awaiting: dict[int, list[int]] = {}
-        self._unread: dict[int, list[int]] = {}
-        self._step = -1
-        self.held = 0
-        self.born = [-1] * count
-        self.freed = [-1] * count
-
-    def start(self, i: int) -> None:
-        """Hold what a node needs while it runs; what it reads has been made."""
-        self._step += 1
-        sizes, buffer, holders = self._sizes, self._buffer, self._holders
-        reads = self._reads
-        node = self._nodes[i]
-        inputs, outputs = node.inputs, node.outputs
-        shared: list[int] = []
-        for out, source in node.aliases:
-            tensor, source_buffer = outputs[out], buffer[inputs[source]]
-            buffer[tensor] = source_buffer
-            holders[source_buffer] += reads[tensor]
-            shared.append(source_buffer)
-        for out, source in node.reuses:
-            tensor, source_buffer = outputs[out], buffer[inputs[source]]
-            # One holder is this node: nobody else will read the buffer.
-            if (
-                buffer[tensor] == tensor
-                and holders[source_buffer] == 1
-                and sizes[source_buffer] == sizes[tensor]
-                and source_buffer not in shared
-            ):
-                buffer[tensor] = source_buffer
-                holders[source_buffer] += reads[tensor]
-                shared.append(source_buffer)
-        unread = []
-        if node.updates:
-            new_buffer, outputs = outputs[0], outputs[1:]
-            self._renew(node, new_buffer)
-        for tensor in outputs:
-            if buffer[tensor] == tensor:
-                self.born[tensor] = self._step
-                self.held += sizes[tensor]
-                holders[tensor] = reads[tensor]
-                if not reads[tensor]:
-                    unread.append(tensor)
-        if unread:
-            self._unread[i] = unread
-        self.held += node.temporary
-
-    def end(self, i: int) -> None:
-        """Let go of what a node read, and of what it made and nobody reads."""
-        node = self._nodes[i]
-        self.held -= node.temporary
-        unread = self._unread.pop(i, [])
-        for tensor in node.inputs:
-            buffer = self._buffer[tensor]
-            self._holders[buffer] -= 1
-            if not self._holders[buffer]:
-                unread.append(buffer)
-                for new_buffer in self._awaiting.pop(buffer, ()):
-                    self._waits[new_buffer] -= 1
-                    if not self._waits[new_buffer]:
-                        unread.append(new_buffer)
-        for tensor in unread:
-            self.freed[tensor] = self._step
-            self.held -= self._sizes[tensor]
-
-    def close(self) -> None:
-        """Note that what is still held was held to the end."""
-        for tensor, born in enumerate(self.born):
-            if born >= 0 and self.freed[tensor] < 0:
-                self.freed[tensor] = self._step
-
-    def _renew(self, node: Node, new_buffer: int) -> None:
-        """Give a variable a new buffer if its old one is still to be read."""
-        for old in dict.fromkeys(self._buffer[tensor] for tensor in node.updates):
-            if self._holders[old]:
-                self._awaiting.setdefault(old, []).append(new_buffer)
-                self._waits[new_buffer] += 1
-        if self._waits[new_buffer]:
-            self.born[new_buffer] = self._step
-            self.held += self._sizes[new_buffer]
-
-
-def _reads(program: Program) -> list[int]:
-    """Return how often each tensor is held: once a reading place, once if fetched."""
-    reads = [0] * len(program.sizes)
-    for node in program.nodes:
-        for tensor in node.inputs:
-            reads[tensor] += 1
-    for tensor in program.fetched:
-        reads[tensor] += 1
-    return reads
+        buffers.start(i)
+        held_bytes.append(buffers.held)
+        buffers.end(i)
+    buffers.close()
+    return Simulation(program, order, held_bytes, buffers.born, buffers.freed)
 
 
 def _check_order(program: Program, order: Sequence[int]) -> None:
