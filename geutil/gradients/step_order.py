@@ -127,8 +127,8 @@ def order_step(
         calls_of(ops),
         dims=sizes.known_dims,
     )
-    program = program.with_elsewhere(
-        i for i, op in enumerate(ops) if op.name in elsewhere
+    program = program.held_on(
+        {i for i, op in enumerate(ops) if op.name not in elsewhere}
     )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])

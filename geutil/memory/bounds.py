@@ -26,10 +26,11 @@ from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.buffers import Buffers
+from geutil.memory.executor import execution_order
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.predicting import executed_step
-from geutil.memory.program import Program, execution_order
+from geutil.memory.program import Program
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 

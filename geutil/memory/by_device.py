@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
-from geutil.memory.cuts import RECEIVED, Split, joint_order, program_of, split
+from geutil.memory.executor import RECEIVED, Split, joint_order, split
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.measuring.job import Measurement
 from geutil.memory.placement import share_memory
@@ -210,7 +210,10 @@ def predict_by_device(
         found = None
         if worst:
             program = with_onednn(parts.program) if onednn else parts.program
-            own = program_of(program, parts.numbers(program), number)
+            own = program.held_on(
+                {i for i, n in enumerate(parts.numbers(program)) if n == number},
+                in_place=True,
+            )
             found = worst_of(own, threads)
             found = replace(found, tensors=tuple(map(_plain, found.tensors)))
         rows.append(

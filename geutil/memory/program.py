@@ -1,17 +1,13 @@
-"""Programs: a step as numbers, the executor's order, and the phase of each op.
+"""Programs: a step as numbers, and the phase of each op.
 
 Nothing here knows TensorFlow, so a plan can be tried out without building its graph.
 """
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-from geutil.errors import PredictionError
 
 PHASES = ("forward", "recompute", "backward", "update")
 """The parts, in the order in which they begin."""
@@ -136,29 +132,35 @@ class Program:
         pairs = zip(self.nodes, queues, strict=True)
         return replace(self, nodes=[node.changed(queue=queue) for node, queue in pairs])
 
-    def with_elsewhere(self, numbers: Iterable[int]) -> Program:
-        """Return the program of a device, where others hold the results of some nodes.
+    def held_on(self, here: Collection[int], *, in_place: bool = False) -> Program:
+        """Return the program with the buffers of one device alone.
 
-        What they make counts for nothing, and what reads it there has a buffer of its
-        own.
+        The nodes of other devices hold nothing, and order those of this one as before.
 
         Args:
-            numbers: those of the nodes.
+            here: the nodes of the device, by number.
+            in_place: whether the devices share a memory: others read and pass on the
+                buffers of this one.
+
+        Cost: linear in nodes and edges.
         """
-        away = set(numbers)
-        made = {t for i in away for t in self.nodes[i].outputs}
-        if not away:
+        if len(here) == len(self.nodes):
             return self
-        nodes = [
-            node.changed(aliases=(), reuses=(), temporary=0, surge=0)
-            if i in away
-            else node.changed(
-                aliases=[p for p in node.aliases if node.inputs[p[1]] not in made],
-                reuses=[p for p in node.reuses if node.inputs[p[1]] not in made],
+        own = {t for i in here for t in self.nodes[i].outputs}
+        nodes = []
+        for i, node in enumerate(self.nodes):
+            if i in here:
+                aliases = [p for p in node.aliases if node.inputs[p[1]] in own]
+                reuses = [p for p in node.reuses if node.inputs[p[1]] in own]
+                nodes.append(node.changed(aliases=aliases, reuses=reuses))
+                continue
+            passed = dict(reversed((*node.aliases, *node.reuses))) if in_place else {}
+            nodes.append(
+                node.changed(
+                    aliases=list(passed.items()), reuses=(), temporary=0, surge=0
+                )
             )
-            for i, node in enumerate(self.nodes)
-        ]
-        sizes = [0 if t in made else size for t, size in enumerate(self.sizes)]
+        sizes = [size if t in own else 0 for t, size in enumerate(self.sizes)]
         return replace(self, nodes=nodes, sizes=sizes)
 
     def of_device(
@@ -236,89 +238,3 @@ class Program:
             else:
                 data = [reader for tensor in outputs for reader in readers[tensor]]
                 yield sorted(data) + after
-
-
-ORDERED_EDGES = 8
-"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
-changes from Session to Session."""
-
-
-def execution_order(program: Program, seed: int | None = None) -> list[int]:
-    """Return the nodes of a program in the order in which one thread runs them.
-
-    A model of TensorFlow's executor with a pool of one thread. The thread works on an
-    inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
-    Of the other nodes that become ready together, the last joins it if the queue is
-    empty; the rest are handed to the pool, which takes up last what came first. Nodes
-    that wait for nothing become ready together, when the source node has run.
-
-    Args:
-        program: the nodes and their edges.
-        seed: stands for the addresses of edges, on which the order depends where a node
-            has more than eight; without it their order is that of the nodes.
-
-    Returns:
-        The numbers of the nodes.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: linear in nodes and edges.
-
-    Example:
-        >>> from geutil.memory.program import Node, Program
-        >>> x = Node("x", "Relu", outputs=[0])
-        >>> y = Node("y", "Relu", inputs=[0])
-        >>> z = Node("z", "Relu", inputs=[0])
-        >>> execution_order(Program([x, y, z], [4]))
-        [0, 2, 1]
-    """
-    nodes = program.nodes
-    successors = list(program.successors())
-    if seed is not None:
-        shuffle = random.Random(seed).shuffle
-        for after in successors:
-            if len(after) > ORDERED_EDGES:
-                shuffle(after)
-    pending = [len(node.inputs) + len(node.controls) for node in nodes]
-    cheap = [node.cheap for node in nodes]
-    # TensorFlow's source node: what waits for nothing else waits for it.
-    source = len(nodes)
-    starts = [i for i, count in enumerate(pending) if not count]
-    for i in starts:
-        pending[i] = 1
-    successors.append(starts)
-    if seed is not None and len(starts) > ORDERED_EDGES:
-        shuffle(starts)
-    pool = deque([source])
-    order: list[int] = []
-    inner: deque[int] = deque()
-    while pool:
-        inner.append(pool.popleft())
-        while inner:
-            i = inner.popleft()
-            if i != source:
-                order.append(i)
-            expensive_node = -1
-            for successor in successors[i]:
-                pending[successor] -= 1
-                if pending[successor]:
-                    continue
-                if cheap[successor]:
-                    inner.append(successor)
-                else:
-                    if expensive_node >= 0:
-                        pool.appendleft(expensive_node)
-                    expensive_node = successor
-            if expensive_node >= 0:
-                if inner:
-                    pool.appendleft(expensive_node)
-                else:
-                    inner.append(expensive_node)
-    if len(order) < len(nodes):
-        stuck = next(i for i, count in enumerate(pending) if count)
-        raise PredictionError(
-            f"'{nodes[stuck].name}' never becomes ready: it waits for itself, or for "
-            "a node that does"
-        )
-    return order

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from geutil.memory.buffers import Buffers
-from geutil.memory.program import Program, execution_order
+from geutil.memory.executor import execution_order
+from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
 
 Rank = Literal["length", "usual", "creation"]

@@ -8,8 +8,9 @@ from typing import overload
 
 from geutil.errors import PlanError, PredictionError
 from geutil.memory.buffers import Buffers
+from geutil.memory.executor import execution_order
 from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
-from geutil.memory.program import Program, execution_order, phases_of
+from geutil.memory.program import Program, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 

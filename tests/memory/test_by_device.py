@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
-from geutil.memory import Node, Program, execution_order, predict, predict_by_device
+from geutil.memory import Node, Program, predict, predict_by_device
 from geutil.memory.bounds import worst_of
-from geutil.memory.cuts import is_receipt, joint_order, program_of, split
+from geutil.memory.executor import is_receipt, joint_order, split
 from geutil.memory.placement import places_of, tasks_of
 from geutil.memory.simulation import simulate
 from tests.memory.networks import attention, chain, training_step, unet
@@ -36,11 +36,9 @@ def placed(draw):
     return program, draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
 
 
-@given(programs(), st.none() | st.integers(0, 9))
-def test_one_device_runs_as_the_executor_does(program, seed):
-    assert joint_order(program, [0] * len(program.nodes), seed) == execution_order(
-        program, seed
-    )
+def own_part(program, numbers, device):
+    here = {i for i, number in enumerate(numbers) if number == device}
+    return program.held_on(here, in_place=True)
 
 
 @given(placed(), st.integers(0, 2))
@@ -118,7 +116,7 @@ def run_by_device(program, devices, seed, *, shared=False):
     numbers = parts.numbers(parts.program)
     order = joint_order(parts.program, numbers, seed)
     for device in range(3):
-        own = program_of(parts.program, numbers, device)
+        own = own_part(parts.program, numbers, device)
         yield own, order, held_by(parts.program, order, numbers, device)
 
 
@@ -266,4 +264,4 @@ def test_a_receipt_is_made_when_the_tensor_is():
     order = joint_order(parts.program, numbers)
     names = [parts.program.nodes[i].name.partition(":")[0] for i in order]
     assert names == ["a", "a", "b", "c", "c", "late"]
-    assert simulate(program_of(parts.program, numbers, 1), order).peak == 21
+    assert simulate(own_part(parts.program, numbers, 1), order).peak == 21

@@ -16,8 +16,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from geutil.memory.executor import ORDERED_EDGES
 from geutil.memory.kernels.cpu import ONEDNN
-from geutil.memory.program import ORDERED_EDGES, Node, Program
+from geutil.memory.program import Node, Program
 
 _PRODUCERS = {
     "Conv2D": frozenset(("Pad",)),

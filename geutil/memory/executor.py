@@ -1,9 +1,8 @@
-"""Cuts between devices: a program with what is sent, and the order of its devices.
+"""The executor: in which order devices run the nodes of a program, and what they send.
 
 TensorFlow's partitioner sends a tensor once to each device that reads it, as soon as it
 is made and whether the reader is ready or not. A program says the same with a node for
-each receipt, between the maker and the readers there. Numbers only: nothing here knows
-TensorFlow.
+each receipt, between the maker and the readers there. Nothing here knows TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from geutil.errors import PredictionError
-from geutil.memory.program import ORDERED_EDGES, Node, Program
+from geutil.memory.program import Node, Program
 
 RECEIVED = " (received)"
 """Stands behind a tensor's name in that of the node that receives it."""
@@ -164,80 +163,42 @@ def is_receipt(node: Node) -> bool:
     return node.type == _RECEIVE and RECEIVED in node.name
 
 
-def program_of(program: Program, devices: Sequence[int], device: int) -> Program:
-    """Return a program in which only the buffers of one device have a size.
+ORDERED_EDGES = 8
+"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
+changes from Session to Session."""
 
-    The nodes of the others are still there, since what they wait for orders the nodes
-    of this one. Where two devices share a memory, what reads a tensor of this one in
-    place is taken to hold it for its own readers.
+
+def execution_order(program: Program, seed: int | None = None) -> list[int]:
+    """Return the nodes of a program in the order in which one thread runs them.
+
+    A model of TensorFlow's executor with a pool of one thread. The thread works on an
+    inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
+    Of the other nodes that become ready together, the last joins it if the queue is
+    empty; the rest are handed to the pool, which takes up last what came first. Nodes
+    that wait for nothing become ready together, when the source node has run.
 
     Args:
-        program: the nodes, with receipts.
-        devices: the device of each node.
-        device: the one that counts.
+        program: the nodes and their edges.
+        seed: stands for the addresses of edges, on which the order depends where a node
+            has more than eight; without it their order is that of the nodes.
+
+    Returns:
+        The numbers of the nodes.
+
+    Raises:
+        PredictionError: nodes wait for each other.
 
     Cost: linear in nodes and edges.
+
+    Example:
+        >>> from geutil.memory.program import Node, Program
+        >>> x = Node("x", "Relu", outputs=[0])
+        >>> y = Node("y", "Relu", inputs=[0])
+        >>> z = Node("z", "Relu", inputs=[0])
+        >>> execution_order(Program([x, y, z], [4]))
+        [0, 2, 1]
     """
-    own = {
-        tensor
-        for node, where in zip(program.nodes, devices, strict=True)
-        if where == device
-        for tensor in node.outputs
-    }
-    nodes = []
-    for node, where in zip(program.nodes, devices, strict=True):
-        if where == device:
-            nodes.append(
-                node.changed(
-                    aliases=[p for p in node.aliases if node.inputs[p[1]] in own],
-                    reuses=[p for p in node.reuses if node.inputs[p[1]] in own],
-                )
-            )
-        else:
-            aliases = list(node.aliases)
-            for out, place in node.reuses:
-                if out not in {o for o, _ in aliases}:
-                    aliases.append((out, place))
-            nodes.append(node.changed(aliases=aliases, reuses=(), temporary=0, surge=0))
-    sizes = [size if t in own else 0 for t, size in enumerate(program.sizes)]
-    return replace(program, nodes=nodes, sizes=sizes)
-
-
-class _Executor:
-    """One thread of a device: see `geutil.memory.execution_order`."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self._pool: deque[int] = deque()
-        self._inner: deque[int] = deque()
-
-    def take(self) -> int | None:
-        """Return the node that runs next, None if none is ready."""
-        if not self._inner:
-            if not self._pool:
-                return None
-            self._inner.append(self._pool.popleft())
-        return self._inner.popleft()
-
-    def make_ready(self, ready: Sequence[int]) -> None:
-        """Take up what a node of the thread has made ready."""
-        expensive = -1
-        for i in ready:
-            if self._nodes[i].cheap:
-                self._inner.append(i)
-                continue
-            if expensive >= 0:
-                self._pool.appendleft(expensive)
-            expensive = i
-        if expensive >= 0:
-            if self._inner:
-                self._pool.appendleft(expensive)
-            else:
-                self._inner.append(expensive)
-
-    def hand_over(self, i: int) -> None:
-        """Take up what another thread has made ready, after all else."""
-        self._pool.append(i)
+    return joint_order(program, [0] * len(program.nodes), seed)
 
 
 def joint_order(
@@ -270,68 +231,75 @@ def joint_order(
         >>> joint_order(Program(nodes, [4, 4]), [0, 0, 1, 1])
         [0, 2, 1, 3]
     """
-    return _Devices(program, devices, seed).run()
+    nodes = program.nodes
+    successors = list(program.successors())
+    pending = [len(node.inputs) + len(node.controls) for node in nodes]
+    # TensorFlow's source node: the nodes that wait for nothing wait for it.
+    starts: list[list[int]] = [[] for _ in range(max(devices, default=-1) + 1)]
+    for i, count in enumerate(pending):
+        if not count:
+            starts[devices[i]].append(i)
+    if seed is not None:
+        shuffle = random.Random(seed).shuffle
+        for after in (*successors, *starts):
+            if len(after) > ORDERED_EDGES:
+                shuffle(after)
+    threads = [_Thread(nodes) for _ in starts]
+    for thread, first in zip(threads, starts, strict=True):
+        thread.make_ready(first)
+    order: list[int] = []
+    while running := [i for i in (thread.take() for thread in threads) if i >= 0]:
+        for i in running:
+            own: list[int] = []
+            done = deque([i])
+            while done:
+                node = done.popleft()
+                order.append(node)
+                for successor in successors[node]:
+                    pending[successor] -= 1
+                    if pending[successor]:
+                        continue
+                    where = devices[successor]
+                    if where == devices[i] and node == i:
+                        own.append(successor)
+                    elif is_receipt(nodes[successor]):
+                        done.append(successor)
+                    else:
+                        # After all else that the other thread has to do.
+                        threads[where].pool.append(successor)
+            threads[devices[i]].make_ready(own)
+    if len(order) < len(nodes):
+        stuck = next(i for i, count in enumerate(pending) if count)
+        raise PredictionError(
+            f"'{nodes[stuck].name}' never becomes ready: it waits for itself, or for "
+            "a node that does"
+        )
+    return order
 
 
-class _Devices:
-    """The executors of all devices."""
+class _Thread:
+    """One thread of a device, with its inner queue and its pool."""
 
-    def __init__(
-        self, program: Program, devices: Sequence[int], seed: int | None
-    ) -> None:
-        self._nodes, self._devices = program.nodes, devices
-        self._successors = list(program.successors())
-        self._pending = [len(n.inputs) + len(n.controls) for n in program.nodes]
-        count = max(devices, default=-1) + 1
-        self._executors = [_Executor(program.nodes) for _ in range(count)]
-        starts: list[list[int]] = [[] for _ in range(count)]
-        for i, pending in enumerate(self._pending):
-            if not pending:
-                starts[devices[i]].append(i)
-        # The order of these edges changes from Session to Session.
-        if seed is not None:
-            shuffle = random.Random(seed).shuffle
-            for after in (*self._successors, *starts):
-                if len(after) > ORDERED_EDGES:
-                    shuffle(after)
-        for executor, first in zip(self._executors, starts, strict=True):
-            executor.make_ready(first)
-        self._order: list[int] = []
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._cheap = [node.cheap for node in nodes]
+        self.pool: deque[int] = deque()
+        self._inner: deque[int] = deque()
 
-    def run(self) -> list[int]:
-        """Run all nodes, and return their order."""
-        while True:
-            taken = [(e, e.take()) for e in self._executors]
-            if all(i is None for _, i in taken):
-                break
-            for executor, i in taken:
-                if i is not None:
-                    executor.make_ready(self._finish(i))
-        if len(self._order) < len(self._nodes):
-            done = set(self._order)
-            stuck = next(n for i, n in enumerate(self._nodes) if i not in done)
-            raise PredictionError(
-                f"'{stuck.name}' never becomes ready: it waits for itself, or for a "
-                "node that does"
-            )
-        return self._order
+    def take(self) -> int:
+        """Return the node that runs next, -1 if none is ready."""
+        if self._inner:
+            return self._inner.popleft()
+        return self.pool.popleft() if self.pool else -1
 
-    def _finish(self, i: int) -> list[int]:
-        """Run a node; return what becomes ready on its device."""
-        own: list[int] = []
-        done = deque([i])
-        while done:
-            node = done.popleft()
-            self._order.append(node)
-            for successor in self._successors[node]:
-                self._pending[successor] -= 1
-                if self._pending[successor]:
-                    continue
-                where = self._devices[successor]
-                if is_receipt(self._nodes[successor]):
-                    done.append(successor)
-                elif where == self._devices[i] and node == i:
-                    own.append(successor)
-                else:
-                    self._executors[where].hand_over(successor)
-        return own
+    def make_ready(self, ready: Sequence[int]) -> None:
+        """Enqueue the nodes that a node of the thread has made ready."""
+        expensive = -1
+        for i in ready:
+            if self._cheap[i]:
+                self._inner.append(i)
+                continue
+            if expensive >= 0:
+                self.pool.appendleft(expensive)
+            expensive = i
+        if expensive >= 0:
+            (self.pool.appendleft if self._inner else self._inner.append)(expensive)
