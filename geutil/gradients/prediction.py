@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -18,22 +19,33 @@ from geutil.gradients.segments import (
 )
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.gradients.tape.building import additions
-from geutil.graph import adjacency, runtime
+from geutil.graph import runtime
 from geutil.graph.adjacency import topological_sort
+from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
-from geutil.memory import simulation, sizes
 from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
-from geutil.memory.function_memory import NOTHING, ListSizes
-from geutil.memory.kernels import cpu, scratch
+from geutil.memory.kernels.cpu import HELD
 from geutil.memory.program import Node, Program
-from geutil.memory.read import aliases_of
+from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import frugal_order, negligible_size, order_around
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory.simulation import SEEDS, Simulation, simulate, typical
+from geutil.memory.sizes import known_dims, tensor_bytes
 
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
 
 Updates = Literal["none", "in place", "apart"]
+_LARGE = 1000
+
+
+def executed(program: Program) -> Simulation:
+    """Simulate a program in a usual order of the executor; see `typical`.
+
+    Of more than a thousand nodes, three orders are simulated, since their peaks differ
+    by less than a percent.
+    """
+    orders = 3 if len(program.nodes) > _LARGE else SEEDS
+    return typical(program, uses_onednn(), orders)
 
 
 class StepProgram:
@@ -52,18 +64,22 @@ class StepProgram:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not runtime.is_determinism_enabled()
-        self._waits: dict[Operation, list[int]] = {}
-        self._place: dict[Operation, int] = {}
-        self._number: dict[int, int] = {}
-        self._sizes: list[int] = []
-        self._nodes: list[Node] = []
         ops = topological_sort(step.ops())
-        self._calls = step.calls
-        self._lists = ListSizes(tensor_bytes)
-        for op in ops:
-            self._waits[op] = self._awaited(op)
-            if op.type not in cpu.HELD:
-                self._add(op)
+        reading = read_ops(ops, (), tensor_bytes, step.calls, dims=known_dims)
+        instead = equal_constants(ops, fetched).items()
+        self._whole = reading.program.merged(
+            {reading.places[op]: reading.places[same] for op, same in instead}
+        )
+        nodes = reading.program.nodes
+        given = len(nodes) - len(ops)
+        held = {i for i, node in enumerate(nodes) if i < given or node.type in HELD}
+        program, place = reading.program.without(held)
+        self._nodes = program.with_queues([""] * len(program.nodes)).nodes
+        self._sizes = program.sizes
+        self._place = {op: place[i] for op, i in reading.places.items() if i in place}
+        lost = {t for i in held for t in nodes[i].outputs}
+        self._number = {t: n for t, n in reading.tensors.items() if n not in lost}
+        self._maxima = reading.maxima
         self._sums = {
             self._place[op]: edges.order_of_addition(op)
             for op in edges.long_sums(step)
@@ -99,9 +115,13 @@ class StepProgram:
     def plain_peak(self) -> int:
         """Return the most bytes that plain gradients hold in the executor's order.
 
-        Cost: linear in nodes and edges; some 25 us for each node.
+        Cost: as that of `plain`, once.
         """
-        return simulation.simulate(self.program()).peak
+        return self._plain_peak
+
+    @cached_property
+    def _plain_peak(self) -> int:
+        return self._executed(self._held).peak
 
     def peak(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
@@ -116,14 +136,14 @@ class StepProgram:
         """
         program = self.program(segments)
         if not self._ordered:
-            return simulation.simulate(program).peak
+            return simulate(program).peak
         later = self.later(program)
         controlled = with_controls(program, later.items())
         orders = [frugal_order(controlled)]
         if places:
             known = _places_of(program, places)
             orders.append(order_around(controlled, known))
-        return min(simulation.simulate(program, order).peak for order in orders)
+        return min(simulate(program, order).peak for order in orders)
 
     def plan(
         self,
@@ -148,7 +168,7 @@ class StepProgram:
             program = replace(program, nodes=nodes)
             known = _places_of(program, places)
             return plan_order(program, later=self.later(program), known=known)
-        return OrderPlan(simulation.simulate(program))
+        return OrderPlan(simulate(program))
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
         """Return what plain gradients hold in the order of the executor.
@@ -158,9 +178,13 @@ class StepProgram:
 
         Cost: linear in nodes and edges.
         """
-        program = self.program()
         fetched = self._wanted if holds_gradients else self._held
-        return OrderPlan(simulation.simulate(replace(program, fetched=fetched)))
+        return OrderPlan(self._executed(fetched))
+
+    def _executed(self, fetched: Sequence[int]) -> Simulation:
+        """Simulate plain gradients in a usual order of the executor."""
+        program = replace(self._whole, fetched=fetched)
+        return executed(program)
 
     def later(self, program: Program) -> dict[int, list[int]]:
         """Return the nodes that the backward pass begins with, and what is before."""
@@ -267,63 +291,12 @@ class StepProgram:
                 for number in self._nodes[place].outputs:
                     sizes[number] = self._sizes[number]
         program = Program(self._nodes, sizes, self._held)
-        held_bytes = simulation.simulate(program, range(len(self._nodes))).held
+        held_bytes = simulate(program, range(len(self._nodes))).held
         return [0 if place is None else held_bytes[place] for place in places]
-
-    def _add(self, op: Operation) -> None:
-        """Add the node of an op, without what is held all the time."""
-        inputs = self._numbers(op.inputs)
-        straight = len(inputs) == len(op.inputs)
-        first = len(self._sizes)
-        self._place[op] = len(self._nodes)
-        called = self._calls.get(op, NOTHING)
-        listed = self._lists.add(op, called.results)
-        shared = aliases_of(op, called)
-        passed = [o for o, i in shared if id(op.inputs[i]) not in self._number]
-        for i, t in enumerate(op.outputs):
-            self._number[id(t)] = len(self._sizes)
-            size = listed.get(i) or tensor_bytes(t)
-            self._sizes.append(0 if i in passed else size)
-        places = None if straight else self._places(op)
-        self._nodes.append(
-            Node(
-                name=op.name,
-                type=op.type,
-                inputs=inputs,
-                outputs=range(first, len(self._sizes)),
-                controls=self._waits[op],
-                aliases=_moved(shared, places) if inputs else (),
-                reuses=_moved(cpu.reuses(op), places) if inputs else (),
-                temporary=called.temporary
-                + scratch.temporary_bytes(op, dims=sizes.known_dims),
-                surge=called.surge,
-                cheap=op.type in cpu.CHEAP,
-                queue="",
-            )
-        )
-
-    def _awaited(self, op: Operation) -> list[int]:
-        """Return the nodes that an op waits for besides what it reads.
-
-        Also through what is held all the time: a constant that waits for a gradient.
-        """
-        awaited: dict[int, None] = {}
-        for before in adjacency.control_inputs(op):
-            if before in self._place:
-                awaited[self._place[before]] = None
-        for before in adjacency.predecessors(op):
-            if before.type in cpu.HELD:
-                awaited.update(dict.fromkeys(self._waits.get(before, ())))
-        return list(awaited)
 
     def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
         numbers = (self._number.get(id(t)) for t in tensors)
         return [number for number in numbers if number is not None]
-
-    def _places(self, op: Operation) -> dict[int, int]:
-        """Map the place of each input to its place without what is always held."""
-        left = [i for i, t in enumerate(op.inputs) if id(t) in self._number]
-        return {place: i for i, place in enumerate(left)}
 
     def _add_sent(
         self, segments: Iterable[Segment], nodes: list[Node], sizes: list[int]
@@ -337,7 +310,7 @@ class StepProgram:
         for op in dict.fromkeys(
             op for s in segments for op in s.ops if op in s.fetched
         ):
-            (made,) = nodes[self._place[op]].outputs
+            made, *_ = nodes[self._place[op]].outputs
             sent[op] = len(sizes)
             nodes.append(Node(name_of_sent(op), "Identity", [made], [len(sizes)]))
             sizes.append(0)
@@ -379,7 +352,9 @@ class StepProgram:
         for op in segment.ops:
             node = nodes[self._place[op]]
             first = len(sizes)
-            for number in node.outputs:
+            # Places of maxima do not travel: the gradient goes on reading the first.
+            made = node.outputs[:1] if op in segment.fetched else node.outputs
+            for number in made:
                 copies[number] = len(sizes)
                 sizes.append(sizes[number])
             if op in segment.fetched:
@@ -399,7 +374,9 @@ class StepProgram:
         changed: dict[int, set[int]] = {}
         for read in segment.reads:
             numbers = changed.setdefault(self._place[read.op], set())
-            numbers.update(self._numbers([read.tensor]))
+            for number in self._numbers([read.tensor]):
+                numbers.add(number)
+                numbers.update({self._maxima.get(number, number)} & copies.keys())
         for place, numbers in changed.items():
             inputs = [copies[n] if n in numbers else n for n in nodes[place].inputs]
             nodes[place] = nodes[place]._replace(inputs=inputs)
@@ -467,14 +444,6 @@ def _add_in_turn(
         numbers.append(len(sizes))
         sizes.append(sizes[node.outputs[0]])
     nodes[place] = node._replace(inputs=[numbers[i] for i in last])
-
-
-def _moved(
-    pairs: Sequence[tuple[int, int]], places: dict[int, int] | None
-) -> Sequence[tuple[int, int]]:
-    if places is None or not pairs:
-        return pairs
-    return [(out, places[place]) for out, place in pairs if place in places]
 
 
 def _readers_of_variables(ops: Iterable[Operation]) -> dict[int, list[Operation]]:

@@ -9,7 +9,7 @@ iterations at once: each of 32 would hold gradients of all weights of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TypeAlias
@@ -17,6 +17,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from geutil.gradients import segments, tensor_sizes
+from geutil.gradients.prediction import executed
 from geutil.graph import (
     adjacency,
     creation,
@@ -34,7 +35,8 @@ from geutil.graph.types import (
 from geutil.memory import function_memory, sizes
 from geutil.memory.dependencies import OrderPlan, plan_order
 from geutil.memory.kernels import onednn
-from geutil.memory.read import calls_of, read_ops
+from geutil.memory.program import Node, Program
+from geutil.memory.read import calls_of, equal_constants, read_ops
 from geutil.memory.schedule import negligible_size
 from geutil.memory.sizes import tensor_bytes
 
@@ -89,10 +91,13 @@ class OrderedStep:
     Attributes:
         plan: the order, and what it holds.
         waits: the ops that were added so that others wait.
+        peak: the bytes held at once, in the order of the plan or in one that the
+            executor has: tensors that are small in all of the step are held to none.
     """
 
     plan: OrderPlan
     waits: tuple[Operation, ...]
+    peak: int
 
 
 def order_step(
@@ -126,7 +131,7 @@ def order_step(
         tensor_bytes,
         calls_of(ops),
         dims=sizes.known_dims,
-    )
+    ).program
     program = program.held_on(
         {i for i, op in enumerate(ops) if op.name not in elsewhere}
     )
@@ -158,15 +163,49 @@ def order_step(
         known=_places(known, [[ops[i] for i in group] for group in groups]),
     )
     waits = []
+    turns: list[_Turn] = []
     for number, awaited in plan.dependencies.waits:
-        ends = [ops[i] for j in awaited for i in _ends(groups[j], ops)]
-        op = ops[groups[number][0]]
-        waits.append(add_order_dependency(op, places[number], ends))
+        first, place = groups[number][0], places[number]
+        ends = [i for j in awaited for i in _ends(groups[j], ops)]
+        waits.append(add_order_dependency(ops[first], place, [ops[i] for i in ends]))
+        turns.append((first, place, ends))
     waits += _keep_constants_out(queues, negligible_size(fused), may_await)
     waits += _keep_pools_in_place(queues, may_await)
     if waits:
         state.forget_order(waits[0].graph)
-    return OrderedStep(plan, tuple(waits))
+    place_of = {op: i for i, op in enumerate(ops)}
+    instead = equal_constants(ops, fetched).items()
+    turned = _with_turns(program, turns).merged(
+        {place_of[op]: place_of[same] for op, same in instead}
+    )
+    # The order of the plan is one of those that the executor may choose.
+    peak = max(plan.peak, executed(turned).peak)
+    return OrderedStep(plan, tuple(waits), peak)
+
+
+_Turn: TypeAlias = tuple[int, int, Sequence[int]]
+"""A node that waits on one of its inputs, the place of that, and the awaited nodes."""
+
+
+def _with_turns(program: Program, turns: Iterable[_Turn]) -> Program:
+    """Return a program with the nodes by which others wait, as in the graph."""
+    nodes, sizes = list(program.nodes), list(program.sizes)
+    for i, place, ends in turns:
+        inputs = list(nodes[i].inputs)
+        turn = Node(
+            f"{SCOPE}/turn",
+            "PlaceholderWithDefault",
+            [inputs[place]],
+            [len(sizes)],
+            ends,
+            aliases=((0, 0),),
+            cheap=True,
+        )
+        sizes.append(sizes[inputs[place]])
+        (inputs[place],) = turn.outputs
+        nodes[i] = nodes[i].changed(inputs=inputs)
+        nodes.append(turn)
+    return replace(program, nodes=nodes, sizes=sizes)
 
 
 def _places(

@@ -364,14 +364,14 @@ class _Orders:
                 warnings.append(note)
                 self._warn(note)
         limit = report.budget
-        if whole and limit is not None and ordered.plan.peak > _OVER * limit:
+        if whole and limit is not None and ordered.peak > _OVER * limit:
             note = _OVER_BUDGET.format(
-                peak=ordered.plan.peak, before=report.peak, limit=limit
+                peak=ordered.peak, before=report.peak, limit=limit
             )
             warnings.append(note)
             self._warn(note)
         self._report = replace(
-            report, peak=ordered.plan.peak, plan=ordered.plan, warnings=tuple(warnings)
+            report, peak=ordered.peak, plan=ordered.plan, warnings=tuple(warnings)
         )
         replace_last(old_report, self._report, self._graph)
 

@@ -16,10 +16,10 @@ from geutil.memory.executor import RECEIVED, Split, joint_order, split
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.measuring.job import Measurement
 from geutil.memory.placement import share_memory
-from geutil.memory.predicting import SEEDS, Step, executed_step
+from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.simulation import Simulation, simulate
+from geutil.memory.simulation import SEEDS, Simulation, simulate
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, Timeline
 
@@ -232,13 +232,16 @@ def predict_by_device(
 def _split(step: Step, names: Sequence[str]) -> Split:
     """Return the step with what its devices receive."""
     number_of = {name: number for number, name in enumerate(names)}
-    tensors = [tensor for op in step.ops for tensor in op.outputs]
+    tensors = {
+        number: tensor
+        for node, op in zip(step.program.nodes, step.ops, strict=True)
+        for number, tensor in zip(node.outputs, op.outputs, strict=False)
+    }
 
     def size_of(tensor: int) -> int:
         # What is held all the time counts 0 in a program, and is sent all the same.
-        if tensor < len(tensors):
-            return step.program.sizes[tensor] or step.size_of(tensors[tensor])
-        return step.program.sizes[tensor]
+        size = step.program.sizes[tensor]
+        return size or (step.size_of(tensors[tensor]) if tensor in tensors else 0)
 
     return split(
         step.program,

@@ -27,7 +27,7 @@ from geutil.memory.simulation import Simulation
 
 _PARTS = 100
 """Tensors of less than this part of the peak are small."""
-_HARMLESS = 1 << 14
+_HARMLESS = 1 << 10
 _ROOM = 50
 """This part of the peak may be held besides, so that several nodes run at once."""
 _AHEAD = 50

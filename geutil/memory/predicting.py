@@ -19,62 +19,18 @@ from geutil.graph import (
 )
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.function_memory import uncounted_loops
-from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.placement import checked_default, places_of
 from geutil.memory.program import Program
-from geutil.memory.read import Shapes, calls_in, read_ops
-from geutil.memory.simulation import Simulation, simulate
+from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
+from geutil.memory.simulation import simulate, typical
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
 from geutil.select.conversions import graph_of_all
-
-
-def with_constants_merged(graph_def: Any, fetches: Iterable[str]) -> Any:
-    """Return a `GraphDef` in which one node stands for all constants of a value.
-
-    As the executor's own common subexpression elimination does. Of nodes that wait for
-    nothing, those made first run first: with a constant of its own, the update of each
-    weight would come after all the rest.
-
-    Args:
-        graph_def: the nodes.
-        fetches: the names of the ops and tensors that are asked for; these are left.
-
-    Cost: linear in the nodes, their inputs and the bytes of the constants.
-    """
-    fetched_names = {name.split(":")[0] for name in fetches}
-    result = tf.compat.v1.GraphDef(versions=graph_def.versions)
-    result.library.CopyFrom(graph_def.library)
-    instead: dict[str, str] = {}
-    met: dict[bytes, str] = {}
-    for node in graph_def.node:
-        if node.op == "Const" and not node.input and node.name not in fetched_names:
-            first = met.setdefault(_value(node), node.name)
-            if first != node.name:
-                instead[node.name] = instead[f"^{node.name}"] = first
-                continue
-        result.node.add().CopyFrom(node)
-    for node in result.node:
-        for i, name in enumerate(node.input):
-            if name in instead:
-                control = "^" if name.startswith("^") else ""
-                node.input[i] = control + instead[name]
-    return result
-
-
-def _value(constant: Any) -> bytes:
-    nameless = tf.compat.v1.NodeDef()
-    nameless.CopyFrom(constant)
-    nameless.name = ""
-    return bytes(nameless.SerializeToString(deterministic=True))
-
 
 _logger = logging.getLogger("geutil")
 _SHOWN = 4
 """How many loops a message names."""
 _LOWERED = "_lower_using_switch_merge"
-SEEDS = 9
-"""How many orders are tried where TensorFlow's depends on addresses."""
 
 
 def predict(
@@ -173,6 +129,23 @@ class Step:
     home: str
     size_of: Callable[[Tensor], int]
     check: Callable[[], None]
+    fetched: Sequence[Tensor] = ()
+
+    def merged(self) -> Step:
+        """Return the step with one node for all constants of a value."""
+        instead = equal_constants(self.ops, self.fetched)
+        if not instead:
+            return self
+        place = {op: i for i, op in enumerate(self.ops)}
+        left = [i for i, op in enumerate(self.ops) if op not in instead]
+        return replace(
+            self,
+            program=self.program.merged(
+                {place[op]: place[same] for op, same in instead.items()}
+            ),
+            ops=[self.ops[i] for i in left],
+            devices=[self.devices[i] for i in left],
+        )
 
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
@@ -209,25 +182,9 @@ def executed_step(
 
     Cost: some 0.5 ms for each op.
     """
-    optimize = runtime.optimized if grappler else with_constants_merged
-    return _read(ys_or_fetches, feeds, shapes, optimize, onednn, default)
-
-
-def typical(program: Program, onednn: bool) -> Simulation:
-    """Simulate a program in several of the orders that it may run in.
-
-    Args:
-        program: the step.
-        onednn: whether oneDNN is used.
-
-    Returns:
-        The simulation with the median peak.
-    """
-    runs = [
-        simulate(with_onednn(program, seed) if onednn else program, seed=seed)
-        for seed in range(SEEDS)
-    ]
-    return sorted(runs, key=lambda run: run.peak)[SEEDS // 2]
+    optimize = runtime.optimized if grappler else None
+    step = _read(ys_or_fetches, feeds, shapes, optimize, onednn, default)
+    return step if grappler else step.merged()
 
 
 def device_peaks(
@@ -323,7 +280,7 @@ def _read(
     size_of = graph_shapes.bytes_of
     calls = calls_in(scratch, size_of, onednn=onednn)
     scratch_ops = scratch.get_operations()
-    program = read_ops(scratch_ops, fetched, size_of, calls, onednn)
+    program = read_ops(scratch_ops, fetched, size_of, calls, onednn).program
     graph_shapes.check(fed)
     uncounted = uncounted_loops(calls)
     if uncounted:
@@ -341,6 +298,7 @@ def _read(
         home,
         size_of,
         lambda: graph_shapes.check(fed),
+        fetched,
     )
 
 

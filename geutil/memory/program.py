@@ -5,7 +5,14 @@ Nothing here knows TensorFlow, so a plan can be tried out without building its g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -162,6 +169,86 @@ class Program:
             )
         sizes = [size if t in own else 0 for t, size in enumerate(self.sizes)]
         return replace(self, nodes=nodes, sizes=sizes)
+
+    def merged(self, instead: Mapping[int, int]) -> Program:
+        """Return the program in which some nodes are replaced by others.
+
+        Args:
+            instead: the nodes, each with the one before it whose results are read in
+                the place of its own.
+
+        Cost: linear in nodes and edges.
+        """
+        if not instead:
+            return self
+        nodes = self.nodes
+        same = {
+            t: other
+            for i, j in instead.items()
+            for t, other in zip(nodes[i].outputs, nodes[j].outputs, strict=True)
+        }
+        left = [i for i in range(len(nodes)) if i not in instead]
+        place = {i: n for n, i in enumerate(left)}
+        place |= {i: place[j] for i, j in instead.items()}
+        changed = [
+            nodes[i].changed(
+                inputs=[same.get(t, t) for t in nodes[i].inputs],
+                controls=list(dict.fromkeys(place[c] for c in nodes[i].controls)),
+            )
+            for i in left
+        ]
+        return replace(self, nodes=changed)
+
+    def without(self, numbers: Collection[int]) -> tuple[Program, dict[int, int]]:
+        """Return the program without nodes whose results are held all the time.
+
+        Whatever waits for one of them waits for what that waits for.
+
+        Args:
+            numbers: those of the nodes.
+
+        Returns:
+            The program, with the same tensors, and the new number of each node.
+
+        Cost: linear in nodes and edges.
+        """
+        sizes = list(self.sizes)
+        place: dict[int, int] = {}
+        awaited: dict[int, dict[int, None]] = {}
+        lost: dict[int, int] = {}
+        nodes: list[Node] = []
+        for i, node in enumerate(self.nodes):
+            waits: dict[int, None] = {}
+            for c in node.controls:
+                # A node of a loop may wait for a later one.
+                waits |= awaited.get(c, {place[c]: None} if c in place else {})
+            for t in node.inputs:
+                waits |= awaited[lost[t]] if t in lost else {}
+            if i in numbers:
+                awaited[i] = waits
+                lost.update(dict.fromkeys(node.outputs, i))
+                continue
+            place[i] = len(nodes)
+            left = [p for p, t in enumerate(node.inputs) if t not in lost]
+            if len(left) == len(node.inputs):
+                nodes.append(node.changed(controls=list(waits)))
+                continue
+            for out, source in node.aliases:
+                if node.inputs[source] in lost:
+                    sizes[node.outputs[out]] = 0
+            moved = {p: n for n, p in enumerate(left)}
+            renews = not lost.keys().isdisjoint(node.updates)
+            nodes.append(
+                node.changed(
+                    inputs=[node.inputs[p] for p in left],
+                    outputs=node.outputs[1:] if renews else node.outputs,
+                    controls=list(waits),
+                    aliases=[(o, moved[p]) for o, p in node.aliases if p in moved],
+                    reuses=[(o, moved[p]) for o, p in node.reuses if p in moved],
+                    updates=() if renews else node.updates,
+                )
+            )
+        return replace(self, nodes=nodes, sizes=sizes), place
 
     def of_device(
         self, here: Collection[int], size_of: Callable[[int], int]

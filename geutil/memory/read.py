@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -160,7 +161,8 @@ def calls_in(
     """
 
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
-        return read_ops(body.get_operations(), body.outputs, size_of, calls, onednn)
+        ops = body.get_operations()
+        return read_ops(ops, body.outputs, size_of, calls, onednn).program
 
     return function_memory.called_functions(graph, read_body, size_of, among)
 
@@ -191,6 +193,25 @@ def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
     return {by_name[op.name]: c for op, c in calls.items() if op.name in by_name}
 
 
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Ops of a graph as a program.
+
+    Attributes:
+        program: the program: first a node for each op outside that is read, then one
+            for each op, in their order.
+        places: the node of each op, by number.
+        tensors: the number of each tensor, by its `id`.
+        maxima: for each output of a pool of maxima, by number, the tensor of their
+            places, which its gradient reads besides.
+    """
+
+    program: Program
+    places: Mapping[Operation, int]
+    tensors: Mapping[int, int]
+    maxima: Mapping[int, int]
+
+
 def read_ops(
     ops: Sequence[Operation],
     fetched: Iterable[Tensor],
@@ -198,12 +219,12 @@ def read_ops(
     calls: Mapping[Operation, Called] | None = None,
     onednn: bool | None = None,
     dims: DimsOf = types.dims_of,
-) -> Program:
-    """Return some ops of a graph as a program.
+) -> Reading:
+    """Read some ops of a graph as a program.
 
     Args:
-        ops: the ops, with all that they read and wait for; each after what it reads,
-            but for loops of version 1.
+        ops: the ops, with all that they wait for; each after what it reads, but for
+            loops of version 1. What others of them read is given.
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
         calls: what functions hold that ops run.
@@ -213,30 +234,64 @@ def read_ops(
     Cost: linear in the ops and their edges.
     """
     calls = calls or {}
-    place = {op: i for i, op in enumerate(ops)}
+    members = frozenset(ops)
+    given = dict.fromkeys(t.op for op in ops for t in op.inputs if t.op not in members)
+    places = {op: i for i, op in enumerate((*given, *ops))}
     tensors: dict[int, int] = {}
     sizes: list[int] = []
     lists = ListSizes(size_of)
-    for op in ops:
-        is_held = op.type in HELD
-        listed = lists.add(op, calls.get(op, NOTHING).results)
+    for op in places:
+        is_held = op.type in HELD or op in given
+        listed = {} if is_held else lists.add(op, calls.get(op, NOTHING).results)
         for i, tensor in enumerate(op.outputs):
             tensors[id(tensor)] = len(sizes)
             sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
     nodes = []
-    for op in ops:
+    for op in places:
+        if op in given:
+            outputs = [tensors[id(t)] for t in op.outputs]
+            nodes.append(Node(op.name, "_Arg", outputs=outputs, cheap=True))
+            continue
         called = calls.get(op, NOTHING)
         temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)
-        nodes.append(_node(op, tensors, place, called, temporary))
-    _add_updates(ops, tensors, nodes, sizes)
-    _add_places_of_maxima(ops, tensors, nodes, sizes, onednn)
-    return Program(
+        nodes.append(_node(op, tensors, places, called, temporary))
+    _add_updates(places, tensors, nodes, sizes)
+    maxima = _add_places_of_maxima(places, tensors, nodes, sizes, onednn)
+    program = Program(
         nodes=nodes,
         sizes=sizes,
         fetched=[tensors[id(t)] for t in fetched],
         variable_bytes=sum(variable_bytes(op) for op in ops),
         constant_bytes=constant_bytes(ops, size_of),
     )
+    return Reading(program, places, tensors, maxima)
+
+
+def equal_constants(
+    ops: Iterable[Operation], fetched: Iterable[Tensor] = ()
+) -> dict[Operation, Operation]:
+    """Map constants to the first ones of their values.
+
+    The executor's common subexpression elimination makes one node of them. Of nodes
+    that wait for nothing, those made first run first: with a constant of its own, the
+    update of each weight would come after all the rest.
+
+    Args:
+        ops: the ops.
+        fetched: tensors that stay what they are.
+
+    Cost: linear in the ops and the bytes of the constants.
+    """
+    stays = {t.op for t in fetched}
+    first: dict[tuple[str, bytes], Operation] = {}
+    instead: dict[Operation, Operation] = {}
+    for op in ops:
+        if op.type == "Const" and not op.control_inputs and op not in stays:
+            value = op.node_def.attr["value"].SerializeToString(deterministic=True)
+            same = first.setdefault((op.device, value), op)
+            if same is not op:
+                instead[op] = same
+    return instead
 
 
 def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
@@ -247,7 +302,7 @@ def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
 def _node(
     op: Operation,
     tensors: Mapping[int, int],
-    place: Mapping[Operation, int],
+    places: Mapping[Operation, int],
     called: Called,
     temporary: int,
 ) -> Node:
@@ -256,12 +311,13 @@ def _node(
     # Programs have no cycles: a loop is simulated without its back edge.
     if op.type in ("Merge", "RefMerge"):
         inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
+    controls = adjacency.control_inputs(op)
     return Node(
         name=op.name,
         type=op.type,
         inputs=[tensors[id(t)] for t in inputs],
         outputs=[tensors[id(t)] for t in op.outputs],
-        controls=[place[c] for c in adjacency.control_inputs(op)],
+        controls=[places[c] for c in controls if c in places],
         aliases=aliases_of(op, called) if inputs else (),
         reuses=cpu.reuses(op),
         temporary=temporary,
@@ -271,27 +327,22 @@ def _node(
 
 
 def aliases_of(op: Operation, called: Called) -> Pairs:
-    """Return which outputs of an op are the buffer of which input.
-
-    Args:
-        op: the op.
-        called: what the functions hold that it runs.
-    """
+    """Return which outputs of an op are the buffer of which input."""
     return called.results.aliases or called.forwarded or cpu.aliases(op)
 
 
 def _add_updates(
-    ops: Sequence[Operation],
+    places: Mapping[Operation, int],
     tensors: Mapping[int, int],
     nodes: list[Node],
     sizes: list[int],
 ) -> None:
     """Let ops that change a variable make a buffer for it, if its own is in use."""
     reads: dict[int, list[int]] = {}
-    for op in ops:
-        if op.type == "ReadVariableOp":
+    for op in places:
+        if op.type == "ReadVariableOp" and op.inputs:
             reads.setdefault(id(op.inputs[0]), []).append(tensors[id(op.outputs[0])])
-    for i, op in enumerate(ops):
+    for op, i in places.items():
         if cpu.updates_variable(op.type) and id(op.inputs[0]) in reads:
             node = nodes[i]
             nodes[i] = node.changed(
@@ -303,34 +354,36 @@ def _add_updates(
 
 
 def _add_places_of_maxima(
-    ops: Sequence[Operation],
+    places: Mapping[Operation, int],
     tensors: Mapping[int, int],
     nodes: list[Node],
     sizes: list[int],
     onednn: bool | None,
-) -> None:
+) -> dict[int, int]:
     """Let pools of maxima hold where the maxima are, which their gradients read.
 
     oneDNN's kernel writes a byte for each. The gradient of what is no pool, or without
     oneDNN, looks for them anew.
+
+    Returns:
+        The tensor of the places for each output of such a pool, by number.
     """
-    pools = {op: i for i, op in enumerate(ops) if op.type == "MaxPool"}
-    places: dict[int, int] = {}
-    for i, op in enumerate(ops):
+    found: dict[int, int] = {}
+    for op, i in places.items():
         if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, onednn):
             continue
         maxima = op.inputs[1]
-        pool = pools.get(maxima.op)
-        if pool is None:
+        number, pool = tensors[id(maxima)], places[maxima.op]
+        if nodes[pool].type != "MaxPool":
             nodes[i] = nodes[i].changed(temporary=scratch.temporary_bytes(op, False))
             continue
-        if pool not in places:
-            places[pool] = len(sizes)
-            sizes.append(sizes[tensors[id(maxima)]] // (maxima.dtype.size or 1))
-            outputs = [*nodes[pool].outputs, places[pool]]
+        if number not in found:
+            found[number] = len(sizes)
+            sizes.append(sizes[number] // (maxima.dtype.size or 1))
+            outputs = [*nodes[pool].outputs, found[number]]
             nodes[pool] = nodes[pool].changed(outputs=outputs)
-        inputs = [*nodes[i].inputs, places[pool]]
-        nodes[i] = nodes[i].changed(inputs=inputs)
+        nodes[i] = nodes[i].changed(inputs=[*nodes[i].inputs, found[number]])
+    return found
 
 
 def variable_bytes(op: Operation) -> int:

@@ -9,6 +9,7 @@ from typing import overload
 from geutil.errors import PlanError, PredictionError
 from geutil.memory.buffers import Buffers
 from geutil.memory.executor import execution_order
+from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
 from geutil.memory.program import Program, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
@@ -192,6 +193,28 @@ def simulate(
         buffers.end(i)
     buffers.close()
     return Simulation(program, order, held_bytes, buffers.born, buffers.freed)
+
+
+SEEDS = 9
+"""How many orders are tried where TensorFlow's depends on addresses."""
+
+
+def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:
+    """Simulate a program in several of the orders that it may run in.
+
+    Args:
+        program: the step.
+        onednn: whether oneDNN is used.
+        seeds: how many orders, an odd number.
+
+    Returns:
+        The simulation with the median peak.
+    """
+    runs = [
+        simulate(with_onednn(program, seed) if onednn else program, seed=seed)
+        for seed in range(seeds)
+    ]
+    return sorted(runs, key=lambda run: run.peak)[seeds // 2]
 
 
 def _check_order(program: Program, order: Sequence[int]) -> None:

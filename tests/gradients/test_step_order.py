@@ -14,7 +14,7 @@ from geutil.gradients.step_order import SCOPE
 from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, dependencies, gates, run, waiting
-from tests.memory.test_ordering import any_order
+from tests.memory.test_dependencies import any_order
 from tests.memory.tracing import peak_of, trace
 from tests.thorough import chosen
 
