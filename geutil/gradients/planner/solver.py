@@ -40,18 +40,11 @@ _BOUND = 0.25
 """The share of the bound."""
 _BRANCHES = 200
 """Of the bound's program, where a number of moves takes the place of time."""
-_PROOF = 0.6
-"""The share of the search over states, which proves; in it, some runs are found."""
-_MOST_PROVEN = 256
-"""Problems of more nodes have too many states."""
-_PROVING_MOVES = 200_000
-"""With fewer moves there is no proof, which is compiled on its own, and larger problems
-are not bounded."""
-_STATE_WORTH = 10
-"""How many moves of annealing take as long as a state."""
 _MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 400, 2000
 """Problems of more nodes are not bounded, with few moves and otherwise: to write the
 program down would take too long."""
+_FEW_MOVES = 200_000
+"""With fewer moves the larger problems are not bounded."""
 _TRIAL_MOVES = 300
 _CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
 """Extra time that does not count, and that by which the program's bound may be low, as
@@ -76,16 +69,14 @@ def solve(
 
     Orders of low peak come first; then what waits longest for the least time is freed
     and computed again until the budget is kept; then local searches lower the time,
-    until it meets the lower bound or their time is up. Problems of up to 256 nodes are
-    searched exactly, too, as far as time allows.
+    until it meets the lower bound or their time is up.
 
     Args:
         problem: the computation.
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides,
-            and the first one that searches for a proof for some 8 s more.
+        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
@@ -102,7 +93,7 @@ def solve(
         ArgumentTypeError: there is no such objective.
         MissingExtraError: numba or OR-Tools is not installed.
 
-    Cost: `time_limit`, unless a proof comes earlier.
+    Cost: `time_limit`, unless the lower bound is met earlier.
 
     Example:
         >>> edges = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
@@ -134,11 +125,6 @@ class _SolveOptions:
     workers: int
     iterations: int | None
     progress: Progress | None
-
-    @property
-    def is_hurried(self) -> bool:
-        """Whether proofs would take longer than the few moves that are wanted."""
-        return self.iterations is not None and self.iterations < _PROVING_MOVES
 
 
 class _Best:
@@ -264,7 +250,6 @@ def _lower_time(
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
     rebuilt = best.least_time
     _bound(best, options, order)
-    _prove(best, options, order)
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
         team.restart(*begun)
@@ -290,38 +275,15 @@ def _lower_time(
 
 def _bound(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
     """Bound the extra time of every schedule by a program."""
-    most = _MOST_BOUNDED if options.is_hurried else _MOST_BOUNDED_SLOWLY
+    moves = options.iterations
+    is_hurried = moves is not None and moves < _FEW_MOVES
+    most = _MOST_BOUNDED if is_hurried else _MOST_BOUNDED_SLOWLY
     if best.is_done() or len(best.problem) > most:
         return
     # What is deterministic must not depend on the clock.
     branches = None if options.iterations is None else _BRANCHES
     limit = best.seconds_left * _BOUND
     bound = extra_time_bound(best.problem, best.budget, order, limit, branches)
-    best.bound = max(best.bound, bound)
-
-
-def _prove(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
-    """Go through the states of a small problem, for a bound and better runs."""
-    moves = options.iterations
-    if best.is_done() or options.is_hurried or len(best.problem) > _MOST_PROVEN:
-        return
-    began = monotonic()
-    proof = _proof()
-    best.allow(monotonic() - began)
-    left = best.seconds_left
-    given = max(_PROOF * left, 1e-9)
-    states = {} if moves is None else {"most": moves // _STATE_WORTH}
-    bound, runs = proof.prove(
-        best.problem,
-        order,
-        best.budget,
-        best.least_time,
-        # What is deterministic must not depend on the clock.
-        lambda: 0.0 if moves is not None else (left - best.seconds_left) / given,
-        **states,
-    )
-    if runs is not None:
-        best.consider(runs)
     best.bound = max(best.bound, bound)
 
 
@@ -586,13 +548,3 @@ def _kernels() -> tuple[Any, Any]:
     sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
     sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
     return run_slots, sequence_search
-
-
-@cache
-def _proof() -> Any:
-    """Return the module `state_search`, compiled."""
-    from geutil.gradients.planner import state_search
-
-    problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
-    state_search.prove(problem, None, 3, math.inf, lambda: 0.0)
-    return state_search
