@@ -252,7 +252,7 @@ _ADDITIONS = (Kind.ADD, Kind.SUBTRACT, Kind.SUBTRACT_FROM)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class AffineStep:
     """An op that treats all examples and positions alike, channel by channel.
 
     Attributes:
@@ -294,7 +294,7 @@ class Step:
         return self.kind in _ADDITIONS
 
 
-def step_of(op: Operation, origins: Origins) -> Step | None:
+def step_of(op: Operation, origins: Origins) -> AffineStep | None:
     """Return an op as a step, or None.
 
     The other operand has to be a parameter, or made of statistics of the batch: a
@@ -302,7 +302,7 @@ def step_of(op: Operation, origins: Origins) -> Step | None:
     """
     fused = fused_norm(op)
     if fused is not None and not is_layer_norm(op):
-        return Step(op, Kind.NORMALIZE, 0, None, fused.axis)
+        return AffineStep(op, Kind.NORMALIZE, 0, None, fused.axis)
     if (op.type, 0) not in _KINDS:
         return None
     for index, t in enumerate(op.inputs):
@@ -310,7 +310,7 @@ def step_of(op: Operation, origins: Origins) -> Step | None:
         other = op.inputs[1 - index]
         if kind and origins.of(t) is None and origins.of(other) is not None:
             axis, fits_one_axis = _axis(op, other, t)
-            return Step(op, kind, index, other, axis) if fits_one_axis else None
+            return AffineStep(op, kind, index, other, axis) if fits_one_axis else None
     return None
 
 
@@ -347,7 +347,7 @@ class Link:
 
     op: Operation
     index: int
-    step: Step | None
+    step: AffineStep | None
 
     @property
     def data(self) -> Tensor:
@@ -368,6 +368,6 @@ def link_of(op: Operation, origins: Origins) -> Link | None:
     return None
 
 
-def as_links(steps: tuple[Step, ...]) -> list[Link]:
+def as_links(steps: tuple[AffineStep, ...]) -> list[Link]:
     """Return steps as links."""
     return [Link(step.op, step.index, step) for step in steps]

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm.batch_statistics import read_moving, with_moving
-from geutil.batchnorm.channel_affine import Kind, Step
+from geutil.batchnorm.channel_affine import AffineStep, Kind
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.batch_norms import fused_norm
 from geutil.select.networks.moving_averages import MovingVariable
@@ -288,7 +288,7 @@ def as_vector(value: Value) -> Value:
     return value.reshape(()) if value.size == 1 else value.reshape(-1)
 
 
-def composed(steps: Sequence[Step]) -> Affine | None:
+def composed(steps: Sequence[AffineStep]) -> Affine | None:
     """Return what steps do to each channel, one after the other, as float64 arrays.
 
     None if a variable goes into them.
@@ -302,7 +302,9 @@ def composed(steps: Sequence[Step]) -> Affine | None:
     return _composed(steps, values)
 
 
-def computed(steps: Sequence[Step], moving: Sequence[MovingVariable] = ()) -> Affine:
+def computed(
+    steps: Sequence[AffineStep], moving: Sequence[MovingVariable] = ()
+) -> Affine:
     """Return what steps do to each channel, one after the other, as new tensors.
 
     Args:
@@ -327,7 +329,7 @@ def computed(steps: Sequence[Step], moving: Sequence[MovingVariable] = ()) -> Af
     return _composed(steps, values)
 
 
-def _composed(steps: Sequence[Step], values: Sequence[Sequence[Value]]) -> Affine:
+def _composed(steps: Sequence[AffineStep], values: Sequence[Sequence[Value]]) -> Affine:
     """Return the affine map of some steps, applied one after the other."""
     affine = Affine()
     for step, parameters in zip(steps, values, strict=True):

@@ -9,7 +9,7 @@ from geutil.batchnorm import build
 from geutil.batchnorm.branches import Branched, build_branches
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import stacked_item
-from geutil.batchnorm.fold_plan import Choices, Plan, Planner
+from geutil.batchnorm.fold_plan import Choices, FoldPlan, Planner
 from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
@@ -92,7 +92,7 @@ class Folder:
             return {}
         scope = self._choices.scope
         plan = self._training.plan(self._graph, scope)
-        self._clear(Plan(refused=list(plan.refused.values())))
+        self._clear(FoldPlan(refused=list(plan.refused.values())))
         folded, refused = fold_in_training(self._graph, scope, self._training)
         signature = self._place.signature
         self._folded += [replace(entry, signature=signature) for entry in folded]
@@ -141,7 +141,7 @@ class Folder:
             ]
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
-    def _clear(self, plan: Plan) -> bool:
+    def _clear(self, plan: FoldPlan) -> bool:
         """Change what stands between norms and their layers; tell whether anything did.
 
         Calls of one convolution give way to it, slices of a stack to what was stacked,
@@ -189,7 +189,7 @@ class Folder:
         )
         return Planner(self._graph, kept_ids, self._choices)
 
-    def _refused(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
+    def _refused(self, plan: FoldPlan) -> list[tuple[Norm, Obstacle]]:
         """Return what is refused before anything is built."""
         refused = list(plan.refused)
         for entry in plan.branched:
@@ -218,7 +218,7 @@ class Folder:
     def _is_kept(self, op: Operation) -> bool:
         return any(t.op is op for t in self._kept)
 
-    def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
+    def _apply(self, plan: FoldPlan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
         refused = self._refused(plan)
         staying = [fold for fold in plan.folds if build.can_stay(fold)]

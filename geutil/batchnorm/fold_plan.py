@@ -207,7 +207,7 @@ class WaysOn:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class FoldPlan:
     """What is folded, and what is not.
 
     Attributes:
@@ -270,9 +270,9 @@ class Planner:
             self._origins, self._liveness, kept_ids, steps, self._moving
         )
 
-    def behind_layers(self) -> Plan:
+    def behind_layers(self) -> FoldPlan:
         """Plan to fold norms into the layers before them."""
-        plan = Plan()
+        plan = FoldPlan()
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
             path = self._objections.get(norm) or self._way_back(norm)
@@ -300,14 +300,14 @@ class Planner:
         plan.folds.extend(folds.values())
         return plan
 
-    def before_layers(self, norms: Sequence[Norm]) -> Plan:
+    def before_layers(self, norms: Sequence[Norm]) -> FoldPlan:
         """Plan to fold norms into the layers behind them.
 
         Args:
             norms: the norms that no layer before them takes in; by the names of the
                 ops they end in, since other folds may have come in between.
         """
-        plan = Plan()
+        plan = FoldPlan()
         ends = {norm.result.op for norm in norms}
         ahead: dict[Operation, Fold] = {}
         for norm in reversed(self._norms):

@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from geutil.batchnorm.channel_affine import JOINS, Kind, Step, joined, link_of, step_of
+from geutil.batchnorm.channel_affine import (
+    JOINS,
+    AffineStep,
+    Kind,
+    joined,
+    link_of,
+    step_of,
+)
 from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
@@ -29,7 +36,7 @@ class Norm:
             op, the name of the last op.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[AffineStep, ...]
     training: bool
     name: str
 
@@ -95,7 +102,7 @@ class _Finder:
     def __init__(self, graph: Graph, origins: Origins, liveness: Liveness) -> None:
         self._origins = origins
         self._liveness = liveness
-        self._steps: dict[Operation, Step] = {}
+        self._steps: dict[Operation, AffineStep] = {}
         for op in adjacency.topological_sort(replicas.own_operations(graph)):
             step = None if liveness.is_retired(op) else step_of(op, origins)
             if step is not None and not _measures_only(op, liveness):
@@ -125,10 +132,10 @@ class _Finder:
             for steps in norm_steps
         ]
 
-    def _groups(self) -> Iterable[list[Step]]:
+    def _groups(self) -> Iterable[list[AffineStep]]:
         """Return fused norms, and runs of steps that share the root of a variance."""
-        groups: list[list[Step]] = []
-        group_of: dict[Operation, list[Step]] = {}
+        groups: list[list[AffineStep]] = []
+        group_of: dict[Operation, list[AffineStep]] = {}
         for op, step in self._steps.items():
             if step.kind is Kind.NORMALIZE:
                 groups.append([step])
@@ -153,12 +160,12 @@ class _Finder:
                 groups.append(group)
         return groups
 
-    def _spreads(self, step: Step) -> frozenset[Operation]:
+    def _spreads(self, step: AffineStep) -> frozenset[Operation]:
         if step.operand is None:
             return frozenset()
         return self._origins.spreads(step.operand)
 
-    def _trains(self, steps: list[Step]) -> bool:
+    def _trains(self, steps: list[AffineStep]) -> bool:
         fused = fused_norm(steps[0].op)
         if fused is not None:
             return fused.trains
@@ -166,14 +173,14 @@ class _Finder:
             self._origins.of(t) is Origin.BATCH for s in steps for t in s.parameters
         )
 
-    def _whole(self, group: list[Step]) -> list[Step]:
+    def _whole(self, group: list[AffineStep]) -> list[AffineStep]:
         """Return a run with the steps before and behind that belong to it."""
         if group[0].kind is Kind.NORMALIZE:
             return group
         group = [*self._leading(group[0]), *group]
         return group if group[-1].adds else [*group, *self._trailing(group[-1])]
 
-    def _leading(self, first: Step) -> list[Step]:
+    def _leading(self, first: AffineStep) -> list[AffineStep]:
         """Return the subtraction of a mean, with a scale behind it or without."""
         before = self._before(first)
         scale = []
@@ -187,14 +194,14 @@ class _Finder:
             return [before, *scale]
         return []
 
-    def _before(self, step: Step) -> Step | None:
+    def _before(self, step: AffineStep) -> AffineStep | None:
         """Return the step before, unless it belongs to another norm."""
         before = self._steps.get(step.data.op)
         if before is None or self._spreads(before) or before.kind is Kind.NORMALIZE:
             return None
         return before
 
-    def _trailing(self, last: Step) -> Iterable[Step]:
+    def _trailing(self, last: AffineStep) -> Iterable[AffineStep]:
         """Yield a scale, if there is one, and a shift behind the normalization."""
         own = self._spreads(last)
         step = self._behind(last)
@@ -207,11 +214,13 @@ class _Finder:
         if step and step.adds and self._spreads(step) <= own:
             yield step
 
-    def _behind(self, step: Step) -> Step | None:
+    def _behind(self, step: AffineStep) -> AffineStep | None:
         readers = self._liveness.readers(step.op)
         return self._steps.get(next(iter(readers))) if len(readers) == 1 else None
 
-    def _bare(self, scale: Step, norm_ops: Collection[Operation]) -> list[Step]:
+    def _bare(
+        self, scale: AffineStep, norm_ops: Collection[Operation]
+    ) -> list[AffineStep]:
         """Return a scale and a shift by constants, if a layer comes before them."""
         if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_constant(
             scale
@@ -238,7 +247,7 @@ class _Finder:
             waiting.append(link.data.op)
         return [scale, shift]
 
-    def _is_constant(self, step: Step) -> bool:
+    def _is_constant(self, step: AffineStep) -> bool:
         (operand,) = step.parameters
         return step.axis is not None and self._origins.of(operand) is Origin.CONSTANT
 
@@ -250,7 +259,7 @@ def _measures_only(op: Operation, liveness: Liveness) -> bool:
     return all(liveness.is_retired(reader) for reader in op.outputs[0].consumers())
 
 
-def _scope(steps: list[Step]) -> str:
+def _scope(steps: list[AffineStep]) -> str:
     last = steps[-1].op.name
     return last if len(steps) == 1 else types.scope_dirname(last).rstrip("/") or last
 

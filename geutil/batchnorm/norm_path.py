@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geutil.batchnorm import channel_affine
-from geutil.batchnorm.channel_affine import Kind, Link, Step
+from geutil.batchnorm.channel_affine import AffineStep, Kind, Link
 from geutil.batchnorm.norm_finding import Norm, measures_only
 from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
@@ -224,7 +224,7 @@ def misfit(links: Iterable[Link], count: int) -> Obstacle | None:
     return None
 
 
-def _fits(step: Step, count: int) -> bool:
+def _fits(step: AffineStep, count: int) -> bool:
     if step.kind is Kind.NORMALIZE:
         return step.op.inputs[1].shape.as_list() in ([count], [None])
     (operand,) = step.parameters

@@ -39,7 +39,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_arithmetic
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
-from geutil.batchnorm.channel_affine import Kind, Link, Step, axis_after
+from geutil.batchnorm.channel_affine import AffineStep, Kind, Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
@@ -119,7 +119,7 @@ class Made:
         inverted: whether the graph divides by the root.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[AffineStep, ...]
     deviation: Tensor
     inverted: bool
 
@@ -209,7 +209,7 @@ def as_it_is(statistics: Statistics, moments: Moments) -> Made:
     return _copied(statistics, statistics.norm.steps, {})
 
 
-def scaling(steps: Sequence[Step]) -> tuple[Step, ...]:
+def scaling(steps: Sequence[AffineStep]) -> tuple[AffineStep, ...]:
     """Return the steps that do more than add."""
     return tuple(s for s in steps if s.kind not in (Kind.ADD, Kind.SUBTRACT))
 
@@ -221,20 +221,20 @@ def beside(op: Operation) -> Iterator[None]:
         yield
 
 
-def _fused(step: Step, mean: Tensor | None, variance: Tensor) -> Made:
+def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> Made:
     gamma, beta = step.op.inputs[1:3]
     root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
     scale = root * gamma
     # No ops do these steps yet; those of the operands stand for them.
-    steps = [Step(scale.op, Kind.MULTIPLY, 0, scale, step.axis)]
+    steps = [AffineStep(scale.op, Kind.MULTIPLY, 0, scale, step.axis)]
     if mean is not None:
         offset = beta - mean * scale
-        steps.append(Step(offset.op, Kind.ADD, 0, offset, step.axis))
+        steps.append(AffineStep(offset.op, Kind.ADD, 0, offset, step.axis))
     return Made(tuple(steps), root, False)
 
 
 def _copied(
-    statistics: Statistics, steps: Sequence[Step], replaced: dict[int, Tensor]
+    statistics: Statistics, steps: Sequence[AffineStep], replaced: dict[int, Tensor]
 ) -> Made:
     """Copy what lies between the statistics and the steps."""
     root = statistics.root
@@ -388,7 +388,7 @@ def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
         apply_edits(graph, [InputEdit(update, 1, chosen)])
 
 
-def steps_before(fold: TrainingFold) -> tuple[Step, ...]:
+def steps_before(fold: TrainingFold) -> tuple[AffineStep, ...]:
     """Return the steps between the layer and the norm, such as a bias."""
     inside = {step.op for step in fold.statistics.norm.steps}
     steps = (link.step for link in fold.links)

@@ -16,7 +16,7 @@ from geutil.graph import call_graph, flat_body
 from geutil.graph.creation import DERIVED
 from geutil.graph.types import Graph, Operation
 from geutil.model import programs
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.transform.rewrite.rules.constant_folding import (
     NEVER,
     exact_session,
@@ -30,7 +30,7 @@ _INTERMEDIATE = 1 << 20
 """Bytes of intermediate values in any graph: `max_bytes` of `constant_folding`."""
 
 
-def fold_constants(program: Program, kept: Iterable[str]) -> None:
+def fold_constants(program: ModelProgram, kept: Iterable[str]) -> None:
     """Replace the parameters that edits compute from constants by values, in place.
 
     Of all ops that follow from constants, those are replaced that are marked `DERIVED`

@@ -17,7 +17,7 @@ from geutil.graph import functions, keras_calls, strategy_variables, training_fl
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.model import shared_state, to_function
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.strip.report import StripReport
@@ -464,7 +464,7 @@ class EditableModel(Shown):
         names = {op.name for op in reached} | {t.op.name for t in self.inputs.values()}
         return [op for op in self.graph.get_operations() if op.name in names]
 
-    def program(self, *, checked: bool = True) -> Program:
+    def program(self, *, checked: bool = True) -> ModelProgram:
         """Return the graph as it is now as a program, the form that it is rebuilt from.
 
         Args:
@@ -489,7 +489,7 @@ class EditableModel(Shown):
 
     def derived(
         self: M,
-        program: Program,
+        program: ModelProgram,
         *,
         holdings: SharedState | None = None,
         signature: str | None = None,
@@ -524,7 +524,9 @@ class EditableModel(Shown):
         )
         return derived
 
-    def rebuilt(self: M, programs: Mapping[str, Program], holdings: SharedState) -> M:
+    def rebuilt(
+        self: M, programs: Mapping[str, ModelProgram], holdings: SharedState
+    ) -> M:
         """Return a model with a new program for each signature."""
         signatures = self._signatures.alone()
         for name, program in programs.items():

@@ -12,7 +12,7 @@ from geutil.errors import ModelError, SelectionError
 from geutil.graph.types import Tensor, is_op, is_tensor
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 from geutil.select import names
 
@@ -116,7 +116,7 @@ def cut(
     return model.derived(program, holdings=_holdings(model, program), alone=True)
 
 
-def _needed(program: Program, ends: list[str]) -> set[str]:
+def _needed(program: ModelProgram, ends: list[str]) -> set[str]:
     """Return the names of the nodes behind tensors."""
     stops = [programs.node_of(t) for t in program.captures]
     behind = programs.nodes_behind(
@@ -125,7 +125,9 @@ def _needed(program: Program, ends: list[str]) -> set[str]:
     return {node.name for node in behind}
 
 
-def _feed(model: EditableModel, program: Program, inputs: dict[str, Tensor]) -> None:
+def _feed(
+    model: EditableModel, program: ModelProgram, inputs: dict[str, Tensor]
+) -> None:
     """Put a placeholder in the place of each tensor in `inputs`."""
     for t in inputs.values():
         if t.dtype in (tf.resource, tf.variant):
@@ -149,7 +151,7 @@ def _feed(model: EditableModel, program: Program, inputs: dict[str, Tensor]) -> 
     _shorten_names(program)
 
 
-def _release(program: Program, stand_ins: Iterable[str]) -> None:
+def _release(program: ModelProgram, stand_ins: Iterable[str]) -> None:
     """Let nothing that can be computed wait for what the old inputs feed.
 
     What is cut off cannot be waited for: neither its ops nor their effects are there.
@@ -179,7 +181,7 @@ def _placeholder(name: str, t: Tensor) -> Any:
     return node
 
 
-def _shorten_names(program: Program) -> None:
+def _shorten_names(program: ModelProgram) -> None:
     """Drop what is cut off, and give the inputs the names that this sets free."""
     ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
     needed = _needed(program, ends)
@@ -195,7 +197,9 @@ def _shorten_names(program: Program) -> None:
     programs.rename_nodes(program, renamed)
 
 
-def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -> None:
+def _check_inputs(
+    model: EditableModel, program: ModelProgram, fed: dict[str, str]
+) -> None:
     needed = _needed(program, list(program.outputs.values()))
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
@@ -212,7 +216,7 @@ def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -
             )
 
 
-def _possible_side_effects(model: EditableModel, program: Program) -> list[str]:
+def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[str]:
     """Return the side effects that need no input which was cut off."""
     kept_inputs = {programs.node_of(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
@@ -225,7 +229,7 @@ def _possible_side_effects(model: EditableModel, program: Program) -> list[str]:
     return possible
 
 
-def _holdings(model: EditableModel, program: Program) -> SharedState:
+def _holdings(model: EditableModel, program: ModelProgram) -> SharedState:
     """Return what the part needs of what the model holds."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)

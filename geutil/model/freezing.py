@@ -21,7 +21,7 @@ from geutil.model import handle_values, programs, shared_state
 from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, Value, Version, Versions
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
@@ -359,7 +359,7 @@ def freeze(model: M) -> M:
     return model.rebuilt(frozen, SharedState({}, holdings.resources, holdings.assets))
 
 
-def frozen_program(model: EditableModel) -> Program:
+def frozen_program(model: EditableModel) -> ModelProgram:
     """Return the program of a model with constants for its variables.
 
     Captures that are no variables, as those of tables, are left. Functions that nothing
@@ -398,7 +398,7 @@ def frozen_program(model: EditableModel) -> Program:
     return program
 
 
-def _sources(model: EditableModel, program: Program) -> dict[str, Captured]:
+def _sources(model: EditableModel, program: ModelProgram) -> dict[str, Captured]:
     """Return what becomes a constant, by the name of the node that stands for it."""
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}
@@ -429,7 +429,9 @@ def _check_initialized(sources: Mapping[str, Captured]) -> None:
         )
 
 
-def _check_size(what: str, program: Program, sources: Mapping[str, Captured]) -> None:
+def _check_size(
+    what: str, program: ModelProgram, sources: Mapping[str, Captured]
+) -> None:
     total = program.graph_def.ByteSize()
     for outside in {id(s.outside): s for s in sources.values()}.values():
         elements = int(np.prod(outside.shape(), dtype=object))
@@ -443,7 +445,7 @@ def _check_size(what: str, program: Program, sources: Mapping[str, Captured]) ->
 
 
 def _insert_constants(
-    program: Program, sources: Mapping[str, Captured]
+    program: ModelProgram, sources: Mapping[str, Captured]
 ) -> dict[str, str]:
     """Put constants in the place of the nodes that stand for variables.
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.model import freezing, programs
 from geutil.model.core import EditableModel
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.sources.graph_defs import named_ends
 
 _logger = logging.getLogger("geutil")
@@ -78,7 +78,7 @@ def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
         )
 
 
-def stateless_program(model: EditableModel) -> Program:
+def stateless_program(model: EditableModel) -> ModelProgram:
     """Return the frozen program of a model that captures nothing.
 
     Raises:
@@ -103,7 +103,7 @@ def stateless_program(model: EditableModel) -> Program:
     return program
 
 
-def with_named_ends(program: Program, dtypes: Mapping[str, tf.DType]) -> Any:
+def with_named_ends(program: ModelProgram, dtypes: Mapping[str, tf.DType]) -> Any:
     """Return the graph of a program, its ends called as the program calls them.
 
     An output stays the node that it is if that has the right name and serves nothing
@@ -134,7 +134,7 @@ def with_named_ends(program: Program, dtypes: Mapping[str, tf.DType]) -> Any:
     return graph_def
 
 
-def _outputs_in_place(program: Program) -> set[str]:
+def _outputs_in_place(program: ModelProgram) -> set[str]:
     """Return the outputs that are named nodes already, which nothing else reads."""
     if program.side_effects:
         return set()

@@ -14,7 +14,7 @@ from geutil.graph.functions import merge_libraries
 from geutil.graph.types import IdentitySet, Tensor, dereference, type_name
 from geutil.model import cutting, programs
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 
 Links = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 _logger = logging.getLogger("geutil")
@@ -114,7 +114,7 @@ def _merged(
     _check_acyclic(program, model, other)
     read = {k.new.name for k in links}
     outputs = _added(program.outputs, added.outputs, read, prefix, "output")
-    merged = Program(
+    merged = ModelProgram(
         program.graph_def,
         {},
         {**program.outputs, **outputs},
@@ -232,7 +232,7 @@ def _check_fit(link: JoinedTensor) -> None:
         )
 
 
-def _narrow(program: Program, link: JoinedTensor) -> None:
+def _narrow(program: ModelProgram, link: JoinedTensor) -> None:
     """Give an input that the other model reads, too, a shape that both take."""
     if link.new.name not in program.inputs.values():
         return
@@ -250,7 +250,7 @@ def _narrow(program: Program, link: JoinedTensor) -> None:
         programs.forget_shapes_behind(program, [link.new.name])
 
 
-def _separate(program: Program, added: Program, scope: str) -> str:
+def _separate(program: ModelProgram, added: ModelProgram, scope: str) -> str:
     """Keep the names of two programs apart; return the prefix of the second's."""
     nodes = programs.nodes_by_name(program.graph_def)
     prefix = ""
@@ -269,14 +269,14 @@ def _separate(program: Program, added: Program, scope: str) -> str:
     return prefix
 
 
-def _share(added: Program, constants: Mapping[str, str]) -> None:
+def _share(added: ModelProgram, constants: Mapping[str, str]) -> None:
     """Let the nodes of a program read constants of another one, by its names."""
     programs.redirect(added, constants)
     nodes = [node for node in added.graph_def.node if node.name not in constants]
     added.graph_def = programs.subgraph(added.graph_def, nodes)
 
 
-def _connect(program: Program, stand_ins: dict[str, str]) -> None:
+def _connect(program: ModelProgram, stand_ins: dict[str, str]) -> None:
     # The new tensors may be of other shapes: what was inferred behind the old ones is
     # inferred anew.
     programs.forget_shapes_behind(program, stand_ins)
@@ -305,7 +305,7 @@ def _added(
     return ends
 
 
-def _needed_inputs(program: Program, inputs: Mapping[str, str]) -> set[str]:
+def _needed_inputs(program: ModelProgram, inputs: Mapping[str, str]) -> set[str]:
     """Return the names of the inputs that the ends depend on."""
     ends = [*program.outputs.values(), *program.side_effects]
     behind = programs.nodes_behind(program.graph_def, map(programs.node_of, ends))
@@ -314,7 +314,7 @@ def _needed_inputs(program: Program, inputs: Mapping[str, str]) -> set[str]:
 
 
 def _check_acyclic(
-    program: Program, model: EditableModel, other: EditableModel
+    program: ModelProgram, model: EditableModel, other: EditableModel
 ) -> None:
     """Refuse a program in which a node depends on itself, loops aside."""
     cycle = programs.cycle_of(program.graph_def)

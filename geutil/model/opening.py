@@ -19,7 +19,7 @@ from geutil.graph import functions, strategy_variables, training_flags, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
-from geutil.model.programs import Ancestor, Program
+from geutil.model.programs import Ancestor, ModelProgram
 from geutil.model.scanning import scan
 from geutil.model.shared_state import SharedState
 from geutil.model.sources import frozen_handles, graph_defs, objects
@@ -325,9 +325,11 @@ def _of_function(function: Any, name: str) -> Source:
     return _single(what, name, program, holdings)
 
 
-def _single(what: str, name: str, program: Program, holdings: SharedState) -> Source:
+def _single(
+    what: str, name: str, program: ModelProgram, holdings: SharedState
+) -> Source:
     return Source(what, {name: partial(_same, program)}, holdings)
 
 
-def _same(program: Program) -> Program:
+def _same(program: ModelProgram) -> ModelProgram:
     return program

@@ -68,7 +68,7 @@ class Ancestor:
 
 
 @dataclass
-class Program:
+class ModelProgram:
     """A graph, its ends, and what it reads from outside.
 
     Attributes:
@@ -241,7 +241,7 @@ def legal_name(name: str) -> str:
     return legal if legal[:1].isalnum() or legal[:1] == "." else f"n{legal}"
 
 
-def redirect(program: Program, stand_ins: Mapping[str, str]) -> None:
+def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
     """Make every reader of some tensors read other ones, in place.
 
     What waited for the op of such a tensor does not wait any more.
@@ -266,7 +266,7 @@ def redirect(program: Program, stand_ins: Mapping[str, str]) -> None:
     ]
 
 
-def forget_shapes_behind(program: Program, tensors: Iterable[str]) -> None:
+def forget_shapes_behind(program: ModelProgram, tensors: Iterable[str]) -> None:
     """Drop the shapes recorded for what depends on some tensors, in place.
 
     Cost: linear in nodes and edges.
@@ -281,7 +281,9 @@ def forget_shapes_behind(program: Program, tensors: Iterable[str]) -> None:
 
 
 def rename_nodes(
-    program: Program, names: Mapping[str, str], counts: Mapping[str, int] | None = None
+    program: ModelProgram,
+    names: Mapping[str, str],
+    counts: Mapping[str, int] | None = None,
 ) -> None:
     """Rename nodes and all that refers to them, in place.
 
@@ -314,7 +316,7 @@ def rename_nodes(
     ]
 
 
-def prefix_nodes(program: Program, prefix: str) -> None:
+def prefix_nodes(program: ModelProgram, prefix: str) -> None:
     """Put a prefix before the names of all nodes and loops' frames, in place."""
 
     def renamed(text: str) -> str:
@@ -337,7 +339,7 @@ def prefix_nodes(program: Program, prefix: str) -> None:
 
 
 def _rename(
-    program: Program, names: Mapping[str, str], renamed: Callable[[str], str]
+    program: ModelProgram, names: Mapping[str, str], renamed: Callable[[str], str]
 ) -> None:
     for node in program.graph_def.node:
         node.name = names.get(node.name, node.name)

@@ -20,7 +20,7 @@ from geutil.graph import functions, gradient_functions, state, strategy_variable
 from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.model import programs
-from geutil.model.programs import Ancestor, Program
+from geutil.model.programs import Ancestor, ModelProgram
 from geutil.transform import custom_gradients, transformer
 
 _NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
@@ -81,7 +81,7 @@ def carry_closures(
 
 
 def prune(
-    program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS
+    program: ModelProgram, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS
 ) -> list[str]:
     """Drop the nodes of a program that neither ends need nor gradients of those.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import strategy_variables
 from geutil.model import core, programs
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 from geutil.select.conversions import make_regex
 
@@ -90,7 +90,7 @@ def _matches(graph_def: Any, pattern: re.Pattern[str]) -> Matches:
     return matches
 
 
-def _check(program: Program, matches: Matches, pattern: re.Pattern[str]) -> None:
+def _check(program: ModelProgram, matches: Matches, pattern: re.Pattern[str]) -> None:
     """Refuse a thaw without any variable; log what stays a constant."""
     stay = [f"'{name}' ({reason})" for name, reason in matches.stay.items()]
     listed = ", ".join(stay[:_LISTED]) + (", ..." if len(stay) > _LISTED else "")
@@ -114,7 +114,9 @@ def _check(program: Program, matches: Matches, pattern: re.Pattern[str]) -> None
     )
 
 
-def _thawed(program: Program, constants: list[Any], variables: Variables) -> Program:
+def _thawed(
+    program: ModelProgram, constants: list[Any], variables: Variables
+) -> ModelProgram:
     """Return a program that reads variables in place of some constants."""
     graph_def = program.graph_def
     node_names = {node.name for node in graph_def.node}

@@ -24,7 +24,7 @@ from geutil.graph.call_graph import Effects
 from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import programs, shared_state
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.transform.function_bodies import SIDE_EFFECTS
 
 # What is behind them runs in a frame of its own, or perhaps not at all.
@@ -130,7 +130,7 @@ class Parts:
 
 
 def materialize(
-    program: Program, *, inline: bool, what: str, keep: Collection[str] = ()
+    program: ModelProgram, *, inline: bool, what: str, keep: Collection[str] = ()
 ) -> Parts:
     """Make an editable graph of a program.
 
@@ -193,7 +193,7 @@ def materialize(
     )
 
 
-def _check_ends(program: Program, what: str) -> None:
+def _check_ends(program: ModelProgram, what: str) -> None:
     nodes = programs.nodes_by_name(program.graph_def)
     ends = [*program.inputs.values(), *program.outputs.values(), *program.side_effects]
     for end in ends:
@@ -203,7 +203,7 @@ def _check_ends(program: Program, what: str) -> None:
             )
 
 
-def _forget_defaults(program: Program) -> None:
+def _forget_defaults(program: ModelProgram) -> None:
     """Make inputs placeholders; they are always given, and the default is not here."""
     fed = {programs.node_of(t) for t in program.inputs.values()}
     for node in program.graph_def.node:

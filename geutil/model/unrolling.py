@@ -20,7 +20,7 @@ from geutil.graph.types import Graph, Operation, Tensor
 from geutil.memory.function_memory import Loops
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import (
-    Program,
+    ModelProgram,
     fresh_name,
     nodes_by_name,
     redirect,
@@ -140,7 +140,7 @@ def _refusal(model: EditableModel, found: list[Caller]) -> str:
     )
 
 
-def _write_calls(program: Program, times: Mapping[str, int]) -> None:
+def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
     """Replace each loop by a chain of calls of its body, in place."""
     graph_def = program.graph_def
     nodes = nodes_by_name(graph_def)
@@ -169,7 +169,7 @@ def _write_calls(program: Program, times: Mapping[str, int]) -> None:
             node.input.append(f"^{name}")
 
 
-def _with_short_names(parts: Parts, loops: Sequence[str]) -> Program:
+def _with_short_names(parts: Parts, loops: Sequence[str]) -> ModelProgram:
     """Return the program of a graph, with the scope of each loop in a name once.
 
     Nodes of a body have its scope already, and get that of their step before it.

@@ -142,7 +142,7 @@ Edit: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class Problem:
+class Obstacle:
     """What cannot be mended, and what to do about it."""
 
     node: str
@@ -168,10 +168,10 @@ class BatchPlan:
     """
 
     edits: list[Edit] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Obstacle] = field(default_factory=list)
     growing: set[str] = field(default_factory=set)
 
-    def all_problems(self) -> list[Problem]:
+    def all_problems(self) -> list[Obstacle]:
         """Return the problems, those of the functions that are called included."""
         problems = list(self.problems)
         waiting = list(self.edits)

@@ -20,7 +20,7 @@ from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import (
-    Program,
+    ModelProgram,
     fresh_name,
     node_of,
     nodes_by_name,
@@ -242,7 +242,10 @@ def _old_size(batched: Mapping[str, Tensor]) -> int | None:
 
 
 def _walked(
-    model: EditableModel, program: Program, batched: Mapping[str, Tensor], sizes: Sizes
+    model: EditableModel,
+    program: ModelProgram,
+    batched: Mapping[str, Tensor],
+    sizes: Sizes,
 ) -> Walk:
     """Walk through a model at the probing batch size."""
     library = {f.signature.name: f for f in program.graph_def.library.function}
@@ -289,7 +292,7 @@ def _refuse(model: EditableModel, plan: BatchPlan, size: int | None) -> None:
 
 
 def _set_placeholders(
-    program: Program, batched: Mapping[str, Tensor], size: int | None
+    program: ModelProgram, batched: Mapping[str, Tensor], size: int | None
 ) -> None:
     nodes = nodes_by_name(program.graph_def)
     for name, tensor in batched.items():
@@ -299,7 +302,7 @@ def _set_placeholders(
         node.attr.pop("_output_shapes", None)
 
 
-def _close_lists(program: Program) -> None:
+def _close_lists(program: ModelProgram) -> None:
     """Write the shapes of the elements of lists that follow now, and those of loops.
 
     TensorFlow needs no such shape; TFLite's converter takes no list without.
@@ -336,7 +339,7 @@ def _close_lists(program: Program) -> None:
                 nodes[name].attr["shape_type"].type = tf.int32.as_datatype_enum
 
 
-def _derived(model: M, program: Program, size: int | None) -> M:
+def _derived(model: M, program: ModelProgram, size: int | None) -> M:
     try:
         return model.derived(program)
     except ModelError as error:

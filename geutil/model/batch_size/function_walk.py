@@ -16,7 +16,7 @@ from geutil.model.batch_size.batch_axes import (
     scope_of_function,
     shape_of,
 )
-from geutil.model.batch_size.batch_edits import CallAnew, Problem
+from geutil.model.batch_size.batch_edits import CallAnew, Obstacle
 from geutil.model.batch_size.row_loops import row_loop
 from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk
@@ -109,11 +109,11 @@ class Settled:
     site: Site
     state: list[Tensor]
     called: FunctionWalk
-    earlier: list[Problem]
+    earlier: list[Obstacle]
     lost: bool
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Obstacle]:
         """What cannot be mended."""
         return [*self.called.done.plan.all_problems(), *self.site.plan.problems]
 
@@ -175,7 +175,7 @@ def _rounds(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
         else probing.placeholder(t.dtype, shape_of(t), like=[t])
         for i, t in enumerate(site.operands)
     ]
-    state, problems = start, list[Problem]()
+    state, problems = start, list[Obstacle]()
     while True:
         called = body(site, state)
         after = []

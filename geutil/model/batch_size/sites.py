@@ -293,7 +293,7 @@ class Site:
     def problem(self, reason: str, remedy: str) -> None:
         """Note what cannot be mended."""
         self.plan.problems.append(
-            batch_edits.Problem(
+            batch_edits.Obstacle(
                 self.node.name, self.node.op, reason, remedy, self._constants()
             )
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names, callees_first
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import Program, node_of, nodes_by_name
+from geutil.model.programs import ModelProgram, node_of, nodes_by_name
 from geutil.model.scanning import op_table
 from geutil.model.scanning.graph_scan import Body, bodies_of, node_name
 from geutil.model.strip import side_effects
@@ -51,7 +51,7 @@ def _entry(name: str, kinds: str, needed: set[str], effects: set[str]) -> Stripp
     return Stripped("removed", "power", name, f"can {kinds}, and no output needs it")
 
 
-def _kinds(program: Program) -> dict[str, str]:
+def _kinds(program: ModelProgram) -> dict[str, str]:
     """Return what nodes can do, by name: those that call functions what these can."""
     data = program.graph_def.SerializeToString()
     main, functions = bodies_of(data, (0, len(data)))
@@ -70,7 +70,7 @@ def _kinds(program: Program) -> dict[str, str]:
     return kinds
 
 
-def _prune_bodies(program: Program) -> list[Stripped]:
+def _prune_bodies(program: ModelProgram) -> list[Stripped]:
     """Take the powers that no result needs out of the bodies of functions, in place.
 
     The nodes stay as such that only wait, so that what waits for them still can.
@@ -177,7 +177,7 @@ def _of_body(functions: Mapping[str, Body], name: str) -> Iterator[str]:
             waiting += [callee for _, names in body.calls for callee in names]
 
 
-def _behind(program: Program, ends: Iterable[str]) -> set[str]:
+def _behind(program: ModelProgram, ends: Iterable[str]) -> set[str]:
     """Return the names of the nodes whose values some nodes need, with these."""
     nodes = nodes_by_name(program.graph_def)
     seen: set[str] = set()

@@ -19,7 +19,7 @@ from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
 from geutil.model import programs
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 from geutil.model.sources import frozen_handles, v1_variables
 from geutil.model.sources.frozen_handles import Frozen
@@ -28,7 +28,7 @@ from geutil.model.sources.v1_variables import GraphResource
 _NOTHING = Frozen()
 
 
-def with_placeholders(program: Program, what: str) -> Program:
+def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
     """Return a program in which each input is a placeholder.
 
     Args:
@@ -180,7 +180,7 @@ def programs_of_graph_def(
     value_of: Callable[[str, Any], np.ndarray[Any, Any] | None] = lambda _name, _: None,
     assets: Mapping[str, str] | None = None,
     frozen: Frozen = _NOTHING,
-) -> tuple[dict[str, Program], SharedState]:
+) -> tuple[dict[str, ModelProgram], SharedState]:
     """Return programs that share one graph, and the variables and tables made for it.
 
     Args:
@@ -221,7 +221,7 @@ def programs_of_graph_def(
     holdings.add_variables(shared.values())
     of_signatures = {
         name: with_placeholders(
-            Program(
+            ModelProgram(
                 graph_def,
                 dict(inputs),
                 {n: programs.canonical(values.get(t, t)) for n, t in outputs.items()},

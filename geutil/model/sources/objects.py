@@ -17,7 +17,7 @@ from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.model.files.keras_files import inspect_keras, refuse_code
-from geutil.model.programs import Ancestor, Program, nodes_by_name
+from geutil.model.programs import Ancestor, ModelProgram, nodes_by_name
 from geutil.model.shared_state import SharedState
 
 CONSTANT_LIMIT = 64 * 2**20
@@ -54,7 +54,7 @@ def ordered(
     return [*captured_variables, *sorted(rest.values(), key=lambda v: str(v.name))]
 
 
-def program_of_function(function: Any) -> Program:
+def program_of_function(function: Any) -> ModelProgram:
     """Return the program of a concrete function; named as its arguments and results.
 
     A result that is no dictionary of tensors has outputs called `output_0` and so on,
@@ -79,13 +79,13 @@ def program_of_graph(
     inputs: dict[str, Tensor],
     outputs: dict[str, Tensor],
     captures: Iterable[tuple[Any, Tensor]] | None = None,
-) -> Program:
+) -> ModelProgram:
     """Return the program of a FuncGraph or of a `tf.Graph`, which captures nothing."""
     if captures is None:
         captures = bindings(graph) if hasattr(graph, "captures") else ()
     graph_def = graph_def_with_shapes(graph)
     outside = {inner.name: external for external, inner in captures}
-    return Program(
+    return ModelProgram(
         graph_def,
         {name: t.name for name, t in inputs.items()},
         {name: t.name for name, t in outputs.items()},
@@ -246,7 +246,7 @@ def _uses_legacy_keras() -> bool:
     return tf.keras.__version__.startswith("2.")
 
 
-def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
+def program_of_keras_model(model: Any) -> tuple[ModelProgram, list[tf.Variable]]:
     """Return the program of a Keras model called for inference, and what it reads.
 
     Inputs and outputs are named as the model names them. The model does not list all
@@ -370,7 +370,7 @@ class Source:
     """
 
     what: str
-    signatures: dict[str, Callable[[], Program]]
+    signatures: dict[str, Callable[[], ModelProgram]]
     holdings: SharedState = field(default_factory=SharedState)
     functions: dict[str, Any] = field(default_factory=dict)
     find_layers: Callable[[Graph], tuple[LayerCall, ...]] | None = None

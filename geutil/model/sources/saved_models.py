@@ -19,7 +19,7 @@ from geutil.graph.graph_collections import VariableFacts, variable_facts
 from geutil.graph.keras_calls import LayerCall, calls_by_scopes
 from geutil.graph.types import Graph
 from geutil.model.files import loading, reading, validation, wire
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import holdings_of
 from geutil.model.sources import frozen_handles
 from geutil.model.sources.graph_defs import programs_of_graph_def
@@ -112,7 +112,7 @@ def _keras_classes(path: Path) -> dict[str, str] | None:
     return classes
 
 
-def _program(function: Any, name: str, what: str) -> Program:
+def _program(function: Any, name: str, what: str) -> ModelProgram:
     """Return the program of a signature.
 
     Raises:
@@ -169,7 +169,7 @@ def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
     )
 
 
-def _given(program: Program) -> Program:
+def _given(program: ModelProgram) -> ModelProgram:
     return program
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import Tensor
-from geutil.model.programs import Program, canonical, node_of, nodes_by_name
+from geutil.model.programs import ModelProgram, canonical, node_of, nodes_by_name
 from geutil.model.strip.options import StripOptions, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import materialize
@@ -57,7 +57,7 @@ class Switches:
     entries: list[Stripped]
 
 
-def set_switches(program: Program, options: StripOptions) -> Switches:
+def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
     """Make the switches of a program constants, in place.
 
     Args:
@@ -98,7 +98,7 @@ def set_switches(program: Program, options: StripOptions) -> Switches:
 
 
 def _named(
-    program: Program, nodes: Mapping[str, Any], switches: Mapping[str, Any]
+    program: ModelProgram, nodes: Mapping[str, Any], switches: Mapping[str, Any]
 ) -> dict[str, tuple[str, Any]]:
     """Return for the node of each switch that the caller names its name and value."""
     values = {}
@@ -114,7 +114,7 @@ def _named(
     return values
 
 
-def _input_of(program: Program, node: str) -> str | None:
+def _input_of(program: ModelProgram, node: str) -> str | None:
     for name, tensor in program.inputs.items():
         if node_of(tensor) == node:
             return name
@@ -157,7 +157,7 @@ _CALLS = {"If": "StatefulPartitionedCall", "StatelessIf": "PartitionedCall"}
 _CASES = {"Case": "StatefulPartitionedCall", "StatelessCase": "PartitionedCall"}
 
 
-def folded(program: Program, switches: Iterable[str], what: str) -> Program:
+def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelProgram:
     """Return a program without the branches that constants rule out.
 
     Predicates are folded, version 1 conditionals and selections by a scalar are
@@ -195,7 +195,7 @@ def folded(program: Program, switches: Iterable[str], what: str) -> Program:
         calls |= _calls(program).keys()
 
 
-def _calls(program: Program) -> dict[str, list[str]]:
+def _calls(program: ModelProgram) -> dict[str, list[str]]:
     """Return the functions that each call of a program calls."""
     return {
         node.name: list(functions_of_attributes(node.attr))

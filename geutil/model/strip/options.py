@@ -12,14 +12,14 @@ from geutil.errors import ModelError, SelectionError
 from geutil.graph.functions import bindings
 from geutil.graph.types import Operation, as_list, is_in_scope
 from geutil.model.core import EditableModel
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.sources.objects import program_of_graph
 from geutil.model.to_graph import Parts
 from geutil.select import names
 from geutil.select.walks import get_backward_walk_ops
 
 
-def program_of_parts(parts: Parts) -> Program:
+def program_of_parts(parts: Parts) -> ModelProgram:
     """Return the program of a graph and its ends, as they are now."""
     program = program_of_graph(
         parts.graph,

@@ -15,14 +15,14 @@ from typing import Any, Literal, TypeAlias
 from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.op_types import ENTERS, MERGES, RANDOM_STATE, is_random
 from geutil.model import programs
-from geutil.model.programs import Program
+from geutil.model.programs import ModelProgram
 from geutil.model.strip.options import StripOptions
 from geutil.model.strip.report import Stripped
 
 _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 
 
-def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None:
+def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) -> None:
     """Drop nodes, and what outputs and the effects that stay do not need, in place.
 
     A node is waited for no more, unless an effect that stays happens before it, its
@@ -232,7 +232,7 @@ class Decision:
 
 
 def decide_effects(
-    program: Program, options: StripOptions, known_effects: Known
+    program: ModelProgram, options: StripOptions, known_effects: Known
 ) -> Decision:
     """Decide about each node with a side effect that a call of a program runs.
 
@@ -248,7 +248,7 @@ class _Decider:
     """
 
     def __init__(
-        self, program: Program, options: StripOptions, known_effects: Known
+        self, program: ModelProgram, options: StripOptions, known_effects: Known
     ) -> None:
         graph_def = program.graph_def
         functions = {f.signature.name: f for f in graph_def.library.function}

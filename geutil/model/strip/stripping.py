@@ -9,7 +9,7 @@ from typing import Any
 from geutil.graph.functions import bindings
 from geutil.graph.op_types import FUSED_NORMS, is_random
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import Program, node_of, nodes_behind
+from geutil.model.programs import ModelProgram, node_of, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
 from geutil.model.strip.batch_norm_inference import Turned
 from geutil.model.strip.options import StripOptions, checked_options, program_of_parts
@@ -120,8 +120,8 @@ def strip_training(
 
 
 def _without_switches(
-    original: Program, options: StripOptions, what: str
-) -> tuple[Program, list[Stripped]]:
+    original: ModelProgram, options: StripOptions, what: str
+) -> tuple[ModelProgram, list[Stripped]]:
     program = replace(original, inputs=dict(original.inputs))
     program.graph_def = type(original.graph_def)()
     program.graph_def.CopyFrom(original.graph_def)
@@ -166,7 +166,7 @@ def _captured_elsewhere(model: EditableModel) -> dict[int, str]:
     return captured
 
 
-def _drop_inputs(original: Program, program: Program) -> list[Stripped]:
+def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped]:
     """Drop the inputs that only what was stripped needed, in place."""
     before = {node.name for node in _needed(original).node}
     after = {node.name for node in _needed(program).node}
@@ -181,7 +181,7 @@ def _drop_inputs(original: Program, program: Program) -> list[Stripped]:
     return [Stripped("removed", "input", name, reason) for name in gone]
 
 
-def _needed(program: Program) -> Any:
+def _needed(program: ModelProgram) -> Any:
     """Return the graph of what a call of a program runs."""
     ends = [*map(node_of, program.outputs.values()), *program.side_effects]
     stops = [node_of(t) for t in program.captures]
@@ -191,7 +191,7 @@ def _needed(program: Program) -> Any:
     return graph_def
 
 
-def _unread_variables(model: EditableModel, program: Program) -> list[Stripped]:
+def _unread_variables(model: EditableModel, program: ModelProgram) -> list[Stripped]:
     """Return the variables that no signature uses any more."""
     running = {node.name for node in _needed(program).node}
     used = {id(e) for t, e in program.captures.items() if node_of(t) in running}
@@ -203,6 +203,6 @@ def _unread_variables(model: EditableModel, program: Program) -> list[Stripped]:
     ]
 
 
-def _dropped(original: Program, needed: Any) -> tuple[str, ...]:
+def _dropped(original: ModelProgram, needed: Any) -> tuple[str, ...]:
     stay = {node.name for node in needed.node}
     return tuple(n.name for n in _needed(original).node if n.name not in stay)
