@@ -44,7 +44,7 @@ from geutil.gradients.segments import (
 )
 from geutil.graph import creation, types
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
-from geutil.memory.op_costs import PRODUCTS
+from geutil.memory.times import PRODUCTS
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
 _PASSING_ON = frozenset(("Identity", "StopGradient"))

@@ -11,10 +11,10 @@ from geutil.errors import PredictionError
 from geutil.gradients.step import tensors_of
 from geutil.graph import colocation
 from geutil.graph.types import IdentitySet, Operation, Tensor
-from geutil.memory.op_costs import op_time
 from geutil.memory.pipeline import Pipeline, PipelineRun, Stage, run_pipeline
 from geutil.memory.predicting import device_peaks
 from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.times import op_time
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.partitioning import Partition
 from geutil.transform.stage_memory import variable_bytes

@@ -30,8 +30,8 @@ from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.dependencies import OrderPlan
-from geutil.memory.op_costs import Times, multiply_adds
 from geutil.memory.sizes import Dims, tensor_bytes
+from geutil.memory.times import Times, multiply_adds
 from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops

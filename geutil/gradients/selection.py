@@ -24,8 +24,9 @@ from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
-from geutil.memory import op_costs, sizes
+from geutil.memory import sizes
 from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.times import Times, is_heavy, op_time
 from geutil.select import names
 
 PLAIN = "these are plain gradients"
@@ -177,7 +178,7 @@ class Keeping:
     plan: Recomputation | None = None
     limit: int | None = None
     bound: float = 0.0
-    time_of: op_costs.Times = op_costs.op_time
+    time_of: Times = op_time
     extra_time: float | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -211,7 +212,7 @@ def resolve(
     """
     smallest = min_checkpoint_size
     keeping = _resolved(step, checkpoints, smallest, among_others=among_others)
-    if keeping.time_of is op_costs.op_time:
+    if keeping.time_of is op_time:
         # Loops, branches and calls take what their functions do.
         keeping.time_of = step.op_times()
     return keeping
@@ -250,7 +251,7 @@ def _resolve_mode(
     if mode == "collection":
         return _resolve_list(step, collected(step.graph), mode, always)
     if mode == "speed":
-        chosen = _chosen_by(step, op_costs.is_heavy, smallest, always)
+        chosen = _chosen_by(step, is_heavy, smallest, always)
         keeping = Keeping(mode, chosen, always)
         if not len(chosen):
             keeping.warnings.append(
@@ -259,7 +260,7 @@ def _resolve_mode(
             )
         return keeping
     # What "speed" keeps is simulated as well, since no cutting may lead there.
-    heavy = tuple(_chosen_by(step, op_costs.is_heavy, smallest, always))
+    heavy = tuple(_chosen_by(step, is_heavy, smallest, always))
     search = BudgetSearch(step, always, [heavy], updates="none")
     choice = search.least_once_again(smallest, among_others=among_others)
     keeping = Keeping(mode, IdentitySet(choice.kept), always, time_of=search.time_of)
@@ -270,7 +271,7 @@ def _resolve_mode(
 
 def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
     """Return what to keep so that a step is within a budget at the least compute."""
-    heavy = tuple(_chosen_by(step, op_costs.is_heavy, 0, always))
+    heavy = tuple(_chosen_by(step, is_heavy, 0, always))
     offload = budget if budget.offload else None
     warnings = []
     if offload and runtime.is_compiled_by_xla(step.graph):

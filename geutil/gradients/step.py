@@ -19,9 +19,8 @@ from geutil.graph import adjacency, creation, runtime, state, types
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.memory.function_memory import Called
 from geutil.memory.kernels import cpu
-from geutil.memory.op_costs import Times
 from geutil.memory.read import calls_of
-from geutil.memory.step_times import op_times_of
+from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -119,10 +118,9 @@ class PlainStep:
         return calls_of(self.ops())
 
     def op_times(self, *, measured: bool = False, in_seconds: bool = False) -> Times:
-        """Return how long the ops of the step take; see `op_times_of`."""
-        return op_times_of(
-            self.ops(), self.calls, measured=measured, in_seconds=in_seconds
-        )
+        """Return the times of the ops of the step; see `times.op_times`."""
+        called = {op: call.time for op, call in self.calls.items()}
+        return op_times(self.ops(), called, measured=measured, in_seconds=in_seconds)
 
     @cached_property
     def _start(self) -> int:

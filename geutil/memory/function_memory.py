@@ -18,10 +18,10 @@ from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.kernels.cpu import HELD, Pairs, passes_on
-from geutil.memory.op_costs import op_time
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
 from geutil.memory.sizes import UNKNOWN
+from geutil.memory.times import op_time
 
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 """How often more a counter is counted up once it has reached the bound."""
@@ -330,7 +330,7 @@ class Called:
             was passed, in the same buffer.
         uncounted: the loops whose lists are left out, since how often they run is not
             known.
-        time: how long the functions take, as `op_time` has it: all iterations of a
+        time: the time of the functions, in the unit of `op_time`: all iterations of a
             loop, 32 if it is not known how many there are; the longer branch.
         body: the body of a loop, with the shapes that follow from the call.
         times: how often the loop runs it, None if that is not known.

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types, types
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
-from geutil.memory.op_costs import op_time
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.memory.stage_cuts import SequenceCut, cut_any, cut_sequence, lower_largest
+from geutil.memory.times import op_time
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
 from geutil.select.networks.provenance import Origins

@@ -18,9 +18,9 @@ from geutil.gradients.segments import why_kept
 from geutil.gradients.step import PlainStep
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.memory import op_costs
 from geutil.memory.function_memory import Called, LoopBody, source_of
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
+from geutil.memory.times import BODIES, HEAVY, op_time
 
 LIGHT, ALL = 1, 2
 """How much of a loop runs again: no products and convolutions, or anything."""
@@ -60,7 +60,7 @@ class LoopCut:
             runs again reads them.
         ops: the names of the ops of the body that run again.
         saved: the bytes that lists hold less, all iterations together.
-        time: how much longer the loop takes, as `op_time` has it.
+        time: how much longer the loop takes, in the unit of `op_time`.
     """
 
     dropped: tuple[Pile, ...]
@@ -249,7 +249,7 @@ class _Body:
             tuple(t.name for t in read),
             tuple(op.name for op in ops),
             count * saved,
-            count * sum(map(op_costs.op_time, ops)),
+            count * sum(map(op_time, ops)),
         )
 
     def _runs_again(self, op: Operation, *, with_heavy: bool) -> bool:
@@ -259,9 +259,9 @@ class _Body:
         if any(t.dtype in (tf.variant, tf.resource) for t in (*op.inputs, *op.outputs)):
             # An element of a list is there anyway, and a list may have changed.
             return False
-        if not with_heavy and op.type in op_costs.HEAVY:
+        if not with_heavy and op.type in HEAVY:
             return False
-        return op.type not in op_costs.BODIES and why_kept(op) is None
+        return op.type not in BODIES and why_kept(op) is None
 
     def _bytes(self, tensor: Tensor) -> int:
         """Return what a list of a value holds each time that is not there anyway."""

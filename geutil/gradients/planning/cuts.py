@@ -21,8 +21,8 @@ from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import sizes
 from geutil.memory.kernels.cpu import aliases
-from geutil.memory.op_costs import multiply_adds
 from geutil.memory.sizes import tensor_bytes
+from geutil.memory.times import multiply_adds
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""

@@ -12,8 +12,8 @@ from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import op_costs
 from geutil.memory.sizes import tensor_bytes
+from geutil.memory.times import multiply_adds
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Trials:
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:
-            self._costs[op] = op_costs.multiply_adds(op)
+            self._costs[op] = multiply_adds(op)
         return self._costs[op]
 
     def _is_always_kept(self, tensor: Tensor) -> bool:

@@ -21,9 +21,9 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.dependencies import with_controls
-from geutil.memory.op_costs import Times, op_time
 from geutil.memory.program import Program
 from geutil.memory.schedule import frugal_order, negligible_size
+from geutil.memory.times import Times, op_time
 
 
 @dataclass(frozen=True, eq=False)

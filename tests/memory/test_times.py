@@ -1,14 +1,19 @@
-"""Multiply-adds and sizes, against TensorFlow's profiler and numbers by hand."""
+"""Multiply-adds against TensorFlow's profiler and numbers by hand; times of ops."""
 
+import functools
 import math
 
+import numpy as np
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geutil.gradients import Budget, explain
 from geutil.gradients.tensor_sizes import negligible_bytes
-from geutil.memory.op_costs import multiply_adds, op_time
+from geutil.memory.read import calls_of
 from geutil.memory.sizes import tensor_bytes, tensor_elements
+from geutil.memory.times import measured_times, multiply_adds, op_time, op_times
+from tests.gradients.planning.graphs import chain_loss
 
 v1 = tf.compat.v1
 
@@ -29,16 +34,26 @@ def product(one, other, **options):
     return tf.matmul(zeros(*one), zeros(*other), **options)
 
 
+def weights_of(kernel):
+    return kernel if tf.is_tensor(kernel) else zeros(*kernel)
+
+
 def sums(equation, one, other):
     return tf.einsum(equation, zeros(*one), zeros(*other))
 
 
 def convolution(x, kernel, stride=1, padding="SAME", **options):
-    return tf.nn.conv2d(zeros(*x), zeros(*kernel), stride, padding, **options)
+    return tf.nn.conv2d(zeros(*x), weights_of(kernel), stride, padding, **options)
 
 
 def depthwise(x, kernel):
-    return tf.nn.depthwise_conv2d(zeros(*x), zeros(*kernel), [1] * 4, "SAME")
+    return tf.nn.depthwise_conv2d(zeros(*x), weights_of(kernel), [1] * 4, "SAME")
+
+
+def filter_gradient(layer, x, kernel):
+    weights = v1.placeholder(tf.float32, kernel)
+    y = layer(x, weights)
+    return tf.gradients(y, weights)[0]
 
 
 BOTH = {"transpose_a": True, "transpose_b": True}
@@ -102,6 +117,15 @@ BY_HAND = {
             zeros(1, 4, 4, 4, 2), zeros(3, 3, 3, 2, 5), [1] * 5, "SAME"
         ),
         4 * 4 * 4 * 5 * 27 * 2,
+    ),
+    # Each element of the result and each weight meet as often as forwards.
+    "a filter gradient": (
+        lambda: filter_gradient(convolution, (2, 8, 8, 3), (3, 3, 3, 5)),
+        2 * 8 * 8 * 5 * 9 * 3,
+    ),
+    "a depthwise filter gradient": (
+        lambda: filter_gradient(depthwise, (2, 8, 8, 3), (3, 3, 3, 2)),
+        2 * 8 * 8 * 6 * 9,
     ),
     "elementwise": (lambda: zeros(8, 16) + zeros(8, 16), 3 * 128),
     "reduction": (lambda: tf.reduce_sum(zeros(8, 16), 0), 128 + 16 + 1),
@@ -199,3 +223,89 @@ def test_a_depthwise_convolution_takes_more_than_its_multiply_adds(graph):
     full = convolution((2, 32, 32, 64), (1, 1, 64, 9)).op
     assert multiply_adds(narrow) == multiply_adds(full)
     assert op_time(narrow) > 2 * op_time(full)
+
+
+@functools.cache
+def graph_of_many():
+    """Return the ops of a graph: layers, gradients, sums, randomness, strings."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [8, 32, 32, 16])
+        w = v1.get_variable("w", [3, 3, 16, 32])
+        d = v1.get_variable("d", [3, 3, 32, 1])
+        y = tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME"))
+        y = tf.nn.depthwise_conv2d(y, d, [1, 1, 1, 1], "SAME")
+        y = tf.concat([y, tf.nn.dropout(y, 0.5)], -1)
+        loss = tf.reduce_mean(tf.reduce_sum(y, axis=[1, 2]) ** 2)
+        tf.gradients(loss, [w, d, x])
+        tf.strings.length(tf.strings.as_string(y))
+    return graph.get_operations()
+
+
+def test_large_ops_have_times_and_others_none():
+    ops = graph_of_many()
+    times = measured_times(ops)
+    timed = {op.type for op in ops if op.name in times}
+    assert timed >= {
+        "Conv2D",
+        "Conv2DBackpropFilter",
+        "Conv2DBackpropInput",
+        "DepthwiseConv2dNative",
+        "DepthwiseConv2dNativeBackpropFilter",
+        "Relu",
+        "ReluGrad",
+        "ConcatV2",
+        "Sum",
+    }
+    assert not timed & {"Placeholder", "VariableV2", "Const", "StringLength"}
+    assert all(seconds > 0 for seconds in times.values())
+    (layer,) = [op for op in ops if op.type == "Conv2D"]
+    (relu,) = [op for op in ops if op.type == "Relu"]
+    assert times[layer.name] > times[relu.name]
+
+
+def test_what_cannot_be_measured_is_estimated():
+    ops = graph_of_many()
+    before = len(ops[0].graph.get_operations())
+    with ops[0].graph.as_default():
+        times = measured_times(ops)
+    assert len(ops[0].graph.get_operations()) == before
+    estimated, measured = (op_times(ops, {}, measured=m) for m in (False, True))
+    other = next(op for op in ops if op.name not in times and op_time(op) > 1000)
+    assert estimated(other) == op_time(other)
+    # In seconds, next to the estimates of those that can.
+    assert 0 < measured(other) < 1 < estimated(other)
+
+
+def test_loops_take_what_they_run():
+    weight = np.ones([64, 64], "f")
+
+    def turn(i, state):
+        return i + 1, tf.matmul(state, weight)
+
+    with tf.Graph().as_default() as graph:
+        start = [0, v1.placeholder(tf.float32, [64, 64])]
+        tf.while_loop(lambda i, _: i < 12, turn, start, maximum_iterations=12)
+    (loop,) = (op for op in graph.get_operations() if op.type.endswith("While"))
+    ops = graph.get_operations()
+    time_of = op_times(ops, {op: called.time for op, called in calls_of(ops).items()})
+    with tf.Graph().as_default():
+        product = tf.matmul(v1.placeholder(tf.float32, [64, 64]), tf.zeros([64, 64]))
+    # And the counters.
+    assert 12 * op_time(product.op) < time_of(loop) < 12.1 * op_time(product.op)
+
+
+def test_unknown_shapes_have_no_times(graph):
+    tf.tanh(v1.placeholder(tf.float32, [None, 512]))
+    assert not measured_times(graph.get_operations())
+
+
+def test_a_budget_with_measured_times():
+    @tf.function(autograph=False)
+    def trace(x):
+        loss = chain_loss(x, 8 * [tf.ones([64, 64])])
+        report = explain(loss, x, checkpoints=Budget(0.5, measured=True))
+        assert report.peak <= 0.5 * report.plain_peak
+        assert 0 < report.extra_time < 1
+        return loss
+
+    trace.get_concrete_function(tf.TensorSpec([512, 64]))
