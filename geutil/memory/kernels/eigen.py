@@ -96,7 +96,7 @@ def product_bytes(product: Product, threads: int, caches: Caches) -> int:
     if n == 1:
         return 0
     if threads > 1 and _shards_terms(product, threads, caches):
-        part = product._replace(k=-(-k // threads))
+        part = Product(m, n, -(-k // threads), each)
         bm, bn, bk = _blocks(part, threads, caches, by_columns=True)
         return ((threads - 1) * m * n + threads * (bm + bn) * bk) * each
     by_columns = threads == 1 or _shards_columns(m, n, threads)
