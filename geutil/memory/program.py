@@ -85,6 +85,8 @@ class Node(NamedTuple):
         reuses: pairs (output, input) of places, best first: the output takes over the
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
+        packed: the bytes that its kernel takes beside TensorFlow's allocator while it
+            runs (`geutil.memory.kernels.scratch.packed_bytes`).
         surge: the bytes that it may hold besides under a bad schedule: more iterations
             of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.
@@ -108,6 +110,7 @@ class Node(NamedTuple):
     cheap: bool = False
     queue: str | None = None
     updates: Sequence[int] = ()
+    packed: int = 0
 
     def changed(self, **changes: Any) -> Node:
         """Return the node with some attributes changed."""
@@ -164,7 +167,11 @@ class Program:
             passed = dict(reversed((*node.aliases, *node.reuses))) if in_place else {}
             nodes.append(
                 node.changed(
-                    aliases=list(passed.items()), reuses=(), temporary=0, surge=0
+                    aliases=list(passed.items()),
+                    reuses=(),
+                    temporary=0,
+                    surge=0,
+                    packed=0,
                 )
             )
         sizes = [size if t in own else 0 for t, size in enumerate(self.sizes)]

@@ -254,7 +254,8 @@ def read_ops(
             continue
         called = calls.get(op, NOTHING)
         temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)
-        nodes.append(_node(op, tensors, places, called, temporary))
+        node = _node(op, tensors, places, called, temporary)
+        nodes.append(node.changed(packed=scratch.packed_bytes(op, onednn, dims)))
     _add_updates(places, tensors, nodes, sizes)
     maxima = _add_places_of_maxima(places, tensors, nodes, sizes, onednn)
     program = Program(

@@ -39,6 +39,13 @@ class Simulation:
         """The most bytes that are held at once."""
         return max(self.held, default=0)
 
+    @property
+    def resident(self) -> int:
+        """The most bytes that are held at once with what kernels take beside them."""
+        nodes = self.program.nodes
+        pairs = zip(self.order, self.held, strict=True)
+        return max((held + nodes[i].packed for i, held in pairs), default=0)
+
     def alive(self, step: int) -> list[int]:
         """Return the tensors whose buffers are held at a step, largest first."""
         sizes = self.program.sizes
@@ -76,6 +83,7 @@ class Simulation:
             constant_bytes=program.constant_bytes,
             source=source,
             lifetimes=tuple(self._lifetimes()),
+            resident=self.resident,
         )
 
     def _lifetimes(self) -> list[Lifetime]:

@@ -82,6 +82,9 @@ class Timeline(Shown):
             are made; () where that is not known, as of measured steps.
         note: what else must be known of the figures, for example that they are the sum
             over several devices; "" if nothing.
+        resident: the most bytes of memory that the process has in use at once, with
+            what kernels take beside TensorFlow's allocator; None where that is not
+            known, as of measured steps.
     """
 
     moments: tuple[Moment, ...]
@@ -91,6 +94,7 @@ class Timeline(Shown):
     source: str
     lifetimes: tuple[Lifetime, ...] = field(default=(), repr=False)
     note: str = ""
+    resident: int | None = None
 
     @property
     def peak(self) -> int:

@@ -90,6 +90,17 @@ def test_temporary_bytes_count_while_the_node_runs():
     ]
 
 
+def test_packed_bytes_are_resident_and_no_part_of_the_peak():
+    program = chain(3)
+    packed = [500, 0, -30]
+    nodes = [n.changed(packed=p) for n, p in zip(program.nodes, packed, strict=True)]
+    run = simulate(Program(nodes, program.sizes, program.fetched))
+    assert (run.held, run.peak, run.resident) == ([100, 200, 200], 200, 600)
+    timeline = run.timeline()
+    assert (timeline.peak, timeline.resident) == (200, 600)
+    assert simulate(Program([], [])).resident == 0
+
+
 def variable_step():
     """Return a read of a variable of 100 bytes, two products with it and its update."""
     nodes = [
