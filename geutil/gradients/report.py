@@ -162,6 +162,20 @@ class Report(Shown):
     plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
 
     @cached_property
+    def resident(self) -> int | None:
+        """The most bytes of memory that the step has in use with what kernels pack.
+
+        `peak` is what TensorFlow's allocator hands out; some kernels take blocks beside
+        it. What the heap adds is not counted. None under XLA.
+        """
+        return self.plan.simulation.resident if self.plan else None
+
+    @cached_property
+    def plain_resident(self) -> int | None:
+        """The same with plain gradients."""
+        return self.plain_plan.simulation.resident if self.plain_plan else None
+
+    @cached_property
     def worst(self) -> int | None:
         """The most bytes that the step can hold under any schedule, 8 ops at once.
 

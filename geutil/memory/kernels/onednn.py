@@ -103,6 +103,7 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
         aliases=(),
         reuses=(),
         temporary=max(part.temporary for part in parts),
+        packed=max(part.packed for part in parts),
         cheap=False,
     )
 
@@ -278,4 +279,5 @@ def _fused(first: Node, second: Node) -> Node:
         inputs=[first.inputs[0], *second.inputs[1:], *first.inputs[1:]],
         controls=[*first.controls, *second.controls],
         reuses=(),
+        packed=max(first.packed, second.packed),
     )
