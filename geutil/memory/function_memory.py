@@ -334,6 +334,7 @@ class Called:
             loop, 32 if it is not known how many there are; the longer branch.
         body: the body of a loop, with the shapes that follow from the call.
         times: how often the loop runs it, None if that is not known.
+        packed: the bytes that kernels of the functions take beside the allocator.
     """
 
     temporary: int = 0
@@ -344,6 +345,7 @@ class Called:
     time: float = 0.0
     body: Graph | None = None
     times: int | None = None
+    packed: int = 0
 
 
 NOTHING = Called()
@@ -452,17 +454,18 @@ class _Functions:
             for i, tensor in enumerate(program.fetched)
             if i not in forwarded
         )
-        peak = simulate(program).peak
+        run = simulate(program)
         time = sum(
             calls[op].time if op in calls else op_time(op)
             for op in body.get_operations()
         )
         return Called(
-            peak - results,
+            run.peak - results,
             results=returned,
             forwarded=tuple(forwarded.items()),
             uncounted=uncounted_loops(calls),
             time=time,
+            packed=run.resident - run.peak,
         )
 
 
@@ -502,6 +505,7 @@ def _of_loop(op: Operation, loops: Loops, body: Called) -> Called:
         piled,
         uncounted=(*here, *body.uncounted),
         time=(UNKNOWN if times is None else times) * body.time,
+        packed=body.packed,
     )
 
 
@@ -515,4 +519,10 @@ def _largest(bodies: Sequence[Called]) -> Called:
     once = max((body.temporary for body in bodies), default=0)
     uncounted = tuple(name for body in bodies for name in body.uncounted)
     time = max((body.time for body in bodies), default=0.0)
-    return Called(once, results=Piled(sizes, lists), uncounted=uncounted, time=time)
+    return Called(
+        once,
+        results=Piled(sizes, lists),
+        uncounted=uncounted,
+        time=time,
+        packed=max((body.packed for body in bodies), default=0),
+    )

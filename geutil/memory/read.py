@@ -255,7 +255,8 @@ def read_ops(
         called = calls.get(op, NOTHING)
         temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)
         node = _node(op, tensors, places, called, temporary)
-        nodes.append(node.changed(packed=scratch.packed_bytes(op, onednn, dims)))
+        packed = called.packed + scratch.packed_bytes(op, onednn, dims)
+        nodes.append(node.changed(packed=packed))
     _add_updates(places, tensors, nodes, sizes)
     maxima = _add_places_of_maxima(places, tensors, nodes, sizes, onednn)
     program = Program(

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -27,13 +28,9 @@ import ctypes, json, sys
 from pathlib import Path
 import numpy as np
 import tensorflow as tf
-from tests.memory.test_eigen import built
+from tests.memory.test_eigen import built, status
 libc = ctypes.CDLL(None)
 libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD
-
-def status(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 
 cases, threads = json.loads(sys.argv[1])
 for case in cases:
@@ -158,3 +155,57 @@ def test_an_op_takes_what_it_is_said_to(threads, monkeypatch):
         if abs(said - taken) > TOLERANCE + 0.05 * taken:
             wrong[str(case)] = said, taken
     assert wrong == {}
+
+
+STEP = """
+import ctypes, gc, json
+from pathlib import Path
+import tensorflow as tf
+from geutil.gradients import gradients, last_report
+from geutil.memory import predict
+from tests.memory.test_eigen import status
+libc = ctypes.CDLL(None)
+libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+tf.config.threading.set_inter_op_parallelism_threads(1)
+shapes = [[3, 3, 16, 64], [3, 3, 64, 256], [1, 7, 256, 128], [5, 5, 128, 64]]
+weights = [tf.Variable(tf.ones(shape)) for shape in shapes]
+
+@tf.function(autograph=False)
+def step(x):
+    y = x
+    for w in weights:
+        y = tf.tanh(tf.nn.conv2d(y, w, 1, "SAME"))
+    slopes = gradients(tf.reduce_sum(y), weights, checkpoints="memory")
+    return tf.add_n([tf.nn.l2_loss(slope) for slope in slopes])
+
+x = tf.ones([4, 24, 24, 16])
+traced = step.get_concrete_function(x)
+grown = []
+for _ in range(4):
+    gc.collect()
+    libc.malloc_trim(0)
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    traced(x)
+    grown.append(status("VmHWM") - before)
+timeline, report = predict(traced.graph.outputs), last_report()
+print(timeline.peak, timeline.resident, report.peak, report.resident, min(grown[1:]))
+"""
+
+
+def status(key):
+    """Return a size of this process in bytes, by the kernel's name of it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+
+@needs_linux
+def test_a_process_grows_by_what_is_predicted_to_be_resident():
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
+    child = run_python("-c", STEP, environment=environment)
+    assert child.returncode == 0, child.stderr.decode()[-2000:]
+    peak, resident, planned, planned_resident, grown = map(int, child.stdout.split())
+    assert peak != resident
+    assert planned != planned_resident
+    assert 1 / 1.1 < grown / resident < 1.1, (peak, resident, grown)
+    assert planned_resident < 1.05 * resident
