@@ -8,7 +8,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
-from geutil.gradients.encoding_ops import Edit, Encoder
+from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import Encoding, plan_encodings
 from geutil.gradients.loops.choosing import (
     Levels,
@@ -187,7 +187,7 @@ def choose_all(
     if budget is not None and budget.extra_time is None:
         checkpoints = replace(budget, limit=budget.bytes(loops.plain.plain_peak()))
 
-    def attempt(levels: Levels) -> Tried[_TriedLoops] | PlanError:
+    def attempt(levels: Levels) -> Tried[ChosenAll] | PlanError:
         try:
             with loops.applied(levels) as longer:
                 # What is known of the step is that of before.
@@ -197,34 +197,27 @@ def choose_all(
                 tried = choose_and_encode(
                     rebuilt, replace(options, checkpoints=kept), encoder, choose
                 )
-                edits = tuple(encoder.edits)
                 keeping, plan, encoded = tried
                 if budget is None or budget.extra_time is not None:
                     cost = float(_peak_of(plan))
                 else:
                     cost = (1 + extra_times(plan, keeping, encoded)[0]) * longer
-                encoder.undo()
         except PlanError as error:
             return error
         if budget is not None:
             # As it was asked for.
             keeping.mode = str(budget)
-        return Tried(levels, (ChosenAll(*tried), edits), cost)
+        return Tried(levels, ChosenAll(*tried), cost)
 
     best = best_of(loops.in_order(), attempt)
     loops.apply(best.levels)
-    chosen, edits = best.result
+    chosen = best.result
     if any(best.levels):
         warnings = chosen.keeping.warnings
         warnings[:] = [w for w in warnings if not w.startswith(PLAIN)]
-    encoder.redo(edits)
     is_limit = budget is not None and budget.extra_time is None
     looped = loops.looped(best.levels, in_budget=is_limit)
     return replace(chosen, looped=looped)
-
-
-_TriedLoops = tuple[ChosenAll, tuple[Edit, ...]]
-"""What was chosen with some loops rebuilt, and how to encode it."""
 
 
 def _with_less_time(checkpoints: Any, longer: float) -> Any:
@@ -299,14 +292,12 @@ class _Try:
         keeping: what is kept.
         recomputation: what is recomputed.
         encoded: what is encoded.
-        edits: what that does to the step.
         cost: the time of the step within a budget, its peak otherwise.
     """
 
     keeping: Keeping
     recomputation: Recomputation
     encoded: Encoded
-    edits: tuple[Edit, ...]
     cost: float
 
 
@@ -337,7 +328,7 @@ class _Tries:
             self._checkpoints = replace(self._budget, limit=self.limit)
 
     def without(self, left: Sequence[Encoding], reason: str) -> _Try | PlanError:
-        """Return what is chosen, or why nothing is; the step is then as it was before.
+        """Return what is chosen, or why nothing is.
 
         Args:
             left: what is not encoded of what can be.
@@ -352,10 +343,9 @@ class _Tries:
         numbers = tuple(i for i, e in every if e.tensor in tensors)
         step = self._encoder.encode(self._step, part)
         tensor_sizes.settle_shapes(step.ops())
-        edits = tuple(self._encoder.edits)
         try:
             checkpoints = self._checkpoints
-            if edits:
+            if part.encodings:
                 longer = _time_of_ops(step) / (self._time or 1.0)
                 checkpoints = _with_less_time(checkpoints, longer)
             keeping, recomputation = self._choose(step, checkpoints)
@@ -366,23 +356,16 @@ class _Tries:
             )
         except PlanError as error:
             return error
-        finally:
-            self._encoder.undo()
         if self._budget:
             # As it was asked for.
             keeping.mode = str(self._budget)
         encoded = Encoded(part, self._plain, step, numbers)
-        return _Try(keeping, recomputation, encoded, edits, cost)
+        return _Try(keeping, recomputation, encoded, cost)
 
     def taken(self, tried: _Try | PlanError) -> tuple[Keeping, Recomputation, Encoded]:
-        """Encode the step as it was tried.
-
-        Raises:
-            PlanError: nothing was chosen.
-        """
+        """Return what was tried; raise `PlanError` if nothing was chosen."""
         if isinstance(tried, PlanError):
             raise tried
-        self._encoder.redo(tried.edits)
         return tried.keeping, tried.recomputation, tried.encoded
 
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import Edits, PlainStep
 from geutil.gradients.tape.building import add_in_pairs
 from geutil.graph import adjacency, creation, v1_control_flow
 from geutil.graph.types import IdentityMap, Operation, Tensor, unique
@@ -48,7 +48,7 @@ class BackwardEdges:
 
     reads: tuple[Read, ...]
     producers: dict[Operation, tuple[Operation, ...]]
-    readers: dict[Operation, tuple[Operation, ...]]
+    readers: dict[Operation, list[Operation]]
     tied: tuple[tuple[Operation, Operation], ...]
     awaitable: tuple[Operation, ...]
     forward: dict[Operation, int]
@@ -70,18 +70,16 @@ def backward_edges(step: PlainStep) -> BackwardEdges:
 
 
 def _look_up(step: PlainStep) -> BackwardEdges:
-    members = frozenset(step.backward)
-    inside = members.union(step.seeds)
+    readers: dict[Operation, list[Operation]] = {op: [] for op in step.backward}
+    inside = frozenset((*readers, *step.seeds))
     reads = []
     producers = {}
-    readers = {}
     for op in step.backward:
-        producers[op] = tuple(p for p in adjacency.predecessors(op) if p in members)
-        readers[op] = tuple(
-            reader for t in op.outputs for reader in t.consumers() if reader in members
-        )
-        for index, t in enumerate(op.inputs):
-            if t.op not in inside:
+        producers[op] = tuple(p for p in step.predecessors(op) if p in readers)
+        for index, t in enumerate(step.inputs(op)):
+            if t.op in readers:
+                readers[t.op].append(op)
+            elif t.op not in inside:
                 reads.append(Read(op, index, t))
     # What an iteration needs, the loop needs.
     tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
@@ -136,13 +134,15 @@ def _merged(step: PlainStep) -> list[tuple[Operation, Operation]]:
     A segment that waits for the first of them and is read by the second would close a
     cycle (TensorFlow 2.21: "nodes in a cycle").
     """
-    members = frozenset(step.backward)
+    filters: dict[int, list[Operation]] = {}
+    for op in step.backward:
+        for t in step.inputs(op) if "BackpropFilter" in op.type else ():
+            filters.setdefault(id(t), []).append(op)
     return [
         (reader, op)
         for op in step.backward
         if op.type == "BiasAddGrad"
-        for reader in op.inputs[0].consumers()
-        if "BackpropFilter" in reader.type and reader in members
+        for reader in filters.get(id(step.inputs(op)[0]), ())
     ]
 
 
@@ -162,23 +162,24 @@ def long_sums(step: PlainStep) -> list[Operation]:
         if op.type == "AddN"
         and len(op.inputs) > 2
         and op.outputs[0].dtype.is_numeric
-        and not _has_common_factor(op)
+        and not _has_common_factor(step, op)
     ]
 
 
-def _has_common_factor(op: Operation) -> bool:
-    if any(t.op.type != "Mul" for t in op.inputs):
+def _has_common_factor(step: PlainStep, op: Operation) -> bool:
+    producers = [t.op for t in step.inputs(op)]
+    if any(p.type != "Mul" for p in producers):
         return False
-    first, *others = (frozenset(map(id, t.op.inputs)) for t in op.inputs)
+    first, *others = (frozenset(map(id, step.inputs(p))) for p in producers)
     return bool(first.intersection(*others))
 
 
-def order_of_addition(op: Operation) -> list[int]:
+def order_of_addition(step: PlainStep, op: Operation) -> list[int]:
     """Return the places of what a sum adds, in the order in which it is added.
 
     Grappler sorts by name what `AddN` adds.
     """
-    names = [t.name.removesuffix(":0") for t in op.inputs]
+    names = [t.name.removesuffix(":0") for t in step.inputs(op)]
     return sorted(range(len(names)), key=names.__getitem__)
 
 
@@ -196,30 +197,60 @@ def add_in_turn(step: PlainStep) -> PlainStep:
 
     Cost: linear in the gradients that are added.
     """
-    replaced = {op: _pairwise(op) for op in long_sums(step)}
-    for op, total in replaced.items():
-        redirect(op, total)
+    replaced = {op: _pairwise(step, op) for op in long_sums(step)}
+    make(edits_of({}, replaced))
     return with_replaced(step, first_results(replaced))
 
 
-def _pairwise(op: Operation) -> Tensor:
+def _pairwise(step: PlainStep, op: Operation) -> Tensor:
     """Add up in pairs what a sum adds."""
-    tensors = [op.inputs[place] for place in order_of_addition(op)]
+    tensors = [op.inputs[place] for place in order_of_addition(step, op)]
     return add_in_pairs(tensors, SCOPE, op.device)
 
 
-def redirect(op: Operation, tensor: Tensor) -> None:
-    """Let all that read the one output of an op, or wait for it, take another tensor.
+def edits_of(
+    reads: Mapping[tuple[Operation, int], Tensor], results: Mapping[Operation, Tensor]
+) -> Edits:
+    """Return the edits by which ops read other tensors.
+
+    Args:
+        reads: what is to be read in the place of single inputs.
+        results: what all are to read, or wait for, in the place of the one output of
+            an op.
 
     Cost: linear in the readers.
     """
-    (old,) = op.outputs
-    for reader in adjacency.consumers(old):
-        for index, t in enumerate(reader.inputs):
-            if t is old:
-                creation.set_new_input(reader, index, tensor)
-    for reader in adjacency.control_outputs(op):
-        awaited = [
-            tensor.op if c is op else c for c in adjacency.control_inputs(reader)
-        ]
-        creation.set_control_inputs(reader, awaited)
+    inputs: dict[Operation, list[Tensor]] = {}
+    controls: dict[Operation, list[Operation]] = {}
+    for (op, index), tensor in reads.items():
+        inputs.setdefault(op, list(op.inputs))[index] = tensor
+    for op, tensor in results.items():
+        (old,) = op.outputs
+        for reader in adjacency.consumers(old):
+            read = inputs.setdefault(reader, list(reader.inputs))
+            read[:] = [tensor if t is old else t for t in read]
+        for reader in adjacency.control_outputs(op):
+            awaited = controls.setdefault(reader, adjacency.control_inputs(reader))
+            awaited[:] = [tensor.op if c is op else c for c in awaited]
+    return Edits(inputs, controls)
+
+
+def make(edits: Edits) -> None:
+    """Make edits that were planned.
+
+    Cost: linear in the inputs of the ops that are edited.
+    """
+    for op, tensors in edits.inputs.items():
+        for index, (old, new) in enumerate(zip(op.inputs, tensors, strict=True)):
+            if new is not old:
+                creation.set_new_input(op, index, new)
+    for op, awaited in edits.controls.items():
+        creation.set_control_inputs(op, awaited)
+
+
+def applied(step: PlainStep) -> PlainStep:
+    """Make the edits of a step; return it with the edges known of it so far."""
+    make(step.edits)
+    changed = replace(step, edits=Edits())
+    _known[changed] = backward_edges(step)
+    return changed

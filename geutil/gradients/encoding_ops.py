@@ -8,12 +8,11 @@ or Eigen).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,20 +34,6 @@ from geutil.memory.sizes import tensor_elements
 SCOPE = "encoded"
 
 
-class Edit(NamedTuple):
-    """A late read that is no more.
-
-    Attributes:
-        read: the read.
-        made: what the op reads instead, or what takes the place of its result.
-        is_read: whether it is read.
-    """
-
-    read: Read
-    made: Tensor
-    is_read: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """Makes what is kept in the place of tensors, for each tensor once.
@@ -59,76 +44,55 @@ class Encoder:
     Attributes:
         made: what was made of tensors, by its name in `encodings`.
         ops: the forward ops that make it.
-        edits: what was done to the last step, in order.
+        decoders: what reads it, by the read whose place that may take.
     """
 
     made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
     ops: list[Operation] = field(default_factory=list)
-    edits: list[Edit] = field(default_factory=list)
+    decoders: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
-        """Let the backward ops of a step read what is kept instead of whole tensors.
+        """Plan that backward ops read what is kept instead of whole tensors.
 
         Args:
-            step: the step with plain gradients; its graph is changed.
+            step: the step with plain gradients. Its graph gets ops that nothing reads.
             plan: what is encoded.
 
         Returns:
-            The step with other backward ops.
+            The step with other backward ops, by edits that are not made yet.
 
         Cost: linear in what is encoded and in the ops since the step was built.
         """
-        self.edits.clear()
         if not plan.encodings:
             return step
         gradient_of = _Gradients(step)
-        replaced: dict[Operation, Tensor] = {}
+        reads: dict[tuple[Operation, int], Tensor] = {}
+        results: dict[Operation, Tensor] = {}
         for read, encoding in _in_backward_order(step, plan):
             if encoding.keeps[0] in (encodings.NARROW, encodings.SIGN):
                 if encoding.keeps[0] == encodings.SIGN:
                     kept = self.narrow(encoding.tensor, tf.int8)
                 else:
                     kept = encoding.tensor.op.inputs[0]
-                widened = gradient_of.widened(read, kept)
-                self._do(Edit(read, widened, is_read=True))
-                continue
-            gradient = self._replacement(read, plan, gradient_of)
-            self._do(Edit(read, gradient, is_read=False))
-            replaced[read.op] = gradient
-        results = edges.first_results(replaced)
-        renewed = (edges.renewed(g, results) for g in step.gradients)
-        return with_edited_backward(step, renewed, self.ops)
-
-    def undo(self) -> None:
-        """Let the backward ops of the last step read whole tensors again.
-
-        Cost: linear in what was edited.
-        """
-        for read, made, is_read in reversed(self.edits):
-            if is_read:
-                creation.set_new_input(read.op, read.index, read.tensor)
+                make = partial(gradient_of.widened, read, kept)
+                reads[read.op, read.index] = self._decoded(read, plan, make)
             else:
-                edges.redirect(made.op, read.op.outputs[0])
-        self.edits.clear()
+                make = partial(self._replacement, read, plan, gradient_of)
+                results[read.op] = self._decoded(read, plan, make)
+        replaced = edges.first_results(results)
+        gradients = (edges.renewed(g, replaced) for g in step.gradients)
+        edits = edges.edits_of(reads, results)
+        return with_edited_backward(step, gradients, self.ops, edits)
 
-    def redo(self, edits: Iterable[Edit]) -> None:
-        """Do again what was undone.
-
-        Args:
-            edits: those of the step, as they were before.
-
-        Cost: linear in them.
-        """
-        for edit in edits:
-            self._do(edit)
-
-    def _do(self, edit: Edit) -> None:
-        read, made, is_read = edit
-        self.edits.append(edit)
-        if is_read:
-            creation.set_new_input(read.op, read.index, made)
-        else:
-            edges.redirect(read.op, made)
+    def _decoded(
+        self, read: Read, plan: EncodingPlan, make: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return what is read instead, the same in all plans that have it so."""
+        swapped, padded = plan.swapped.get(read.op), read.tensor in plan.padded
+        key = (read.op, read.index, swapped, padded)
+        if key not in self.decoders:
+            self.decoders[key] = make()
+        return self.decoders[key]
 
     def _replacement(
         self, read: Read, plan: EncodingPlan, gradient_of: _Gradients
@@ -240,12 +204,12 @@ class _Gradients:
 
     def __init__(self, step: PlainStep) -> None:
         # What a decoder can wait for.
-        self._backward = {*step.backward, *step.seeds}
+        self._backward = frozenset((*step.backward, *step.seeds))
 
     def activation(self, op: Operation, mask: Tensor) -> Tensor:
         """Build the gradient of an activation from where it lets something through."""
         gradient = op.inputs[0]
-        with self._beside(op):
+        with creation.surroundings_of(op):
             passes = self._wait(op, mask)
             if op.type == "LeakyReluGrad":
                 ones = tf.ones([], gradient.dtype)
@@ -259,7 +223,7 @@ class _Gradients:
     def cut(self, op: Operation, padded: Tensor) -> Tensor:
         """Build the gradient of an activation, cut from what it was padded to."""
         before = tf.get_static_value(padded.op.inputs[1])[:, 0]
-        with self._beside(op):
+        with creation.surroundings_of(op):
             whole = self._wait(op, padded)
             size = tf.shape(padded) - padded.op.inputs[1][:, 0]
             size -= padded.op.inputs[1][:, 1]
@@ -269,12 +233,12 @@ class _Gradients:
 
     def pool(self, op: Operation, places: Tensor) -> Tensor:
         """Build the gradient of a pool of maxima from their places."""
-        with self._beside(op):
+        with creation.surroundings_of(op):
             return self._spread(op, _without_minus_zero(op.inputs[2]), places)
 
     def swapped(self, op: Operation, pool: Operation, places: Tensor) -> Tensor:
         """Build the gradient of a pool behind an activation, that one's first."""
-        with self._beside(op):
+        with creation.surroundings_of(op):
             gradient = _without_minus_zero(pool.inputs[2])
             passed = _gradient_like(op, gradient, pool.inputs[encodings.MAXIMA])
             return self._spread(pool, passed, places)
@@ -282,7 +246,7 @@ class _Gradients:
     def of_shape(self, op: Operation, shape: Tensor) -> Tensor:
         """Build what an op makes of the shape of a tensor."""
         dtype = op.outputs[0].dtype
-        with self._beside(op):
+        with creation.surroundings_of(op):
             if op.type == "Shape":
                 return tf.cast(shape, dtype)
             if op.type == "Rank":
@@ -296,7 +260,7 @@ class _Gradients:
 
     def widened(self, read: Read, kept: Tensor) -> Tensor:
         """Build the values of a tensor again, when they are read."""
-        with self._beside(read.op):
+        with creation.surroundings_of(read.op):
             return tf.cast(self._wait(read.op, kept), read.tensor.dtype)
 
     def _spread(self, op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
@@ -331,13 +295,6 @@ class _Gradients:
         awaited = [p for p in adjacency.predecessors(op) if p in self._backward]
         creation.add_control_edges(late.op, awaited[:1])
         return late
-
-    @contextmanager
-    def _beside(self, op: Operation) -> Iterator[Any]:
-        before = state.count_ops(op.graph)
-        with creation.surroundings_of(op):
-            yield
-        self._backward.update(state.ops_since(op.graph, before))
 
 
 def _without_minus_zero(gradient: Tensor) -> Tensor:
@@ -404,7 +361,7 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     # What runs again counts: it waits for the backward pass.
     step = with_edited_backward(step, step.gradients, ())
     by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
-    for read in encodings.late_reads(step):
+    for read in edges.backward_edges(step).reads:
         buffer = encodings.buffer_of(read.tensor)
         size = tensor_elements(buffer)
         if size < smallest or encodings.is_held_anyway(step, buffer):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.gradients import segments
-from geutil.gradients.edges import Read
+from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import v1_control_flow
 from geutil.graph.types import (
@@ -215,21 +215,6 @@ def buffer_of(tensor: Tensor) -> Tensor:
         tensor = tensor.op.inputs[sources[tensor.value_index]]
 
 
-def late_reads(step: PlainStep) -> list[Read]:
-    """Return the forward tensors that backward ops read, in the order of these.
-
-    Cost: linear in the backward ops and their inputs.
-    """
-    # An edit follows, so these are no edges to remember.
-    inside = frozenset((*step.backward, *step.seeds))
-    return [
-        Read(op, index, t)
-        for op in step.backward
-        for index, t in enumerate(op.inputs)
-        if t.op not in inside
-    ]
-
-
 def is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
     """Tell whether a buffer is there all the time, whoever reads it."""
     op = buffer.op
@@ -249,7 +234,7 @@ def _swappable_pool(
     if op.type not in ("ReluGrad", "Relu6Grad") or op.inputs[0].op not in replaced:
         return None
     pool = op.inputs[0].op
-    others = [reader for reader in pool.outputs[0].consumers() if reader is not op]
+    others = [r for r in backward_edges(step).readers[pool] if r is not op]
     asked = any(t is pool.outputs[0] for t in tensors_of(step.gradients))
     same = pool.inputs[INPUT] is read.tensor
     return pool if same and not others and not asked else None
@@ -271,7 +256,7 @@ def _padded(tensor: Tensor, held: IdentitySet) -> list[Tensor]:
 def _large_reads(step: PlainStep, smallest: int) -> list[tuple[Tensor, Read]]:
     """Return the late reads of buffers that encodings could let go, with these."""
     found = []
-    for read in late_reads(step):
+    for read in backward_edges(step).reads:
         buffer = buffer_of(read.tensor)
         if is_held_anyway(step, buffer) or buffer.dtype.size == 0:
             continue

@@ -64,8 +64,10 @@ class StepProgram:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not runtime.is_determinism_enabled()
-        ops = topological_sort(step.ops())
-        reading = read_ops(ops, (), tensor_bytes, step.calls, dims=known_dims)
+        ops = topological_sort(step.ops(), step.rewired)
+        reading = read_ops(
+            ops, (), tensor_bytes, step.calls, dims=known_dims, edges=step
+        )
         instead = equal_constants(ops, fetched).items()
         self._whole = reading.program.merged(
             {reading.places[op]: reading.places[same] for op, same in instead}
@@ -81,7 +83,7 @@ class StepProgram:
         self._number = {t: n for t, n in reading.tensors.items() if n not in lost}
         self._maxima = reading.maxima
         self._sums = {
-            self._place[op]: edges.order_of_addition(op)
+            self._place[op]: edges.order_of_addition(step, op)
             for op in edges.long_sums(step)
             if op in self._place
         }

@@ -25,7 +25,7 @@ from geutil.transform.transformer import copy_replacing
 def build_recomputation(
     plan: Recomputation, offload: Offload | None = None
 ) -> PlainStep:
-    """Change a step with plain gradients into one that recomputes.
+    """Make all edits of a step that were planned, and let it recompute.
 
     Args:
         plan: what to recompute.
@@ -38,6 +38,7 @@ def build_recomputation(
 
     Cost: linear in the ops of the step and their edges.
     """
+    plan = replace(plan, step=edges.applied(plan.step))
     if not plan.segments:
         return plan.step
     if runtime.is_compiled_by_xla(plan.step.graph):

@@ -25,6 +25,19 @@ from geutil.select.walks import get_backward_walk_ops
 
 
 @dataclass(frozen=True, eq=False)
+class Edits:
+    """Edits of a graph that are planned and not made yet.
+
+    Attributes:
+        inputs: all that some ops are going to read.
+        controls: all that some ops are going to wait for.
+    """
+
+    inputs: Mapping[Operation, Sequence[Tensor]] = field(default_factory=dict)
+    controls: Mapping[Operation, Sequence[Operation]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class PlainStep:
     """A training step with plain gradients.
 
@@ -50,6 +63,7 @@ class PlainStep:
         places: the places of ops in the schedule that the step was built for, by name;
             none if there is no schedule.
         elsewhere: the names of ops whose results a schedule has on another device.
+        edits: what its graph lacks of the step.
     """
 
     graph: Graph
@@ -67,6 +81,7 @@ class PlainStep:
     copied: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
+    edits: Edits = field(default_factory=Edits)
 
     def covers(self, op: Operation) -> bool:
         """Tell whether an op is part of the step; what others yield is given."""
@@ -75,11 +90,31 @@ class PlainStep:
 
     def ops(self) -> list[Operation]:
         """Return the ops of the step. Cost: linear in them and their edges."""
-        ends = [*self.ys, *tensors_of(self.gradients)]
-        walked: list[Operation] = get_backward_walk_ops(
-            ends, within_ops_fn=self.covers, control_inputs=True
-        )
-        return walked
+        ends = (t.op for t in (*self.ys, *tensors_of(self.gradients)))
+        return list(_reached(ends, lambda op: filter(self.covers, self.producers(op))))
+
+    def inputs(self, op: Operation) -> Sequence[Tensor]:
+        """Return what an op reads when all edits are made."""
+        return self.edits.inputs.get(op) or op.inputs
+
+    def control_inputs(self, op: Operation) -> Sequence[Operation]:
+        """Return what an op waits for when all edits are made."""
+        return self.edits.controls.get(op) or adjacency.control_inputs(op)
+
+    def producers(self, op: Operation) -> Iterator[Operation]:
+        """Yield the ops that one reads or waits for, also along back edges of loops."""
+        yield from (t.op for t in self.inputs(op))
+        yield from self.control_inputs(op)
+
+    def predecessors(self, op: Operation) -> Iterable[Operation]:
+        """Return the ops that must run before one: its producers, no back edges."""
+        return self.rewired.get(op) or adjacency.predecessors(op)
+
+    @cached_property
+    def rewired(self) -> Mapping[Operation, Sequence[Operation]]:
+        """The predecessors of the ops that are going to be edited, in no loop."""
+        edited = {**self.edits.inputs, **self.edits.controls}
+        return {op: list(self.producers(op)) for op in edited}
 
     def is_helper(self, op: Operation) -> bool:
         """Tell whether a gradient function made an op that runs in the forward pass."""
@@ -175,49 +210,51 @@ def build_step(
         gradients = runtime.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
-    new_ops = state.ops_since(graph, before)
     starts = unique(t.op for t in map(_values, seeds) if t is not None)
-    backward = _needed(_dependent(new_ops, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]
-    return PlainStep(
+    step = PlainStep(
         graph,
         tuple(targets),
         tuple(tensors),
         tuple(gradients),
         tuple(starts),
-        tuple(backward),
+        (),
         holds_gradients,
         tuple(map(partial(_handle_in, graph), sources, gradients)),
         tuple(map(_reference_of, sources)),
     )
+    return replace(step, backward=_backward(step, state.ops_since(graph, before)))
 
 
 def with_edited_backward(
-    step: PlainStep, gradients: Iterable[Any], encoders: Iterable[Operation]
+    step: PlainStep,
+    gradients: Iterable[Any],
+    encoders: Iterable[Operation],
+    edits: Edits | None = None,
 ) -> PlainStep:
-    """Return a step whose backward ops were edited, with those it has now.
+    """Return a step whose backward ops were edited, or are going to be.
 
     Args:
         step: the step as it was.
         gradients: its gradients now.
         encoders: as in `PlainStep`, made meanwhile.
+        edits: as there; None for those of the step.
 
     Cost: linear in the ops made since its gradients were built, and one listing of all.
     """
-    gradients = tuple(gradients)
     start = min(map(adjacency.creation_index, step.seeds), default=0)
     new_ops = [
         op
         for op in step.graph.get_operations()
         if adjacency.creation_index(op) >= start and op not in step.seeds
     ]
-    backward = _needed(_dependent(new_ops, step.seeds), gradients)
-    return replace(
+    edited = replace(
         step,
-        gradients=gradients,
-        backward=tuple(backward),
+        gradients=tuple(gradients),
         encoders=(*step.encoders, *encoders),
+        edits=edits or step.edits,
     )
+    return replace(edited, backward=_backward(edited, new_ops))
 
 
 def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
@@ -312,46 +349,35 @@ def _values(seed: Any) -> Any:
     return seed.values if isinstance(seed, tf.IndexedSlices) else seed
 
 
-def _dependent(
-    new_ops: Sequence[Operation], seeds: Iterable[Operation]
-) -> list[Operation]:
-    """Return the new ops that depend on a seed, in order of creation."""
-    readers: dict[Operation, list[Operation]] = {}
-    for op in new_ops:
-        for producer in _producers(op):
-            readers.setdefault(producer, []).append(op)
-    dependent = _reached(seeds, lambda op: readers.get(op, ()))
-    return [op for op in new_ops if op in dependent]
-
-
-def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:
-    """Return the ops that some gradient depends on, in topological order.
+def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return the new ops that depend on a seed and that some gradient needs, in order.
 
     Others never run. A gradient function may have edited what it made.
     """
-    members = frozenset(ops)
+    readers: dict[Operation, list[Operation]] = {}
+    for op in new_ops:
+        for producer in step.producers(op):
+            readers.setdefault(producer, []).append(op)
+    dependent = _reached(step.seeds, lambda op: readers.get(op, ()))
+    members = frozenset(op for op in new_ops if op in dependent)
     needed = _reached(
-        (t.op for t in tensors_of(gradients)),
-        lambda op: (p for p in _producers(op) if p in members),
+        (t.op for t in tensors_of(step.gradients)),
+        lambda op: (p for p in step.producers(op) if p in members),
     )
-    return adjacency.topological_sort(op for op in ops if op in needed)
-
-
-def _producers(op: Operation) -> Iterator[Operation]:
-    """Yield the ops that `op` reads or waits for, also along back edges of loops."""
-    yield from (t.op for t in op.inputs)
-    yield from op.control_inputs
+    ops = (op for op in new_ops if op in members and op in needed)
+    return tuple(adjacency.topological_sort(ops, step.rewired))
 
 
 def _reached(
     starts: Iterable[Operation],
     neighbours: Callable[[Operation], Iterable[Operation]],
-) -> set[Operation]:
-    waiting = list(starts)
-    met = set(waiting)
-    while waiting:
-        for op in neighbours(waiting.pop()):
-            if op not in met:
-                met.add(op)
-                waiting.append(op)
+) -> dict[Operation, None]:
+    """Return the ops that some lead to, these included, breadth first."""
+    met = dict.fromkeys(starts)
+    waiting = list(met)
+    for op in waiting:
+        for other in neighbours(op):
+            if other not in met:
+                met[other] = None
+                waiting.append(other)
     return met

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from geutil.gradients import tensor_sizes, updates
 from geutil.gradients.choices import Options, choose_all
+from geutil.gradients.edges import backward_edges
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Prepared, keep_all
@@ -32,7 +33,6 @@ from geutil.graph import (
     image_layouts,
     state,
     types,
-    v1_control_flow,
 )
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
@@ -81,12 +81,8 @@ class GraphCalls:
 
     def add(self, step: PlainStep) -> None:
         """Note the backward pass of a call."""
-        members = frozenset(step.backward)
-        ends = tuple(
-            op
-            for op in v1_control_flow.unconditional(step.backward)
-            if not any(r in members for t in op.outputs for r in adjacency.consumers(t))
-        )
+        edges = backward_edges(step)
+        ends = tuple(op for op in edges.awaitable if not edges.readers[op])
         if step.backward and not self.ends:
             self.first = min(map(adjacency.creation_index, step.backward))
         self.ends.update(dict.fromkeys(step.backward, ends))

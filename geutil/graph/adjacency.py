@@ -24,6 +24,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from geutil.errors import SelectionError
@@ -156,11 +157,21 @@ class Rewiring:
         return {p: None for p in dependencies if not is_back_edge(p, op)}
 
 
-def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
+_UNEDITED: Mapping[Operation, Sequence[Operation]] = MappingProxyType({})
+
+
+def topological_sort(
+    ops: Iterable[Operation],
+    edited: Mapping[Operation, Sequence[Operation]] = _UNEDITED,
+) -> list[Operation]:
     """Return `ops` so that each comes after its predecessors among them.
 
     Loop back edges do not count. The order of creation is kept, except that an op made
     after one that needs it comes just ahead of that one.
+
+    Args:
+        ops: the ops.
+        edited: the predecessors that some have once an edit is made.
 
     Raises:
         SelectionError: `ops` hold a cycle.
@@ -178,22 +189,26 @@ def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
             if producer not in placed and producer in members:
                 break
         else:
-            if not op.control_inputs:
+            if not op.control_inputs and op not in edited:
                 placed[op] = None
                 continue
-        _place(op, members, placed)
+        _place(op, members, placed, edited)
     return list(placed)
 
 
 def _place(
-    op: Operation, members: frozenset[Operation], placed: dict[Operation, None]
+    op: Operation,
+    members: frozenset[Operation],
+    placed: dict[Operation, None],
+    edited: Mapping[Operation, Sequence[Operation]],
 ) -> None:
     """Add `op` to `placed`, after what it needs."""
     opened: set[Operation] = set()
     stack = [op]
     while stack:
         top = stack[-1]
-        missing = [p for p in predecessors(top) if p in members and p not in placed]
+        before = edited.get(top) or predecessors(top)
+        missing = [p for p in before if p in members and p not in placed]
         if not missing:
             placed[top] = None
             stack.pop()

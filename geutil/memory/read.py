@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -193,6 +193,26 @@ def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
     return {by_name[op.name]: c for op, c in calls.items() if op.name in by_name}
 
 
+class Edges(Protocol):
+    """The edges of ops: those of the graph, or as they are to be."""
+
+    def inputs(self, op: Operation) -> Sequence[Tensor]:
+        """Return the tensors that an op reads."""
+
+    def control_inputs(self, op: Operation) -> Sequence[Operation]:
+        """Return the ops that an op waits for."""
+
+
+class _GraphEdges:
+    """The edges of ops in their graph."""
+
+    def inputs(self, op: Operation) -> Sequence[Tensor]:
+        return op.inputs
+
+    def control_inputs(self, op: Operation) -> Sequence[Operation]:
+        return adjacency.control_inputs(op)
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """Ops of a graph as a program.
@@ -219,6 +239,7 @@ def read_ops(
     calls: Mapping[Operation, Called] | None = None,
     onednn: bool | None = None,
     dims: DimsOf = types.dims_of,
+    edges: Edges | None = None,
 ) -> Reading:
     """Read some ops of a graph as a program.
 
@@ -230,12 +251,14 @@ def read_ops(
         calls: what functions hold that ops run.
         onednn: whether oneDNN is used; None for what this process does.
         dims: tells the shape of a tensor.
+        edges: tells what ops read and wait for; None is as in the graph.
 
     Cost: linear in the ops and their edges.
     """
-    calls = calls or {}
+    calls, edges = calls or {}, edges or _GraphEdges()
     members = frozenset(ops)
-    given = dict.fromkeys(t.op for op in ops for t in op.inputs if t.op not in members)
+    read = (t.op for op in ops for t in edges.inputs(op))
+    given = dict.fromkeys(op for op in read if op not in members)
     places = {op: i for i, op in enumerate((*given, *ops))}
     tensors: dict[int, int] = {}
     sizes: list[int] = []
@@ -254,11 +277,11 @@ def read_ops(
             continue
         called = calls.get(op, NOTHING)
         temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)
-        node = _node(op, tensors, places, called, temporary)
+        node = _node(op, edges, tensors, places, called, temporary)
         packed = called.packed + scratch.packed_bytes(op, onednn, dims)
         nodes.append(node.changed(packed=packed))
     _add_updates(places, tensors, nodes, sizes)
-    maxima = _add_places_of_maxima(places, tensors, nodes, sizes, onednn)
+    maxima = _add_places_of_maxima(edges, places, tensors, nodes, sizes, onednn)
     program = Program(
         nodes=nodes,
         sizes=sizes,
@@ -303,17 +326,18 @@ def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
 
 def _node(
     op: Operation,
+    edges: Edges,
     tensors: Mapping[int, int],
     places: Mapping[Operation, int],
     called: Called,
     temporary: int,
 ) -> Node:
     """Return the node of an op, its edges given by number."""
-    inputs: Sequence[Tensor] = op.inputs
+    inputs = edges.inputs(op)
     # Programs have no cycles: a loop is simulated without its back edge.
     if op.type in ("Merge", "RefMerge"):
         inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
-    controls = adjacency.control_inputs(op)
+    controls = edges.control_inputs(op)
     return Node(
         name=op.name,
         type=op.type,
@@ -356,6 +380,7 @@ def _add_updates(
 
 
 def _add_places_of_maxima(
+    edges: Edges,
     places: Mapping[Operation, int],
     tensors: Mapping[int, int],
     nodes: list[Node],
@@ -374,7 +399,7 @@ def _add_places_of_maxima(
     for op, i in places.items():
         if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, onednn):
             continue
-        maxima = op.inputs[1]
+        maxima = edges.inputs(op)[1]
         number, pool = tensors[id(maxima)], places[maxima.op]
         if nodes[pool].type != "MaxPool":
             nodes[i] = nodes[i].changed(temporary=scratch.temporary_bytes(op, False))

@@ -19,7 +19,7 @@ from geutil.gradients.segments import (
     scheduled_recomputation,
 )
 from geutil.gradients.step import PlainStep, tensors_of
-from geutil.graph import adjacency, runtime
+from geutil.graph import runtime
 from geutil.graph.types import Operation
 from geutil.memory.plotting import drawn_axes
 from geutil.memory.sizes import megabytes
@@ -122,7 +122,7 @@ class Plan:
         Cost: linear in the ops of the step and their edges.
         """
         ops = canonical_ops(step)
-        return len(ops) == self.ops and fingerprint(ops) == self.fingerprint
+        return len(ops) == self.ops and fingerprint(step, ops) == self.fingerprint
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan to a file of JSON, and return its path."""
@@ -263,7 +263,7 @@ def make_plan(
         tuple(sorted(stages)),
         tuple(_order(recomputation, number)),
         len(ops),
-        fingerprint(ops),
+        fingerprint(step, ops),
         tuple(sorted(number[op] for op in recomputation.fetched)),
         offload_device if recomputation.fetched else "",
     )
@@ -300,7 +300,7 @@ def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
     if len(ops) != plan.ops:
         difference = f"that one had {plan.ops} ops, this one has {len(ops)}"
         raise PlanError(_OTHER_GRAPH.format(difference=difference))
-    if fingerprint(ops) != plan.fingerprint:
+    if fingerprint(step, ops) != plan.fingerprint:
         difference = "types, shapes or edges of ops differ"
         raise PlanError(_OTHER_GRAPH.format(difference=difference))
     if plan.away and runtime.is_compiled_by_xla(step.graph):
@@ -339,24 +339,25 @@ def canonical_ops(step: PlainStep) -> list[Operation]:
         elif op not in begun and step.covers(op):
             begun.add(op)
             waiting.append((op, True))
-            before = [*(t.op for t in op.inputs), *adjacency.control_inputs(op)]
-            waiting += [(p, False) for p in reversed(before) if p not in begun]
+            before = reversed(list(step.producers(op)))
+            waiting += [(p, False) for p in before if p not in begun]
     return list(ordered)
 
 
-def fingerprint(ops: Sequence[Operation]) -> str:
-    """Return a number of the structure of ops, as text: no names, no variables' values.
+def fingerprint(step: PlainStep, ops: Sequence[Operation]) -> str:
+    """Return a number of the structure of a step: no names, no variables' values.
 
     Args:
-        ops: as `canonical_ops` has them.
+        step: the step.
+        ops: its ops, as `canonical_ops` has them.
 
     Cost: linear in the ops and their edges.
     """
     number = {op: n for n, op in enumerate(ops)}
     digest = hashlib.sha256()
     for op in ops:
-        read = [(number.get(t.op, -1), t.value_index) for t in op.inputs]
-        awaited = sorted(number.get(p, -1) for p in op.control_inputs)
+        read = [(number.get(t.op, -1), t.value_index) for t in step.inputs(op)]
+        awaited = sorted(number.get(p, -1) for p in step.control_inputs(op))
         made = [(t.dtype.name, str(t.shape)) for t in op.outputs]
         told = (op.type, read, awaited, made, _attributes(op))
         digest.update(repr(told).encode())

@@ -78,13 +78,11 @@ def test_tensors_are_encoded_one_by_one():
         # The plan of a plain step serves where encodings are asked for.
         plainly = explain(loss, xs, checkpoints=whole, encode="lossless")
         assert (plainly.encoded, plainly.peak) == ((), whole.peak)
-        all_encoded = Encoder()
         step = build_step(loss, xs)
-        encoded = all_encoded.encode(step, plan_encodings(step, MIN_CHECKPOINT_SIZE))
+        encoded = Encoder().encode(step, plan_encodings(step, MIN_CHECKPOINT_SIZE))
         trial, _ = BudgetSearch(encoded, AlwaysKept(encoded)).within(found.budget)
         again = sum(map(op_time, trial.plan.run_again))
         every = sum(map(op_time, encoded.ops())) + again
-        all_encoded.undo()
         extra = every / sum(map(op_time, step.ops())) - 1
         return found, whole, extra
 
@@ -136,3 +134,29 @@ def test_nothing_is_encoded_where_that_costs_more():
     assert longer_encoded.extra_time <= 0.15 + 1e-9
     assert longer_encoded.peak <= longer.peak
     assert longer_encoded.mode == longer.mode
+
+
+def nodes(graph):
+    return {node.name: node for node in graph.as_graph_def().node}
+
+
+def test_a_refusal_and_what_is_tried_leave_the_graph_as_it_is():
+    net = pooled()
+    seen = []
+
+    def tried(loss, xs):
+        graph = loss.graph
+        before = graph.as_graph_def().SerializeToString(deterministic=True)
+        explain(loss, xs, checkpoints=Budget(0.5), encode="lossless")
+        after = graph.as_graph_def().SerializeToString(deterministic=True)
+        build_step(loss, xs)
+        old = nodes(graph)
+        with pytest.raises(PlanError, match="the least that was found"):
+            gradients(loss, xs, checkpoints=Budget(0.01), encode="lossless")
+        now = nodes(graph)
+        # Whatever was tried has added ops, which nothing reads, and changed none.
+        seen.append((before == after, {n: now[n] for n in old} == old))
+        return loss
+
+    trace_network(net, tried, BATCH)
+    assert seen == [(True, True)]

@@ -156,7 +156,8 @@ def test_the_fingerprint_knows_attributes_and_constants():
             x = v1.placeholder(tf.float32, [2, 8, 8, 3])
             w = tf.ones([3, 3, 3, 4])
             y = factor * tf.nn.conv2d(x, w, stride, "SAME")[:, :4, :4]
-            return fingerprint(canonical_ops(build_step(tf.reduce_sum(y), [w])))
+            step = build_step(tf.reduce_sum(y), [w])
+            return fingerprint(step, canonical_ops(step))
 
     assert of(1, 2.0) == of(1, 2.0)
     assert len({of(1, 2.0), of(2, 2.0), of(1, 3.0)}) == 3
