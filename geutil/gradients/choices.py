@@ -1,27 +1,22 @@
-"""Choices of a step, the open ones and those made: what to keep, encode, rebuild."""
+"""The search for a choice: what a step keeps, encodes, and computes again in loops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
+from geutil.gradients.candidate import Candidate
 from geutil.gradients.encoding_ops import Encoder
-from geutil.gradients.encodings import Encoding, plan_encodings
-from geutil.gradients.loops.choosing import (
-    Levels,
-    LoopChoices,
-    Looped,
-    Tried,
-    best_of,
-)
+from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
+from geutil.gradients.loops.choosing import NO_LESS, Levels, LoopChoices
+from geutil.gradients.loops.finding import find_loops
 from geutil.gradients.offloading import HOST, Offload
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.report import Encoded, extra_times
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import PLAIN, Keeping
 from geutil.gradients.step import PlainStep
@@ -125,99 +120,192 @@ def refuse_mesh(graph: Graph) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class ChosenAll:
-    """All that is chosen of a step, which is as it was chosen.
-
-    Attributes:
-        keeping: what is kept.
-        recomputation: what is recomputed.
-        encoded: what is encoded, if anything is to be.
-        looped: what loops compute again, if that was open.
-    """
-
-    keeping: Keeping
-    recomputation: Recomputation
-    encoded: Encoded | None
-    looped: Looped | None = None
-
-
-Chosen = tuple[Keeping, Recomputation]
-"""What a step keeps, and what it recomputes."""
-Choose = Callable[[PlainStep, Any], Chosen]
+Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
 """Chooses by a caller's checkpoints what a step keeps and recomputes."""
 
 
 def choose_all(
     step: PlainStep, options: Options, encoder: Encoder, choose: Choose
-) -> ChosenAll:
+) -> Candidate:
     """Choose what a step keeps, what it encodes, and what its loops compute again.
 
     Loops are rebuilt where the choice is free: for "memory", if the step holds less at
     its peak then, and within a budget, if it can be met in less time.
 
     Args:
-        step: as in `choose_and_encode`.
-        options: see there.
-        encoder: see there.
-        choose: see there.
+        step: the step with plain gradients.
+        options: the checkpoints, whether to encode, and how small a tensor may be.
+        encoder: makes what is kept. The graph gets ops of which nothing is read.
+        choose: makes the choice.
 
     Raises:
         PlanError: nothing was chosen, or a plan was made for another step.
 
-    Cost: that of `choose_and_encode`; with loops that can compute values again, so
-        many times: four, and the binary logarithm of how many there are.
+    Cost: that of `choose` and linear in the ops of the step; two to four times, if the
+        step may be encoded; with loops that can compute values again, so many times
+        that: four, and the binary logarithm of how many there are.
     """
-    checkpoints = options.checkpoints
-    is_open = checkpoints == "memory" or isinstance(checkpoints, Budget | Plan)
-    loops = LoopChoices(step) if is_open else None
-    if loops is None or not loops.loops:
-        return ChosenAll(*choose_and_encode(step, options, encoder, choose))
-    if not loops:
-        chosen = ChosenAll(*choose_and_encode(step, options, encoder, choose))
-        return replace(chosen, looped=loops.looped(loops.none, in_budget=False))
-    if isinstance(checkpoints, Plan):
-        levels = loops.planned(checkpoints.loops)
-        loops.apply(levels)
-        step = replace(step)
-        tensor_sizes.settle_shapes(step.ops())
-        chosen = ChosenAll(*choose_and_encode(step, options, encoder, choose))
-        return replace(chosen, looped=loops.looped(levels, in_budget=True))
-    budget = checkpoints if isinstance(checkpoints, Budget) else None
-    if budget is not None and budget.extra_time is None:
-        checkpoints = replace(budget, limit=budget.bytes(loops.plain.plain_peak()))
+    refuse_mesh(step.graph)
+    search = _Search(step, options, encoder, choose)
+    loops, plan = search.loops, options.checkpoints
+    if isinstance(plan, Plan):
+        whole = [e for i, e in enumerate(search.every) if i not in plan.encoded]
+        best = search.candidate(loops.planned(plan.loops), whole, _UNPLANNED)
+    else:
+        best = best_of(loops.in_order(), search.best)
+    in_budget = best.in_budget or isinstance(plan, Plan)
+    return replace(best, loops=loops.values(best.levels, in_budget=in_budget))
 
-    def attempt(levels: Levels) -> Tried[ChosenAll] | PlanError:
+
+class _Search:
+    """What may become of a step besides what runs again.
+
+    Attributes:
+        loops: the choices of what its loops compute again, where that is open.
+        every: all that can be encoded.
+    """
+
+    def __init__(
+        self, step: PlainStep, options: Options, encoder: Encoder, choose: Choose
+    ) -> None:
+        self._step, self._encoder, self._choose = step, encoder, choose
+        self._smallest = options.min_checkpoint_size
+        self._encodes = options.encode is not None
+        self._checkpoints = checkpoints = options.checkpoints
+        is_open = checkpoints == "memory" or isinstance(checkpoints, Budget | Plan)
+        self.loops = LoopChoices(step, find_loops(step) if is_open else [])
+        self._all = (
+            plan_encodings(step, self._smallest) if self._encodes else EncodingPlan()
+        )
+        self.every = self._all.encodings
+        may_change = self._encodes or self.loops.loops
+        self._plain = StepProgram(step) if may_change else None
+        self._budget = checkpoints if isinstance(checkpoints, Budget) else None
+        self._in_budget = self._budget is not None and self._budget.extra_time is None
+        if self._plain and self._budget and self._in_budget:
+            limit = self._budget.bytes(self._plain.plain_peak())
+            self._checkpoints = replace(self._budget, limit=limit)
+
+    def candidate(
+        self, levels: Levels, left: Sequence[Encoding] = (), reason: str = ""
+    ) -> Candidate:
+        """Return what is chosen of the step that is encoded and looped in some way.
+
+        Args:
+            levels: what its loops compute again.
+            left: what is not encoded of what can be.
+            reason: why.
+
+        Raises:
+            PlanError: nothing was chosen.
+        """
+        step, longer = self.loops.rebuilt(levels), self.loops.longer(levels)
+        checkpoints = _with_less_time(self._checkpoints, longer)
+        part = self._all
+        if left:
+            staying = IdentityMap((e.tensor, reason) for e in left)
+            part = plan_encodings(self._step, self._smallest, staying)
+        if part.encodings:
+            plain_time = _time_of_ops(step) or 1.0
+            step = self._encoder.encode(step, part)
+            tensor_sizes.settle_shapes(step.ops())
+            checkpoints = _with_less_time(checkpoints, _time_of_ops(step) / plain_time)
+        keeping, plan = self._choose(step, checkpoints)
+        if self._budget:
+            # As it was asked for.
+            keeping.mode = str(self._budget)
+        if any(levels):
+            warnings = keeping.warnings
+            warnings[:] = [w for w in warnings if not w.startswith(PLAIN)]
+        tensors = IdentitySet(e.tensor for e in part.encodings)
+        return Candidate(
+            keeping,
+            plan,
+            self._plain,
+            part if self._encodes else None,
+            tuple(i for i, e in enumerate(self.every) if e.tensor in tensors),
+            levels,
+            longer=longer,
+            in_budget=self._in_budget,
+        )
+
+    def _attempt(
+        self, levels: Levels, left: Sequence[Encoding] = (), reason: str = ""
+    ) -> Candidate | PlanError:
+        """Return a candidate, or why there is none."""
         try:
-            with loops.applied(levels) as longer:
-                # What is known of the step is that of before.
-                rebuilt = replace(step)
-                tensor_sizes.settle_shapes(rebuilt.ops())
-                kept = _with_less_time(checkpoints, longer)
-                tried = choose_and_encode(
-                    rebuilt, replace(options, checkpoints=kept), encoder, choose
-                )
-                keeping, plan, encoded = tried
-                if budget is None or budget.extra_time is not None:
-                    cost = float(_peak_of(plan))
-                else:
-                    cost = (1 + extra_times(plan, keeping, encoded)[0]) * longer
+            return self.candidate(levels, left, reason)
         except PlanError as error:
             return error
-        if budget is not None:
-            # As it was asked for.
-            keeping.mode = str(budget)
-        return Tried(levels, ChosenAll(*tried), cost)
 
-    best = best_of(loops.in_order(), attempt)
-    loops.apply(best.levels)
-    chosen = best.result
-    if any(best.levels):
-        warnings = chosen.keeping.warnings
-        warnings[:] = [w for w in warnings if not w.startswith(PLAIN)]
-    is_limit = budget is not None and budget.extra_time is None
-    looped = loops.looped(best.levels, in_budget=is_limit)
-    return replace(chosen, looped=looped)
+    def best(self, levels: Levels) -> Candidate | PlanError:
+        """Return the best candidate with some loops, or why none was found.
+
+        What is recomputed is chosen without encodings and with them: what runs again
+        from a mask's tensor may be cheaper to hold than the mask. As long as tensors
+        run again though they are encoded, it is chosen anew with these as they are.
+        """
+        reason = _HELD_FOR_TIME if self._in_budget else _HELD_FOR_LESS
+        found = [self._attempt(levels, self.every, reason)]
+        left: list[Encoding] = []
+        while len(left) < len(self.every):
+            less = self._attempt(levels, left, _RUNS_AGAIN)
+            found.append(less)
+            if isinstance(less, PlanError):
+                break
+            run_again = frozenset(less.plan.run_again)
+            both = [e for e in self.every if e not in left and e.tensor.op in run_again]
+            if not both:
+                break
+            left += both
+        # Of equals the last one.
+        return _least(found[::-1]) or found[0]
+
+
+def best_of(
+    choices: Sequence[Levels], attempt: Callable[[Levels], Candidate | PlanError]
+) -> Candidate:
+    """Return the best of some choices of loops that is found by trying few of them.
+
+    Args:
+        choices: as `LoopChoices.in_order` has them. If one of them can be met, so can
+            those behind it, or all before it.
+        attempt: tries a choice; returns an error if nothing was found with it.
+
+    Raises:
+        PlanError: nothing was found with any that was tried.
+
+    Cost: that of `attempt`, a few times: twice and the binary logarithm of the choices.
+    """
+    first = last = attempt(choices[0])
+    if len(choices) > 1:
+        last = attempt(choices[-1])
+    tried = [first, last]
+    low, high = 0, len(choices) - 1
+    # Where one end cannot be met, the nearest to it that can is wanted; else the middle
+    # is one more to choose from.
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = attempt(choices[middle])
+        tried.append(found)
+        if isinstance(first, PlanError) == isinstance(last, PlanError):
+            break
+        if isinstance(found, PlanError) == isinstance(first, PlanError):
+            low = middle
+        else:
+            high = middle
+    best = _least(tried)
+    if best is None:
+        raise last if isinstance(last, PlanError) else PlanError(NO_LESS)
+    return best
+
+
+def _least(tried: Iterable[Candidate | PlanError]) -> Candidate | None:
+    """Return the best candidate, of equals the one whose loops compute least again."""
+    met = [t for t in tried if not isinstance(t, PlanError)]
+    if len(met) < 2:
+        return met[0] if met else None
+    return min(met, key=lambda t: (t.cost, sum(t.levels)))
 
 
 def _with_less_time(checkpoints: Any, longer: float) -> Any:
@@ -231,7 +319,7 @@ def _with_less_time(checkpoints: Any, longer: float) -> Any:
         PlanError: it takes all of it.
     """
     share = checkpoints.extra_share if isinstance(checkpoints, Budget) else None
-    if share is None:
+    if share is None or longer == 1.0:
         return checkpoints
     left = (1 + share) / longer - 1
     if left <= 0:
@@ -239,144 +327,5 @@ def _with_less_time(checkpoints: Any, longer: float) -> Any:
     return replace(checkpoints, extra_time=left)
 
 
-def choose_and_encode(
-    step: PlainStep, options: Options, encoder: Encoder, choose: Choose
-) -> tuple[Keeping, Recomputation, Encoded | None]:
-    """Choose what a step keeps, and let backward ops read no more of it than needed.
-
-    What is recomputed is chosen without encodings and with them: what runs again from
-    a mask's tensor may be cheaper to hold than the mask. As long as tensors run again
-    though they are encoded, it is chosen anew with these as they are. The choice that
-    holds the least at its peak is taken; within a budget, the one of the least time.
-
-    Args:
-        step: the step with plain gradients; its graph is changed.
-        options: the checkpoints, whether to encode, and how small a tensor may be.
-        encoder: makes what is kept.
-        choose: makes the choice.
-
-    Cost: that of `choose`, two to four times, and linear in the ops of the step.
-    """
-    refuse_mesh(step.graph)
-    if options.encode is None:
-        return *choose(step, options.checkpoints), None
-    tries = _Tries(step, options, encoder, choose)
-    every = tries.found.encodings
-    if isinstance(options.checkpoints, Plan):
-        planned = options.checkpoints.encoded
-        whole = [e for i, e in enumerate(every) if i not in planned]
-        return tries.taken(tries.without(whole, _UNPLANNED))
-    reason = _HELD_FOR_LESS if tries.limit is None else _HELD_FOR_TIME
-    found = [tries.without(every, reason)]
-    left: list[Encoding] = []
-    while len(left) < len(every):
-        less = tries.without(left, _RUNS_AGAIN)
-        found.append(less)
-        if isinstance(less, PlanError):
-            break
-        run_again = frozenset(less.recomputation.run_again)
-        both = [e for e in every if e not in left and e.tensor.op in run_again]
-        if not both:
-            break
-        left += both
-    # Of equals the last one.
-    met = [t for t in reversed(found) if not isinstance(t, PlanError)]
-    return tries.taken(min(met, key=lambda t: t.cost) if met else found[0])
-
-
-@dataclass(frozen=True, eq=False)
-class _Try:
-    """What is chosen of a step that is encoded in some way.
-
-    Attributes:
-        keeping: what is kept.
-        recomputation: what is recomputed.
-        encoded: what is encoded.
-        cost: the time of the step within a budget, its peak otherwise.
-    """
-
-    keeping: Keeping
-    recomputation: Recomputation
-    encoded: Encoded
-    cost: float
-
-
-class _Tries:
-    """Encodes a step in several ways, one after the other.
-
-    Attributes:
-        found: all that can be encoded.
-        limit: the budget in bytes, None if there is none.
-    """
-
-    def __init__(
-        self, step: PlainStep, options: Options, encoder: Encoder, choose: Choose
-    ) -> None:
-        self._step, self._encoder, self._choose = step, encoder, choose
-        self._smallest = options.min_checkpoint_size
-        self._plain = StepProgram(step)
-        # Of the step as it is now: encoding changes it.
-        self._time = _time_of_ops(step)
-        self.found = plan_encodings(step, self._smallest)
-        self.limit: int | None = None
-        self._checkpoints = options.checkpoints
-        self._budget = (
-            self._checkpoints if isinstance(self._checkpoints, Budget) else None
-        )
-        if self._budget and self._budget.extra_time is None:
-            self.limit = self._budget.bytes(self._plain.plain_peak())
-            self._checkpoints = replace(self._budget, limit=self.limit)
-
-    def without(self, left: Sequence[Encoding], reason: str) -> _Try | PlanError:
-        """Return what is chosen, or why nothing is.
-
-        Args:
-            left: what is not encoded of what can be.
-            reason: why.
-        """
-        part = self.found
-        if left:
-            staying = IdentityMap((e.tensor, reason) for e in left)
-            part = plan_encodings(self._step, self._smallest, staying)
-        tensors = IdentitySet(e.tensor for e in part.encodings)
-        every = enumerate(self.found.encodings)
-        numbers = tuple(i for i, e in every if e.tensor in tensors)
-        step = self._encoder.encode(self._step, part)
-        tensor_sizes.settle_shapes(step.ops())
-        try:
-            checkpoints = self._checkpoints
-            if part.encodings:
-                longer = _time_of_ops(step) / (self._time or 1.0)
-                checkpoints = _with_less_time(checkpoints, longer)
-            keeping, recomputation = self._choose(step, checkpoints)
-            cost = (
-                _peak_of(recomputation)
-                if self.limit is None
-                else _time_of(recomputation, keeping)
-            )
-        except PlanError as error:
-            return error
-        if self._budget:
-            # As it was asked for.
-            keeping.mode = str(self._budget)
-        encoded = Encoded(part, self._plain, step, numbers)
-        return _Try(keeping, recomputation, encoded, cost)
-
-    def taken(self, tried: _Try | PlanError) -> tuple[Keeping, Recomputation, Encoded]:
-        """Return what was tried; raise `PlanError` if nothing was chosen."""
-        if isinstance(tried, PlanError):
-            raise tried
-        return tried.keeping, tried.recomputation, tried.encoded
-
-
-def _peak_of(plan: Recomputation) -> float:
-    return StepProgram(plan.step).peak(plan.segments, plan.places)
-
-
 def _time_of_ops(step: PlainStep) -> float:
     return sum(map(step.op_times(), step.ops()))
-
-
-def _time_of(plan: Recomputation, keeping: Keeping) -> float:
-    ops = (*plan.step.ops(), *plan.run_again)
-    return sum(map(keeping.time_of, ops)) + plan.transfer_time

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
+from geutil.gradients.candidate import extra_share
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
-from geutil.gradients.loops.choosing import LoopChoices
+from geutil.gradients.loops.finding import find_loops
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import (
     Budget,
@@ -23,7 +24,7 @@ from geutil.gradients.planning import (
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.preparing import Prepared, keep_all, prepare
-from geutil.gradients.report import Report, extra_share
+from geutil.gradients.report import Report
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
@@ -111,7 +112,7 @@ def explain(
     prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
     if encode == BFLOAT16:
         # What waits is known only when all is built.
-        with prepared.plan.step.graph.as_default():
+        with prepared.candidate.plan.step.graph.as_default():
             return prepared.build()[1]
     return prepared.report()
 
@@ -198,13 +199,9 @@ def _plan_of(prepared: Prepared, budget: Budget) -> Plan:
     limit = budget.bytes(report.plain_peak) if is_limit else report.peak
     peaks = (report.peak, report.plain_peak)
     times = (report.extra_time, report.extra_time_bound)
-    found = make_plan(prepared.plan, limit, peaks, times, budget.offload_device)
-    encoded, looped = prepared.encoded, prepared.looped
-    return replace(
-        found,
-        encoded=encoded.numbers if encoded else (),
-        loops=looped.levels if looped else (),
-    )
+    chosen = prepared.candidate
+    found = make_plan(chosen.plan, limit, peaks, times, budget.offload_device)
+    return replace(found, encoded=chosen.encoded, loops=chosen.levels)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -263,7 +260,7 @@ def plan_curve(
     options = Options(
         None, holds_gradients=holds_gradients, engine=engine, shapes=shapes
     )
-    plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).plan.step
+    plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).candidate.plan.step
     first = given[0] if given else Budget(1.0)
     search = BudgetSearch(
         plain,
@@ -289,7 +286,8 @@ def plan_curve(
         return _plan_of(prepared, budget)
 
     # A step whose loops are rebuilt is another one, with a search of its own.
-    make = planned_with_loops if LoopChoices(plain) else planned
+    has_loops = any(loop.cuts for loop in find_loops(plain))
+    make = planned_with_loops if has_loops else planned
     plans, unmet = [], []
     limits = (budget.bytes(search.plain_peak) for budget in given)
     for limit in sorted(set(limits), reverse=True):

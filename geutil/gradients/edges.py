@@ -246,6 +246,8 @@ def make(edits: Edits) -> None:
                 creation.set_new_input(op, index, new)
     for op, awaited in edits.controls.items():
         creation.set_control_inputs(op, awaited)
+    for loop in edits.loops:
+        loop.apply()
 
 
 def applied(step: PlainStep) -> PlainStep:

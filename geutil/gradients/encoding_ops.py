@@ -9,7 +9,7 @@ or Eigen).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -81,7 +81,7 @@ class Encoder:
                 results[read.op] = self._decoded(read, plan, make)
         replaced = edges.first_results(results)
         gradients = (edges.renewed(g, replaced) for g in step.gradients)
-        edits = edges.edits_of(reads, results)
+        edits = replace(edges.edits_of(reads, results), loops=step.edits.loops)
         return with_edited_backward(step, gradients, self.ops, edits)
 
     def _decoded(

@@ -120,8 +120,8 @@ class EncodingPlan:
             so that what the activation lets through can be asked of the maxima.
     """
 
-    encodings: tuple[Encoding, ...]
-    left: tuple[tuple[Tensor, str], ...]
+    encodings: tuple[Encoding, ...] = ()
+    left: tuple[tuple[Tensor, str], ...] = ()
     swapped: Mapping[Operation, Operation] = field(default_factory=dict)
     padded: IdentityMap[Tensor] = field(default_factory=IdentityMap)
 

@@ -7,21 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geutil.gradients import tensor_sizes
+from geutil.gradients.apply import build_recomputation
+from geutil.gradients.candidate import Candidate
 from geutil.gradients.choices import (
     BFLOAT16,
     MIN_CHECKPOINT_SIZE,
-    Chosen,
     Options,
     choose_all,
     refuse_mesh,
 )
 from geutil.gradients.encoding_ops import Encoder, halve
-from geutil.gradients.loops.choosing import Looped
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.reference_variables import let_out_when_read
-from geutil.gradients.report import Encoded, Report, make_report, with_halved
+from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
@@ -51,26 +50,20 @@ class Prepared:
     """A step with plain gradients, and what shall become of it.
 
     Attributes:
-        plan: what is recomputed.
-        keeping: what is kept, and why.
+        candidate: the choice.
         offload: what is offloaded, and how.
         where: what warnings begin with, if they are about a part of a step.
         order: whether the step is held to its planned order.
         encode: how kept tensors are encoded, or None.
-        encoded: what is encoded of the plain step.
-        looped: what its loops compute again, if that was open.
         encoder: makes what is kept.
         smallest: tensors of fewer elements are not encoded.
     """
 
-    plan: Recomputation
-    keeping: Keeping
+    candidate: Candidate
     offload: Offload | None
     where: str = ""
     order: bool = True
     encode: str | None = None
-    encoded: Encoded | None = None
-    looped: Looped | None = None
     encoder: Encoder = field(default_factory=Encoder)
     smallest: int = MIN_CHECKPOINT_SIZE
 
@@ -83,7 +76,7 @@ class Prepared:
         Cost: linear in the ops of the step and their edges.
         """
         report = self.report()
-        step = build_recomputation(self.plan, self.offload)
+        step = build_recomputation(self.candidate.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
         if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
             return let_out_when_read(step), report
@@ -95,29 +88,22 @@ class Prepared:
 
     def report(self) -> Report:
         """Return the report on the plan."""
-        warnings = list(self.keeping.warnings)
-        recomputed = self.plan.segments or (self.looped and any(self.looped.levels))
-        if self.keeping.recomputes and not (recomputed or warnings):
+        plan, keeping = self.candidate.plan, self.candidate.keeping
+        warnings = list(keeping.warnings)
+        recomputes = bool(plan.segments or any(self.candidate.levels))
+        if keeping.recomputes and not (recomputes or warnings):
             warnings.append(_ALL_KEPT)
-        compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
+        compiled = runtime.is_compiled_by_xla(plan.step.graph)
         if compiled and self.encode == BFLOAT16:
             warnings.append(_XLA_WIDENS)
-        warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
-        sent = offloaded(self.plan, self.offload) if self.offload else []
+        warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
+        sent = offloaded(plan, self.offload) if self.offload else []
         if sent and compiled:
             warnings.append(_ONE_DEVICE)
             sent = []
         # XLA has an order of its own, which is taken to hold as little.
-        recomputed = bool(self.plan.segments)
-        ordered = recomputed if compiled else self.order
-        report = make_report(
-            self.plan,
-            self.keeping,
-            sent,
-            ordered=ordered,
-            encoded=self.encoded,
-            looped=self.looped,
-        )
+        ordered = bool(plan.segments) if compiled else self.order
+        report = make_report(self.candidate, sent, ordered=ordered)
         if compiled:
             report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
@@ -169,7 +155,7 @@ def prepare(
     tensor_sizes.settle_shapes(step.ops())
     encoder = Encoder()
 
-    def choose(step: PlainStep, kept: Any) -> Chosen:
+    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
         keeping = resolve(step, kept, options.min_checkpoint_size)
         plan = keeping.plan or plan_recomputation(
             step, keeping if len(keeping.chosen) else keep_all
@@ -178,15 +164,11 @@ def prepare(
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
-    chosen = choose_all(step, options, encoder, choose)
     return Prepared(
-        chosen.recomputation,
-        chosen.keeping,
+        choose_all(step, options, encoder, choose),
         options.offloading(),
         order=options.order,
         encode=options.encode,
-        encoded=chosen.encoded,
-        looped=chosen.looped,
         encoder=encoder,
         smallest=options.min_checkpoint_size,
     )

@@ -17,12 +17,13 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients.candidate import Candidate
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
-from geutil.gradients.loops.choosing import Looped, LoopValues
+from geutil.gradients.loops.choosing import LoopValues
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import Recomputation, is_parameter
+from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
 from geutil.gradients.step import PlainStep
 from geutil.gradients.tensor_sizes import open_shapes_of
@@ -31,7 +32,7 @@ from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.dependencies import OrderPlan
 from geutil.memory.sizes import Dims, tensor_bytes
-from geutil.memory.times import Times, multiply_adds
+from geutil.memory.times import multiply_adds
 from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
@@ -77,23 +78,6 @@ class RecomputedOp:
     op_type: str
     segment: int
     times: int = 1
-
-
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """What was encoded of a step.
-
-    Attributes:
-        plan: the encodings.
-        plain: the step before, as numbers.
-        step: the step with them.
-        numbers: those of the encodings among all that were possible.
-    """
-
-    plan: EncodingPlan
-    plain: StepProgram
-    step: PlainStep
-    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -246,41 +230,30 @@ class Report(Shown):
 
 
 def make_report(
-    plan: Recomputation,
-    keeping: Keeping,
-    offloaded: Iterable[Tensor] = (),
-    *,
-    ordered: bool = True,
-    encoded: Encoded | None = None,
-    looped: Looped | None = None,
+    candidate: Candidate, offloaded: Iterable[Tensor] = (), *, ordered: bool = True
 ) -> Report:
-    """Return the report on a plan.
+    """Return the report on a choice.
 
     Args:
-        plan: what is recomputed.
-        keeping: why tensors are kept.
+        candidate: the choice.
         offloaded: the kept tensors that wait elsewhere.
         ordered: whether the step is held to its planned order.
-        encoded: what was encoded before.
-        looped: what loops compute again.
 
     Returns:
         The report, without warnings.
 
     Cost: linear in the ops of the step and their edges.
     """
+    plan, keeping, encoded = candidate.plan, candidate.keeping, candidate.encodings
     step = plan.step
     forward = get_backward_walk_ops(
         list(step.ys), within_ops_fn=step.covers, control_inputs=True
     )
     program = StepProgram(step)
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
-    before = looped or encoded
-    plain_program = before.plain if before else program
+    plain_program = candidate.plain or program
     plain = plain_program.plain(holds_gradients=step.holds_gradients)
-    extra_time, bound = extra_times(plan, keeping, encoded)
-    if looped and keeping.extra_time is None:
-        extra_time, bound = _in_all(extra_time, bound, looped.longer)
+    extra_time, bound = candidate.extra_times
     times = Counter(op for segment in plan.segments for op in segment.ops)
     recomputed = [
         RecomputedOp(op.name, op.type, number, times[op])
@@ -313,11 +286,11 @@ def make_report(
         budget=keeping.limit,
         extra_time=extra_time,
         extra_time_bound=bound,
-        loops=looped.values if looped else (),
+        loops=candidate.loops,
         plan=planned,
         plain_plan=plain,
         plain_plan_held=plain_program.plain(holds_gradients=True),
-        **(encodings_of(encoded.plan) if encoded else {}),
+        **(encodings_of(encoded) if encoded else {}),
     )
 
 
@@ -361,35 +334,6 @@ def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
         peak=planned.peak,
         plan=planned,
     )
-
-
-def extra_times(
-    plan: Recomputation, keeping: Keeping, encoded: Encoded | None
-) -> tuple[float, float]:
-    """Return the extra time and its bound, as parts of the time of plain gradients."""
-    if keeping.extra_time is not None:
-        return keeping.extra_time, keeping.bound
-    extra = extra_share(plan, keeping.time_of)
-    if encoded is None or not encoded.plan.encodings:
-        return extra, keeping.bound
-    plain = sum(map(keeping.time_of, encoded.plain.ops)) or 1.0
-    longer = sum(map(keeping.time_of, encoded.step.ops())) / plain
-    return _in_all(extra, keeping.bound, longer)
-
-
-def _in_all(extra: float, bound: float, longer: float) -> tuple[float, float]:
-    """Return extra time and bound of a step whose own ops take longer, too.
-
-    Of a bound of 0 nothing is known.
-    """
-    least = max((1 + bound) * longer - 1, 0.0) if bound else 0.0
-    return max((1 + extra) * longer - 1, 0.0), least
-
-
-def extra_share(plan: Recomputation, time_of: Times) -> float:
-    """Return what runs again or travels takes, as a part of the plain step's time."""
-    extra = sum(map(time_of, plan.run_again)) + plan.transfer_time
-    return extra / (sum(map(time_of, plan.step.ops())) or 1.0)
 
 
 def holding_gradients(report: Report) -> Report:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -24,6 +24,16 @@ from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
 
 
+class LoopEdit(Protocol):
+    """Other bodies for loops."""
+
+    def write(self, graph_def: Any) -> None:
+        """Edit the loops in a `GraphDef` of their ops."""
+
+    def apply(self) -> None:
+        """Edit the loops themselves."""
+
+
 @dataclass(frozen=True, eq=False)
 class Edits:
     """Edits of a graph that are planned and not made yet.
@@ -31,10 +41,12 @@ class Edits:
     Attributes:
         inputs: all that some ops are going to read.
         controls: all that some ops are going to wait for.
+        loops: the loops that are going to run other bodies.
     """
 
     inputs: Mapping[Operation, Sequence[Tensor]] = field(default_factory=dict)
     controls: Mapping[Operation, Sequence[Operation]] = field(default_factory=dict)
+    loops: Sequence[LoopEdit] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +158,8 @@ class PlainStep:
 
     @cached_property
     def calls(self) -> Mapping[Operation, Called]:
-        """What the functions hold that ops of the step run; see `calls_of`.
-
-        Of the step as it is when this is asked for the first time.
-        """
-        return calls_of(self.ops())
+        """What the functions hold that ops of the step run; see `calls_of`."""
+        return calls_of(self.ops(), self.edits.loops)
 
     def op_times(self, *, measured: bool = False, in_seconds: bool = False) -> Times:
         """Return the times of the ops of the step; see `times.op_times`."""

@@ -157,20 +157,15 @@ def plan_call(
         return _choose(call, step, replace(options, checkpoints=kept), later)
 
     chosen = choose_all(step, options, encoder, choose)
-    plan = chosen.recomputation
-    step = plan.step
     calls = calls_in(call.graph)
-    plan = _after(plan, calls.before(step.seeds))
-    calls.add(step)
+    plan = _after(chosen.plan, calls.before(step.seeds))
+    calls.add(plan.step)
     where = f"the checkpointed call that yields '{call.ys[0].name}': "
     return Prepared(
-        plan,
-        chosen.keeping,
+        replace(chosen, plan=plan),
         offload,
         where,
         encode=options.encode,
-        encoded=chosen.encoded,
-        looped=chosen.looped,
         encoder=encoder,
         smallest=options.min_checkpoint_size,
     )

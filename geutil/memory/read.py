@@ -167,10 +167,16 @@ def calls_in(
     return function_memory.called_functions(graph, read_body, size_of, among)
 
 
-def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
+def calls_of(
+    ops: Collection[Operation], edits: Iterable[Any] = ()
+) -> dict[Operation, Called]:
     """Return what the functions hold that some ops of a graph run.
 
     What has no known shape in a body counts nothing.
+
+    Args:
+        ops: the ops.
+        edits: planned edits of loops, each of which `write`s itself into a `GraphDef`.
 
     Cost: linear in the ops of the graph, and of the bodies; with loops, a copy of the
         ops besides, in which their shapes are inferred.
@@ -188,6 +194,8 @@ def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
     # Placeholders are ops of the step themselves; other tensors get stand-ins.
     fed = types.unique(t.op for t in read if t.op.type in op_types.PLACEHOLDERS)
     graph_def = fetched_subgraph.step_graph_def(graph, [*fed, *members], read)
+    for edit in edits:
+        edit.write(graph_def)
     scratch = shape_inference.inferred_graph(graph_def)
     calls = calls_in(scratch, Shapes(graph, None).bytes_of)
     return {by_name[op.name]: c for op, c in calls.items() if op.name in by_name}

@@ -1,20 +1,16 @@
-"""Choices of what the loops of a step compute again, each tried on the step."""
+"""Choices of what the loops of a step compute again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from geutil.errors import PlanError
-from geutil.gradients.loops.finding import Loop, find_loops
+from geutil.gradients.loops.finding import Loop
 from geutil.gradients.loops.rebuilding import Rebuilt, rebuild
-from geutil.gradients.prediction import StepProgram
 from geutil.gradients.step import PlainStep
-from geutil.graph.state import UndoStep
 
-_NO_LESS = "the step would hold no less at its peak, or take longer than it may"
+NO_LESS = "the step would hold no less at its peak, or take longer than it may"
 _NO_FASTER = "the step is within the budget in less time without"
 _OTHER_STEP = (
     "the plan was made for another step: that one had {planned} loops whose values can "
@@ -42,71 +38,24 @@ class LoopValues:
     reason: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Looped:
-    """The loops of a step as they were chosen.
-
-    Attributes:
-        plain: the step before, as numbers.
-        levels: for each loop what runs again: nothing (0), or one of its cuts.
-        values: what a report says of each.
-        longer: the time of the step's ops, as a part of that before.
-    """
-
-    plain: StepProgram
-    levels: tuple[int, ...]
-    values: tuple[LoopValues, ...]
-    longer: float
-
-
-Result = TypeVar("Result")
 Levels = tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Tried(Generic[Result]):
-    """What comes of a choice.
-
-    Attributes:
-        levels: the choice.
-        result: what was found for the step then.
-        cost: what counts: the less the better.
-    """
-
-    levels: Levels
-    result: Result
-    cost: float
+"""For each loop what runs again: nothing (0), or one of its cuts."""
 
 
 class LoopChoices:
     """The loops of a step, and choices of what they compute again.
 
     Args:
-        step: the step with plain gradients; its graph gets what choices need.
-
-    Attributes:
-        loops: its loops.
-        plain: the step as numbers, if it has loops.
+        step: the step with plain gradients.
+        loops: its loops, of which there may be a choice.
     """
 
-    def __init__(self, step: PlainStep) -> None:
-        self.loops = find_loops(step)
+    def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
+        self.loops = loops
+        self._step = step
         self._rebuilt: dict[tuple[int, int], Rebuilt] = {}
-        self._undo: list[UndoStep] = []
         self._refused: dict[int, str] = {}
-        if self.loops:
-            self.plain = StepProgram(step)
-            ops = step.ops()
-            self._time = sum(map(step.op_times(), ops))
-
-    def __bool__(self) -> bool:
-        """Tell whether there is anything to choose."""
-        return any(loop.cuts for loop in self.loops)
-
-    @property
-    def none(self) -> Levels:
-        """The choice that all values are kept."""
-        return (0,) * len(self.loops)
+        self._time = sum(map(step.op_times(), step.ops())) if loops else 0.0
 
     def planned(self, levels: Sequence[int]) -> Levels:
         """Return a choice that was made for the same step before.
@@ -114,7 +63,7 @@ class LoopChoices:
         Raises:
             PlanError: it was made for another one.
         """
-        levels = tuple(levels) or self.none
+        levels = tuple(levels) or (0,) * len(self.loops)
         fits = len(levels) == len(self.loops) and all(
             level == 0 or level in loop.cuts
             for loop, level in zip(self.loops, levels, strict=True)
@@ -129,11 +78,11 @@ class LoopChoices:
 
         Each loop goes on by what saves the most bytes for its time.
         """
-        choices = [self.none]
+        choices: list[Levels] = [(0,) * len(self.loops)]
         while True:
             levels = choices[-1]
             more = [
-                (self._saved_for_time(loop, level, now), -i, level)
+                (_saved_for_time(loop, level, now), -i, level)
                 for i, (loop, now) in enumerate(zip(self.loops, levels, strict=True))
                 for level in loop.cuts
                 if level > now
@@ -144,35 +93,18 @@ class LoopChoices:
             i = -place
             choices.append((*levels[:i], level, *levels[i + 1 :]))
 
-    def _saved_for_time(self, loop: Loop, level: int, now: int) -> float:
-        cut, before = loop.cuts[level], loop.cuts.get(now)
-        saved = cut.saved - (before.saved if before else 0)
-        return saved / max(cut.time - (before.time if before else 0.0), 1.0)
-
-    @contextmanager
-    def applied(self, levels: Levels) -> Iterator[float]:
-        """Rebuild the loops for the block; yield how much longer the step's ops take.
-
-        Cost: that of rebuilding the loops, once for each choice of each, and of their
-            bodies.
-        """
-        try:
-            self.apply(levels)
-            yield self.longer(levels)
-        finally:
-            for step in reversed(self._undo):
-                step.undo()
-            self._undo.clear()
-
-    def apply(self, levels: Levels) -> None:
-        """Rebuild the loops.
+    def rebuilt(self, levels: Levels) -> PlainStep:
+        """Return the step with other loops, by edits that are not made yet.
 
         Raises:
             PlanError: TensorFlow does not take one of them apart.
+
+        Cost: that of rebuilding the loops, once for each choice of each.
         """
-        for i, level in enumerate(levels):
-            if level:
-                self._undo += self._with(i, level).apply()
+        loops = [self._with(i, level) for i, level in enumerate(levels) if level]
+        if not loops:
+            return self._step
+        return replace(self._step, edits=replace(self._step.edits, loops=tuple(loops)))
 
     def _with(self, i: int, level: int) -> Rebuilt:
         """Return a loop rebuilt, the same each time."""
@@ -190,10 +122,10 @@ class LoopChoices:
         more = sum(loop.cuts[level].time for loop, level in pairs if level)
         return 1 + more / (self._time or 1.0)
 
-    def looped(self, levels: Levels, *, in_budget: bool) -> Looped:
-        """Return what a report says of the loops, rebuilt as they are."""
-        reason = _NO_FASTER if in_budget else _NO_LESS
-        values = (
+    def values(self, levels: Levels, *, in_budget: bool) -> tuple[LoopValues, ...]:
+        """Return what a report says of the loops by a choice."""
+        reason = _NO_FASTER if in_budget else NO_LESS
+        return tuple(
             LoopValues(
                 loop.forward.name,
                 tuple(pile.value for pile in loop.cuts[level].dropped),
@@ -207,41 +139,10 @@ class LoopChoices:
             )
             for i, (loop, level) in enumerate(zip(self.loops, levels, strict=True))
         )
-        return Looped(self.plain, levels, tuple(values), self.longer(levels))
 
 
-def best_of(
-    choices: Sequence[Levels],
-    attempt: Callable[[Levels], Tried[Result] | PlanError],
-) -> Tried[Result]:
-    """Return the best of some choices that is found by trying few of them.
-
-    Args:
-        choices: as `LoopChoices.in_order` has them. If one of them can be met, so can
-            those behind it, or all before it.
-        attempt: tries a choice; returns an error if nothing was found with it.
-
-    Raises:
-        PlanError: nothing was found with any that was tried.
-
-    Cost: that of `attempt`, a few times: twice and the binary logarithm of the choices.
-    """
-    first, last = attempt(choices[0]), attempt(choices[-1])
-    tried = [first, last]
-    low, high = 0, len(choices) - 1
-    # Where one end cannot be met, the nearest to it that can is wanted; else the middle
-    # is one more to choose from.
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = attempt(choices[middle])
-        tried.append(found)
-        if isinstance(first, PlanError) == isinstance(last, PlanError):
-            break
-        if isinstance(found, PlanError) == isinstance(first, PlanError):
-            low = middle
-        else:
-            high = middle
-    met = [t for t in tried if not isinstance(t, PlanError)]
-    if not met:
-        raise last if isinstance(last, PlanError) else PlanError(_NO_LESS)
-    return min(met, key=lambda t: (t.cost, sum(t.levels)))
+def _saved_for_time(loop: Loop, level: int, now: int) -> float:
+    """Return the bytes that a cut saves beyond another one, for the time it takes."""
+    cut, before = loop.cuts[level], loop.cuts.get(now)
+    saved = cut.saved - (before.saved if before else 0)
+    return saved / max(cut.time - (before.time if before else 0.0), 1.0)

@@ -17,7 +17,6 @@ from geutil.errors import PlanError, TransformError
 from geutil.gradients.loops.finding import Loop, LoopCut
 from geutil.graph import creation, function_calls, function_defs, functions, types
 from geutil.graph.function_calls import Caller
-from geutil.graph.state import UndoStep
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
 from geutil.memory.function_memory import ITERATIONS
 from geutil.select.queries import make_view
@@ -26,6 +25,7 @@ from geutil.transform.transformer import copy_replacing
 
 _SCOPE = "again"
 _BODY = "body"
+_ELEMENT = "element_dtype"
 _REFUSED = "the body of the loop '{op.name}' cannot be rebuilt: {reason}"
 
 
@@ -34,25 +34,34 @@ class _Elements:
     """What an empty list is going to hold.
 
     Inputs that a loop was given when it was differentiated cannot be exchanged: a list
-    that it begins with stays, and is told to hold something else.
+    that it begins with stays, and is made to hold something else.
 
     Attributes:
         lists: the list, and what the two loops make of it.
-        shape: the shape of its elements, as the op reads it.
-        dtype: their type.
         like: a list of such elements, in another graph.
     """
 
     lists: tuple[Tensor, ...]
-    shape: Tensor
-    dtype: tf.DType
     like: Tensor
 
-    def note(self) -> None:
+    def write(self, graph_def: Any, node: Any) -> None:
+        """Let the node of the list know."""
+        shape = graph_def.node.add()
+        shape.CopyFrom(self.like.op.inputs[0].op.node_def)
+        shape.name = node.input[0] = f"{node.name}/{_SCOPE}"
+        node.attr[_ELEMENT].CopyFrom(self.like.op.node_def.attr[_ELEMENT])
+
+    def apply(self) -> None:
         """Let the op and TensorFlow's shape inference know."""
         op = self.lists[0].op
-        creation.set_new_input(op, 0, self.shape)
-        creation.set_element_type(op, self.dtype)
+        with creation.surroundings_of(op):
+            dims = tf.get_static_value(self.like.op.inputs[0])
+            shape = tf.constant(dims, tf.int32, name="element_shape")
+            # TensorFlow does not let an op read a vector of another length.
+            unknown = tf.TensorShape(None)
+            hidden = tf.raw_ops.PlaceholderWithDefault(input=shape, shape=unknown)
+        creation.set_new_input(op, 0, hidden)
+        creation.set_element_type(op, self.like.op.get_attr(_ELEMENT))
         for t in self.lists:
             # The loops may be differentiated again.
             creation.copy_handle_data(self.like, t)
@@ -63,43 +72,45 @@ class Rebuilt:
     """What two loops are when one computes values again.
 
     Attributes:
-        loop: the loops.
-        cut: what runs again.
         callers: the loops, with the functions that they call otherwise.
-        bodies: the name of the new body of each.
-        lists: what the lists hold that the forward loop begins with: before and then,
-            where that changes.
+        bodies: the new body of each: a `FunctionDef`.
+        lists: what the lists hold that the forward loop begins with, where that
+            changes.
     """
 
-    loop: Loop
-    cut: LoopCut
     callers: tuple[Caller, Caller]
-    bodies: tuple[str, str]
-    lists: tuple[tuple[_Elements, _Elements], ...]
+    bodies: tuple[Any, Any]
+    lists: tuple[_Elements, ...]
 
-    def apply(self) -> list[UndoStep]:
-        """Let the loops run the new bodies; return how to undo that.
+    def write(self, graph_def: Any) -> None:
+        """Let the loops of a `GraphDef` run the new bodies: linear in its nodes."""
+        nodes = {node.name: node for node in graph_def.node}
+        graph_def.library.function.extend(self.bodies)
+        for caller, body in zip(self.callers, self.bodies, strict=True):
+            nodes[caller.op.name].attr[_BODY].func.name = body.signature.name
+        at_once = nodes[self.callers[1].op.name].attr["parallel_iterations"]
+        at_once.i = min(at_once.i, ITERATIONS)
+        for elements in self.lists:
+            elements.write(graph_def, nodes[elements.lists[0].op.name])
 
-        Cost: constant, but for the attributes of the ops.
+    def apply(self) -> None:
+        """Let the loops run the new bodies.
+
+        Cost: linear in the bodies, and in the attributes of the ops.
         """
-        steps = []
-        for caller, new in zip(self.callers, self.bodies, strict=True):
-            steps.append(function_calls.recalling(caller))
-            (old,) = (c.name for c in caller.callees if c.attribute == _BODY)
-            function_calls.call_others(caller, {old: new})
+        for caller, body in zip(self.callers, self.bodies, strict=True):
+            _add(caller.op.graph, body)
+            function_calls.call_others(caller, {_body_of(caller): body.signature.name})
         # Values computed for more iterations would be there at once.
-        function_calls.limit_parallel_iterations(self.loop.backward, ITERATIONS)
-        for before, then in self.lists:
-            steps.append(UndoStep(before.note, (before.lists[0].op,)))
-            then.note()
-        return steps
+        function_calls.limit_parallel_iterations(self.callers[1].op, ITERATIONS)
+        for elements in self.lists:
+            elements.apply()
 
 
 def rebuild(loop: Loop, level: int) -> Rebuilt:
     """Return bodies for two loops, one of which computes values again.
 
-    The graph gets the functions and the lists that they need; the loops themselves stay
-    as they are until `Rebuilt.apply`.
+    The graph stays as it is until `Rebuilt.apply`.
 
     Args:
         loop: the loops.
@@ -116,29 +127,38 @@ def rebuild(loop: Loop, level: int) -> Rebuilt:
     forward, backward = (callers[op] for op in (loop.forward, loop.backward))
     opened, opened_backward = (_opened(graph, c) for c in (forward, backward))
     read = [opened.graph.get_tensor_by_name(name) for name in cut.read]
-    changes = []
-    for pile, tensor in zip(cut.dropped, read, strict=False):
-        made = loop.forward.inputs[pile.output]
-        ends = loop.forward.outputs[pile.output], loop.backward.outputs[pile.argument]
-        value = opened.graph.get_tensor_by_name(pile.value)
-        lists = (made, *ends)
-        old = _Elements(lists, made.op.inputs[0], value.dtype, _list_of(value))
-        shape = _shape(made, tensor)
-        new = _Elements(lists, shape, tensor.dtype, _list_of(tensor))
-        changes.append((old, new))
-    likes = [new.like for _, new in changes]
+    changes = [
+        _Elements(
+            (
+                loop.forward.inputs[pile.output],
+                loop.forward.outputs[pile.output],
+                loop.backward.outputs[pile.argument],
+            ),
+            _list_of(tensor),
+        )
+        for pile, tensor in zip(cut.dropped, read, strict=False)
+    ]
+    likes = [elements.like for elements in changes]
     try:
         _compute_again(loop, cut, opened, opened_backward, read, likes)
     except TransformError as error:
         raise PlanError(_REFUSED.format(op=backward.op, reason=error)) from error
     _push_others(cut, opened, read, likes)
-    bodies = _added(graph, opened), _added(graph, opened_backward)
-    return Rebuilt(loop, cut, (forward, backward), bodies, tuple(changes))
+    bodies = tuple(
+        body.define(function_defs.unused_name(body.name))
+        for body in (opened, opened_backward)
+    )
+    return Rebuilt((forward, backward), bodies, tuple(changes))
+
+
+def _body_of(caller: Caller) -> str:
+    """Return the name of the body of a loop."""
+    (name,) = (c.name for c in caller.callees if c.attribute == _BODY)
+    return name
 
 
 def _opened(graph: Graph, caller: Caller) -> OpenedFunction:
-    (name,) = (c.name for c in caller.callees if c.attribute == _BODY)
-    opened = open_function(graph, caller, name)
+    opened = open_function(graph, caller, _body_of(caller))
     if isinstance(opened, OpenedFunction):
         return opened
     raise PlanError(_REFUSED.format(op=caller.op, reason=opened.reason))
@@ -217,15 +237,12 @@ def _push_others(
         creation.set_new_input(sinks[pile.output], 0, made)
 
 
-def _added(graph: Graph, opened: OpenedFunction) -> str:
-    """Give a graph the function of an edited body; return its name."""
-    definition = opened.define(function_defs.unused_name(opened.name))
+def _add(graph: Graph, definition: Any) -> None:
+    """Give a graph the function of an edited body."""
     function_defs.register(definition)
-    name = str(definition.signature.name)
     functions.add_functions(graph, [definition])
     if types.is_func_graph(graph):
-        functions.publish_functions(graph, [name])
-    return name
+        functions.publish_functions(graph, [definition.signature.name])
 
 
 def _list_of(element: Tensor) -> Tensor:
@@ -237,16 +254,6 @@ def _list_of(element: Tensor) -> Tensor:
             element_dtype=element.dtype,
         )
     return made
-
-
-def _shape(made: Tensor, element: Tensor) -> Tensor:
-    """Make the shape of a list's elements, beside the list."""
-    with creation.surroundings_of(made.op):
-        shape = tf.constant(_element_shape(element), tf.int32, name="element_shape")
-        # TensorFlow does not let an op read a vector of another length.
-        unknown = tf.TensorShape(None)
-        hidden: Tensor = tf.raw_ops.PlaceholderWithDefault(input=shape, shape=unknown)
-    return hidden
 
 
 def _element_shape(tensor: Tensor) -> Any:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients import Budget, gradients, last_report, plan
+from geutil.gradients.apply import build_recomputation
 from geutil.gradients.planner import solve
 from geutil.gradients.planning.local_search import Trials
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import (
     forward_inputs,
     ops_behind,

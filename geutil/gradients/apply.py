@@ -1,4 +1,7 @@
-"""Builds a recomputation: copies forward ops and lets backward ops read the copies."""
+"""Builds a choice: makes the edits of its step, and copies what runs again.
+
+Backward ops read the copies then.
+"""
 
 from __future__ import annotations
 
