@@ -10,7 +10,7 @@ from geutil.gradients.loops.choosing import LoopValues
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
-from geutil.memory.op_costs import Times
+from geutil.memory.times import Times
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,15 +91,15 @@ class Report(Shown):
         recomputed: what runs again, segment by segment.
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
-            constants apart. If the whole step turns out to hold all gradients to its
-            end, those of plain gradients are held, too. It is that of the graph as it
-            was built: nothing holds plain gradients to an order, and where gradients of
-            weights are most of it, Grappler and oneDNN may make a step of it that holds
-            up to two fifths less. `geutil.memory.predict` of plain gradients counts
-            that in.
+            constants apart: what `geutil.memory.predict(..., grappler=False)` predicts
+            of them. If the whole step turns out to hold all gradients to its end, those
+            of plain gradients are held, too. Nothing holds plain gradients to an order:
+            where gradients of weights are most of the peak, Grappler may make a step of
+            it that holds up to two fifths less.
         peak: the predicted peak with recomputation. When the updates of the step are
             known (the function is built, or `order_updates` is called), `last_report`
-            returns a report with the peak of the whole step.
+            returns a report with the peak of the whole step: the larger one of the
+            planned order and the executor's.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of what runs again.
         extra_time: about how much longer the step takes, by what runs again and what is

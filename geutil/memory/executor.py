@@ -214,14 +214,6 @@ def joint_order(
         devices: the device of each node.
         seed: as in `execution_order`.
 
-    Returns:
-        The numbers of the nodes.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: linear in nodes and edges.
-
     Example:
         Two chains on two devices:
 

@@ -400,18 +400,18 @@ def _einsum_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
     for labels, tensor in zip(operands, op.inputs, strict=True):
         extent.update(zip(labels, _sizes(tensor, dims), strict=False))
     kinds = {label: _kind(label, operands, result) for label in extent}
-    sizes = [
+    m, n, k = (
         _product("".join(x for x in labels if kinds[x] == kind), extent)
         for labels, kind in (
             (operands[1], _FREE),
             (operands[0], _FREE),
             (operands[0], _CONTRACTED),
         )
-    ]
+    )
     batch = _product("".join(x for x in result if kinds[x] == _BATCH), extent)
-    if min(sizes) <= 1 or (batch > 1 and math.prod(sizes) <= _SMALL_PRODUCT):
+    if min(m, n, k) <= 1 or (batch > 1 and m * n * k <= _SMALL_PRODUCT):
         return 0
-    return product_bytes(Product(*sizes), *machine)
+    return product_bytes(Product(m, n, k), *machine)
 
 
 _SMALL_PRODUCT = 128 * 128
