@@ -46,7 +46,11 @@ class BatchFit:
 
 
 def largest_batch(
-    step: Callable[[int], Any], memory: int | str, *, most: int = 1 << 20
+    step: Callable[[int], Any],
+    memory: int | str,
+    *,
+    most: int = 1 << 20,
+    resident: bool = False,
 ) -> BatchFit:
     """Return the largest batch size with which a step fits into memory.
 
@@ -62,6 +66,8 @@ def largest_batch(
             another schedule (`worst_case`). What TensorFlow itself takes, a fragmented
             heap and slots that an optimizer makes later are no part of the prediction.
         most: the largest batch size that is of interest.
+        resident: count what kernels of the CPU take beside TensorFlow's allocator, too
+            (`Timeline.resident`), as the limit of a container does.
 
     Raises:
         ArgumentTypeError: `memory` is no number of bytes, or `most` is below 1.
@@ -93,7 +99,7 @@ def largest_batch(
     while fits < guess < too_large:
         built = step(guess)
         if built is not None:
-            known[guess] = _bytes(built)
+            known[guess] = _bytes(built, resident=resident)
         if known.get(guess, limit + 1) <= limit:
             fits = guess
         else:
@@ -125,9 +131,11 @@ def _next(
     return min(max(line, fits + 1), too_large - 1)
 
 
-def _bytes(step: Any) -> int:
+def _bytes(step: Any, *, resident: bool) -> int:
     graph = getattr(step, "graph", None)
     if hasattr(step, "structured_outputs") and graph is not None:
         step = [*graph.outputs, *graph.control_outputs]
     timeline = predict(step)
-    return timeline.peak + timeline.variable_bytes + timeline.constant_bytes
+    used = timeline.resident if resident else None
+    most = max(timeline.peak, used or 0)
+    return most + timeline.variable_bytes + timeline.constant_bytes

@@ -50,6 +50,24 @@ def test_it_is_the_largest(batch):
         assert len(fit.tried) <= 7
 
 
+def test_what_kernels_take_beside_the_allocator_can_count():
+    @functools.cache
+    def product(batch):
+        with tf.Graph().as_default():
+            x = tf.compat.v1.placeholder(tf.float32, [batch, 512])
+            return tf.nn.conv2d(x[:, None, None], tf.ones([1, 1, 512, 2048]), 1, "SAME")
+
+    def resident(batch):
+        timeline = predict(product(batch))
+        return timeline.resident + timeline.constant_bytes
+
+    sizes = resident(64), resident(65)
+    fit = largest_batch(product, sizes[0], resident=True)
+    assert (fit.batch, fit.bytes) == (64, sizes[0])
+    assert sizes[0] < sizes[1]
+    assert largest_batch(product, sizes[0]).batch > 64
+
+
 def test_the_step_takes_no_more_when_it_runs():
     limit = 1_500_000
     fit = largest_batch(step, limit)

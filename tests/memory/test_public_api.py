@@ -13,8 +13,8 @@ bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
 compare(before: Timeline | Measurement, after: Timeline | Measurement) ->
     TimelineComparison
 execution_order(program: Program, seed: int | None = None) -> list[int]
-largest_batch(step: Callable[[int], Any], memory: int | str, *, most: int = 1048576) ->
-    BatchFit
+largest_batch(step: Callable[[int], Any], memory: int | str, *, most: int = 1048576,
+    resident: bool = False) -> BatchFit
 measure(what: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
     None, *, steps: int = 3, session: Any = None, inter_op_threads: int | None = 1,
     intra_op_threads: int | None = None, grappler: bool = True, onednn: bool | None =
