@@ -400,18 +400,18 @@ def _einsum_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
     for labels, tensor in zip(operands, op.inputs, strict=True):
         extent.update(zip(labels, _sizes(tensor, dims), strict=False))
     kinds = {label: _kind(label, operands, result) for label in extent}
-    m, n, k = (
+    sizes = [
         _product("".join(x for x in labels if kinds[x] == kind), extent)
         for labels, kind in (
             (operands[1], _FREE),
             (operands[0], _FREE),
             (operands[0], _CONTRACTED),
         )
-    )
+    ]
     batch = _product("".join(x for x in result if kinds[x] == _BATCH), extent)
-    if min(m, n, k) <= 1 or (batch > 1 and m * n * k <= _SMALL_PRODUCT):
+    if min(sizes) <= 1 or (batch > 1 and math.prod(sizes) <= _SMALL_PRODUCT):
         return 0
-    return product_bytes(Product(m, n, k), *machine)
+    return product_bytes(Product(sizes[0], sizes[1], sizes[2]), *machine)
 
 
 _SMALL_PRODUCT = 128 * 128
