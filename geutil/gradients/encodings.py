@@ -219,7 +219,7 @@ def is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
     """Tell whether a buffer is there all the time, whoever reads it."""
     op = buffer.op
     return (
-        op.type in cpu.HELD
+        cpu.is_held(op)
         or segments.is_parameter(op)
         or not step.covers(op)
         or buffer.op in step.seeds

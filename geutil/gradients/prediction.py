@@ -24,7 +24,7 @@ from geutil.graph.adjacency import topological_sort
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
-from geutil.memory.kernels.cpu import HELD
+from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import frugal_order, negligible_size, order_around
@@ -74,7 +74,7 @@ class StepProgram:
         )
         nodes = reading.program.nodes
         given = len(nodes) - len(ops)
-        held = {i for i, node in enumerate(nodes) if i < given or node.type in HELD}
+        held = {*range(given), *(reading.places[op] for op in ops if is_held(op))}
         program, place = reading.program.without(held)
         self._nodes = program.with_queues([""] * len(program.nodes)).nodes
         self._sizes = program.sizes
@@ -90,7 +90,8 @@ class StepProgram:
         self._wanted = [n for t in fetched for n in self._numbers([t])]
         self._starts = [*step.seeds, *step.unawaited_helpers(ops)]
         self._ends = unique(y.op for y in step.ys)
-        held_tensors = fetched if step.holds_gradients else step.ys
+        # Who differentiates something large seldom asks for it as well.
+        held_tensors = fetched if step.holds_gradients else ()
         self._held = [n for t in held_tensors for n in self._numbers([t])]
         is_updated = updates != "none" and not step.holds_gradients
         updated = step.gradients if is_updated else ()

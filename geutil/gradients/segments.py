@@ -23,7 +23,7 @@ from geutil.graph.types import (
     is_reference,
     is_stateful,
 )
-from geutil.memory.kernels.cpu import HELD, passes_on
+from geutil.memory.kernels.cpu import is_held, passes_on
 
 SCOPE = "recomputed"
 """The scope of what runs again."""
@@ -61,7 +61,7 @@ def why_kept(op: Operation) -> str | None:
         return "it reads or changes a variable of version 1"
     if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
         return "it belongs to a loop or conditional of version 1"
-    if source_of(op).type in HELD:
+    if is_held(source_of(op)):
         return "it is given"
     if runtime.is_determinism_enabled() and is_left_to_chance(op):
         return "the order in which it adds is left to chance"

@@ -263,7 +263,13 @@ def _resolve_mode(
     heavy = tuple(_chosen_by(step, is_heavy, smallest, always))
     search = BudgetSearch(step, always, [heavy], updates="none")
     choice = search.least_once_again(smallest, among_others=among_others)
-    keeping = Keeping(mode, IdentitySet(choice.kept), always, time_of=search.time_of)
+    keeping = Keeping(
+        mode,
+        IdentitySet(choice.kept),
+        always,
+        plan=choice.plan,
+        time_of=search.time_of,
+    )
     if choice.reason is not None:
         keeping.warnings.append(f"{PLAIN}: {choice.reason}")
     return keeping

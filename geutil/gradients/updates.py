@@ -203,7 +203,7 @@ class _Orders:
     def order_gradients(self, step: PlainStep) -> None:
         """Order the forward and backward pass of a step."""
         fetched_tensors = [*step.ys, *tensors_of(step.gradients)]
-        held_tensors = fetched_tensors if step.holds_gradients else step.ys
+        held_tensors = fetched_tensors if step.holds_gradients else []
         ops = adjacency.topological_sort(
             fetched_subgraph.step_ops([t.op for t in fetched_tensors], IdentitySet())
         )

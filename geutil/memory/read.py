@@ -21,7 +21,7 @@ from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tenso
 from geutil.memory import function_memory
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.kernels import cpu, scratch
-from geutil.memory.kernels.cpu import CHEAP, HELD, ONLY_ON_GPUS, Pairs
+from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, Pairs
 from geutil.memory.kernels.scratch import DimsOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
@@ -272,7 +272,7 @@ def read_ops(
     sizes: list[int] = []
     lists = ListSizes(size_of)
     for op in places:
-        is_held = op.type in HELD or op in given
+        is_held = cpu.is_held(op) or op in given
         listed = {} if is_held else lists.add(op, calls.get(op, NOTHING).results)
         for i, tensor in enumerate(op.outputs):
             tensors[id(tensor)] = len(sizes)

@@ -21,7 +21,7 @@ from geutil.gradients.planning.cuts import (
     read_forward,
 )
 from geutil.gradients.planning.local_search import CuttingSearch, Trial, Trials
-from geutil.gradients.segments import Keeps
+from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
 
@@ -120,6 +120,8 @@ _MOST_TRIALS = 60
 """Choices are tried out until so many nodes were simulated, within these bounds."""
 _QUICK_NODES = 12_000
 """Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
+_FEWEST_FULL, _FULL = 4, 3
+"""In so many trials, in small graphs one of so many, the last segment is recomputed."""
 _WORTH_WHILE = 0.98
 """Nothing is run again unless the peak falls to this part of that by order alone."""
 
@@ -133,12 +135,14 @@ class MemoryChoice:
         peak: the predicted peak in bytes.
         plain_peak: the predicted peak of plain gradients.
         reason: why plain gradients are best, or None.
+        plan: what is recomputed, where that does not follow from `kept`.
     """
 
     kept: tuple[Tensor, ...]
     peak: int
     plain_peak: int
     reason: str | None
+    plan: Recomputation | None = None
 
 
 def choose_for_memory(
@@ -209,7 +213,10 @@ def _choose(
     stretches = measure_stretches(forward, gradient_bytes)
     places = stretches.places[1:-1].tolist()
     most = _most_trials(trials.program.size)
-    search = CuttingSearch(forward, trials, places, most, among_others=among_others)
+    full = most // _FULL if most > _MOST_TRIALS else _FEWEST_FULL
+    search = CuttingSearch(
+        forward, trials, places, most - full, among_others=among_others
+    )
     for other in others:
         search.add(other)
     search.start(_cuttings(stretches))
@@ -217,10 +224,12 @@ def _choose(
     search.descend()
     search.sweep()
     search.descend()
+    search.recompute_last(full)
     best = search.best()
     if best is None or best.peak > _WORTH_WHILE * alone:
         return MemoryChoice((), alone, plain_peak, _reason(best, alone))
-    return MemoryChoice(best.kept, best.peak, plain_peak, None)
+    plan = None if best.spares_last else best.plan
+    return MemoryChoice(best.kept, best.peak, plain_peak, None, plan)
 
 
 def _most_trials(size: int) -> int:

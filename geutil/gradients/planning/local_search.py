@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram, Updates
@@ -26,6 +26,7 @@ class Trial:
         cost: the multiply-adds that are done again.
         held: the bytes of the tensors.
         plan: what is recomputed; None if nothing is.
+        spares_last: whether what the backward pass starts with is not recomputed.
     """
 
     kept: tuple[Tensor, ...]
@@ -33,6 +34,7 @@ class Trial:
     cost: int
     held: int
     plan: Recomputation | None = None
+    spares_last: bool = True
 
 
 class Trials:
@@ -57,18 +59,21 @@ class Trials:
         """Return what plain gradients lead to, put in order."""
         return self._trial((), None)
 
-    def run(self, kept_tensors: Iterable[Tensor]) -> Trial:
+    def run(self, kept_tensors: Iterable[Tensor], *, spare_last: bool = True) -> Trial:
         """Return what a choice leads to.
 
         Args:
             kept_tensors: the choice.
+            spare_last: as in `plan_recomputation`.
 
         Cost: linear in the ops of the step and their edges; some 20 us for each op.
         """
         chosen = tuple(kept_tensors)
         ids = frozenset(map(id, chosen))
         plan = plan_recomputation(
-            self._step, lambda t: id(t) in ids or self._is_always_kept(t)
+            self._step,
+            lambda t: id(t) in ids or self._is_always_kept(t),
+            spare_last=spare_last,
         )
         return self._trial(chosen, plan)
 
@@ -186,6 +191,22 @@ class CuttingSearch:
             if math.comb(len(self._places), count) > self._left:
                 return
             self.start(combinations(self._places, count))
+
+    def recompute_last(self, most: int) -> None:
+        """Try the best choices with the last segment recomputed as well.
+
+        With the end of the forward pass kept, which no cut reaches, and without.
+        """
+        last = len(self._forward.ops) - 1
+        buffers = self._forward.buffers
+        ends = [t for b in buffers if b.made == last for t, _, _ in b.tensors]
+        forms = ([], ends) if ends else ([],)
+        best = sorted(self._same.values(), key=_rank)
+        every = ((*trial.kept, *others) for trial in best for others in forms)
+        for kept_tensors in islice(every, most):
+            full = self._trials.run(kept_tensors, spare_last=False)
+            key = (*map(id, kept_tensors), 0)
+            self._same[key] = replace(full, spares_last=False)
 
     def _finds_better(self, cuts: Cuts, than: Trial) -> bool:
         for changed in self._changes(cuts):

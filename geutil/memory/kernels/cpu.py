@@ -177,6 +177,19 @@ def passes_on(op_type: str) -> bool:
     return op_type in _SAME
 
 
+def is_held(op: Operation) -> bool:
+    """Tell whether the outputs of an op are held anyway.
+
+    TensorFlow makes a constant of a `Fill` of constants (2.21: of any size with
+    Grappler, of up to 10 MiB without).
+    """
+    if op.type != "Fill":
+        return op.type in HELD
+    are_constant = all(t.op.type in ("Const", "Shape") for t in op.inputs)
+    is_known = op.outputs[0].shape.is_fully_defined()
+    return are_constant and is_known and not op.control_inputs
+
+
 def updates_variable(op_type: str) -> bool:
     """Tell whether an op of a type changes the variable of its first input where it is.
 

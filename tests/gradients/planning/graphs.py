@@ -119,7 +119,8 @@ def plan_of(step: PlainStep, choice: MemoryChoice) -> Recomputation:
     """Return the recomputation that follows from a choice of what is kept."""
     always = AlwaysKept(step)
     kept = set(map(id, choice.kept))
-    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
+    plan = choice.plan
+    return plan or plan_recomputation(step, lambda t: id(t) in kept or always(t))
 
 
 def build_as_predicted(plan: Recomputation) -> PlainStep:
