@@ -16,6 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -100,11 +101,23 @@ class OrderPlan:
 
     Attributes:
         simulation: the program in that order.
-        dependencies: who has to wait for whom.
+        begin: as in `order_dependencies`; None if nothing holds a schedule to it.
+        found: who has to wait for whom, if that is known.
     """
 
     simulation: Simulation
-    dependencies: OrderDependencies = _NO_DEPENDENCIES
+    begin: int | None = None
+    found: OrderDependencies | None = None
+
+    @cached_property
+    def dependencies(self) -> OrderDependencies:
+        """Who has to wait for whom, looked for when it is asked for.
+
+        Plans of gradients are only reported until the whole step is planned.
+        """
+        if self.found is not None or self.begin is None:
+            return self.found or _NO_DEPENDENCIES
+        return _dependencies_of(self.simulation, self.begin, _always, _always)
 
     @property
     def peak(self) -> int:
@@ -117,10 +130,14 @@ class OrderPlan:
         return with_controls(self.simulation.program, self.dependencies.waits)
 
 
+def _always(*_: int) -> bool:
+    return True
+
+
 def plan_order(
     program: Program,
-    can_wait: CanWait = lambda _: True,
-    may_await: MayAwait = lambda *_: True,
+    can_wait: CanWait | None = None,
+    may_await: MayAwait = _always,
     later: Mapping[int, Sequence[int]] = _NONE_LATER,
     known: Mapping[int, int] = _NONE_KNOWN,
 ) -> OrderPlan:
@@ -128,7 +145,8 @@ def plan_order(
 
     Args:
         program: the nodes and their edges.
-        can_wait: as in `order_dependencies`.
+        can_wait: as in `order_dependencies`. None: all nodes can, and who waits for
+            whom is looked for when it is asked for.
         may_await: as there.
         later: for nodes that the plan has after others, those others.
         known: the places of nodes in an order that is tried besides.
@@ -140,16 +158,25 @@ def plan_order(
     """
     simulation = planned_order(with_controls(program, later.items()), known)
     simulation = replace(simulation, program=program)
-    bound = max(simulation.peak // _PARTS, _HARMLESS)
     order = simulation.order
     # In the forward pass little that is small is left behind, and what waits there may
     # round otherwise: oneDNN chooses among kernels by what is around.
     begin = next((place for place, i in enumerate(order) if i in later), 0)
-    limit = simulation.peak + simulation.peak // _ROOM
-    dependencies = order_dependencies(
-        program, order, bound, can_wait, may_await, begin, limit
+    if can_wait is None:
+        return OrderPlan(simulation, begin)
+    found = _dependencies_of(simulation, begin, can_wait, may_await)
+    return OrderPlan(simulation, begin, found)
+
+
+def _dependencies_of(
+    run: Simulation, begin: int, can_wait: CanWait, may_await: MayAwait
+) -> OrderDependencies:
+    """Return what holds any schedule of a program to that of a simulation."""
+    bound = max(run.peak // _PARTS, _HARMLESS)
+    limit = run.peak + run.peak // _ROOM
+    return order_dependencies(
+        run.program, run.order, bound, can_wait, may_await, begin, limit
     )
-    return OrderPlan(simulation, dependencies)
 
 
 def with_controls(
@@ -171,8 +198,8 @@ def order_dependencies(
     program: Program,
     order: Sequence[int],
     bound: int,
-    can_wait: CanWait = lambda _: True,
-    may_await: MayAwait = lambda *_: True,
+    can_wait: CanWait = _always,
+    may_await: MayAwait = _always,
     begin: int = 0,
     limit: int = 0,
 ) -> OrderDependencies:
@@ -391,12 +418,15 @@ class _Edges:
     """The edges of a program and those that are added, along an order."""
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
-        self._nodes = program.nodes
-        self._maker = {t: i for i, node in enumerate(self._nodes) for t in node.outputs}
-        self._place = [0] * len(self._nodes)
+        nodes = program.nodes
+        maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
+        # With those that are added.
+        self._before = [
+            list({*(maker[t] for t in node.inputs), *node.controls}) for node in nodes
+        ]
+        self._place = [0] * len(nodes)
         for place, i in enumerate(order):
             self._place[i] = place
-        self._added: dict[int, list[int]] = {}
 
     def place(self, i: int) -> int:
         """Return where a node is in the order."""
@@ -407,13 +437,12 @@ class _Edges:
         return self._place[i] < self._place[j]
 
     def needed(self, i: int) -> list[int]:
-        """Return the nodes that a node reads or waits for, but for those added."""
-        node = self._nodes[i]
-        return [*(self._maker[t] for t in node.inputs), *node.controls]
+        """Return the nodes that a node reads or waits for."""
+        return self._before[i]
 
     def add(self, i: int, before: list[int]) -> None:
         """Let a node wait for others."""
-        self._added.setdefault(i, []).extend(before)
+        self._before[i] += before
 
     def between(self, first: int, last: int) -> list[int]:
         """Return what a node comes after that the order has behind another, last first.
@@ -454,16 +483,18 @@ class _Edges:
         visited: Collection[int] = frozenset(),
     ) -> set[int]:
         """Return what some nodes come after, back to the first of others."""
-        first = min((self._place[j] for j in others), default=0)
+        if not others:
+            return set()
+        all_before, place = self._before, self._place
+        first = min([place[j] for j in others])
         waiting = list(starts)
         met: set[int] = set()
-        while waiting and others:
-            j = waiting.pop()
-            for before in (*self.needed(j), *self._added.get(j, ())):
+        while waiting:
+            for before in all_before[waiting.pop()]:
                 if (
                     before not in met
+                    and place[before] >= first
                     and before not in visited
-                    and self._place[before] >= first
                 ):
                     met.add(before)
                     waiting.append(before)
