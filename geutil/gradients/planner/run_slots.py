@@ -60,6 +60,7 @@ class Nodes(NamedTuple):
         stays: whether the output has to be there at the end.
         outputs: the nodes of which it has to be.
         once: whether the node may run only once.
+        again: those that may run again and leave something behind.
         ahead: the node whose first run comes before; -1 for none, or for any order.
         behind: the node whose first run comes after.
     """
@@ -74,6 +75,7 @@ class Nodes(NamedTuple):
     stays: Array
     outputs: Array
     once: Array
+    again: Array
     ahead: Array
     behind: Array
 
@@ -148,6 +150,7 @@ def nodes_of(problem: Problem, order: tuple[int, ...] | None) -> Nodes:
         stays,
         np.nonzero(stays)[0],
         once,
+        np.nonzero(~once & (np.array(problem.sizes) > 0))[0],
         ahead,
         behind,
     )
@@ -204,6 +207,11 @@ def best_runs(state: SearchState) -> list[int] | None:
     if not np.isfinite(state.figures[BEST_TIME]):
         return None
     return state.best[: int(state.numbers[_BEST_LENGTH])].tolist()
+
+
+def rank(state: SearchState) -> tuple[float, float]:
+    """Return the best time of a search, and the bytes above the budget."""
+    return float(state.figures[BEST_TIME]), float(state.figures[EXCESS])
 
 
 def current_runs(state: SearchState) -> list[int]:

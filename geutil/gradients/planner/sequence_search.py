@@ -44,7 +44,7 @@ from geutil.gradients.planner.run_slots import (
     waited,
 )
 
-RUN_SLOTS = "893b446f"
+RUN_SLOTS = "0912af45"
 """The first digits of the SHA-256 of `run_slots.py`; see there."""
 _AT_END = 0.05
 """The share of inserted runs that are for what has to be there at the end."""
@@ -58,6 +58,11 @@ _RUINED = 3.0
 _CHAINED = 6.0
 """How long a chain it puts in at most, on average."""
 _ROUNDS = 60
+WAYS = FLAT, DEEP, LONG = range(3)
+"""How an eviction is valued: by the bytes above the budget that it frees, summed over
+runs, over the time of the node and of its inputs that are gone; over that of all that
+has to run again for it; or by all bytes that it frees, over the first of these times.
+None leads to the least time everywhere (benchmarks/schedules/budgets.py)."""
 _NOISE = 4.0
 """By how much its choices differ from the greedy ones at most, as a power of e."""
 
@@ -289,7 +294,9 @@ def _next_use(nodes, state, node, slot):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-untyped-def]
+def _evict_one(  # type: ignore[no-untyped-def]
+    nodes, state, failed, round_, noise, way, chain, over
+):
     """Free what waits across the fullest run, and put it in before its next use.
 
     Args:
@@ -299,7 +306,9 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
             the end, the latest round in which that brought nothing.
         round_: the number of this round.
         noise: how much a choice is left to chance.
+        way: one of `WAYS`.
         chain: room for the runs.
+        over: room for the bytes above the budget up to each slot, and for the runs.
 
     Returns:
         Whether less is held above the budget, or something else may be tried.
@@ -309,13 +318,17 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
         return False
     span = state.numbers[SPAN]
     fullest, most = span - 1, -1.0
+    bytes_over, runs_over = 0.0, 0
     for slot in range(span):
-        if state.filled[slot] * state.level[slot] > most:
-            fullest, most = slot, state.level[slot]
+        level = state.filled[slot] * state.level[slot]
+        if level > most:
+            fullest, most = slot, level
+        if level > figures[BUDGET]:
+            bytes_over += level - figures[BUDGET]
+            runs_over += 1
+        over[slot, 0], over[slot, 1] = bytes_over, runs_over
     best, place, node, edge = 0.0, span, fullest, -1
-    for u in range(len(state.copies)):
-        if nodes.once[u]:
-            continue
+    for u in nodes.again:
         run = run_before(state, u, fullest)
         if run < 0 or state.last[run] <= fullest:
             continue
@@ -331,9 +344,21 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
             w = nodes.inputs[f]
             if state.last[run_before(state, w, use)] < use:
                 time += nodes.times[w]
-        gain = nodes.sizes[u] * (use - used) / (time + 1e-12)
+        freed = nodes.sizes[u] * (use - used)
+        if way != LONG:
+            # At most: where less than the node is above the budget, less counts.
+            freed = nodes.sizes[u] * (over[use - 1, 1] - over[used, 1])
+            freed = min(freed, over[use - 1, 0] - over[used, 0])
         if noise > 0.0:
-            gain *= np.exp(noise * (roll(dice) - 0.5))
+            freed *= np.exp(noise * (roll(dice) - 0.5))
+        if freed <= best * time:
+            continue
+        if way == DEEP:
+            count = _chain(nodes, state, u, use, 2.0, chain)
+            time = 0.0
+            for i in range(count):
+                time += nodes.times[chain[i]]
+        gain = freed / (time + 1e-12)
         if gain > best:
             best, place, node, edge = gain, use, u, read
     if best <= 0.0:
@@ -351,17 +376,18 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
 
 
 @compiled
-def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
+def evict(nodes, state, rounds, noise, way):  # type: ignore[no-untyped-def]
     """Free and compute again, time after time what is cheapest for what it frees.
 
     Each round looks at the fullest run, and at everything that waits there for a later
-    use: its bytes and how long it waits, over the time of running it again with those
-    of its inputs that are gone.
+    use.
 
     Args:
         nodes: the computation.
         state: where the search stands; changed.
         rounds: the most rounds.
+        noise: how much a choice is left to chance.
+        way: one of `WAYS`.
 
     Returns:
         Whether the budget is kept.
@@ -370,12 +396,13 @@ def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
     """
     figures = state.figures
     chain = np.zeros(CHAIN * 8, np.int64)
+    over = np.zeros((len(state.node), 2))
     failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
     for _ in range(rounds):
         if figures[EXCESS] <= 0.0 or not has_room(nodes, state, len(chain)):
             break
         # Any number but 0 will do; a literal one would have it compiled once more.
-        if not _evict_one(nodes, state, failed, rounds, 0.0, chain):
+        if not _evict_one(nodes, state, failed, rounds, noise, way, chain, over):
             break
         state.numbers[LOGGED] = 0
     note_best(nodes, state)
@@ -402,7 +429,7 @@ def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _rebuilt(nodes, state, most, failed, round_, chain):  # type: ignore[no-untyped-def]
+def _rebuilt(nodes, state, most, failed, round_, chain, over):  # type: ignore[no-untyped-def]
     """Move some runs, take some out, and evict anew; stop above the most time."""
     figures, dice = state.figures, state.dice
     while roll(dice) < _SHIFTED:
@@ -413,12 +440,15 @@ def _rebuilt(nodes, state, most, failed, round_, chain):  # type: ignore[no-unty
             undo(nodes, state, mark)
     _ruin(nodes, state, 1 + int(_RUINED * waited(dice)))
     noise = _NOISE * roll(dice)
+    way = pick(dice, 3)
     for _ in range(_ROUNDS):
         if figures[EXCESS] <= 0.0 or figures[TIME] >= most:
             return
         # Long chains take long, and are rarely worth it.
         longest = min(2 + int(_CHAINED * waited(dice)), len(chain))
-        if not _evict_one(nodes, state, failed, round_, noise, chain[:longest]):
+        if not _evict_one(
+            nodes, state, failed, round_, noise, way, chain[:longest], over
+        ):
             return
 
 
@@ -439,6 +469,7 @@ def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-d
     Cost: that of some rounds of eviction for each move.
     """
     chain = np.zeros(2 * CHAIN, np.int64)
+    over = np.zeros((len(state.node), 2))
     figures, numbers, dice = state.figures, state.numbers, state.dice
     failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
     total = nodes.times.sum()
@@ -450,7 +481,7 @@ def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-d
         if excess > 0.0:
             # What keeps more of the budget is welcome at any time.
             most = np.inf
-        _rebuilt(nodes, state, most, failed, move + 1, chain)
+        _rebuilt(nodes, state, most, failed, move + 1, chain, over)
         if figures[EXCESS] <= excess and figures[TIME] <= most:
             note_best(nodes, state)
         else:

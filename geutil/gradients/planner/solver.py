@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import count, cycle
+from itertools import count, cycle, repeat
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
@@ -28,8 +28,14 @@ _HEATS = 2.5, 2.5e-4
 """The first and the last temperature of annealing, in the mean time of a node."""
 _REBUILD_HEATS = 0.3, 0.003
 """Those of rebuilding."""
-_REBUILT, _ANNEALED = 0.2, 0.2
-"""The shares of a first rebuilding and of annealing, before the bound."""
+_NOISES = 0.0, 1.0, 2.0, 3.0
+"""How much the evictions with which rebuilding begins are left to chance."""
+_CANDIDATES = 16
+_STAGES = (16, 0.02), (5, 0.05), (2, 0.12)
+"""How many of them go on, each for which share of the moves."""
+_MOVES_A_NODE = 160
+_ANNEALED = 0.2
+"""The share of annealing."""
 _CYCLES = 3
 """How often searches start hot again."""
 _REBUILD_WORTH = 10
@@ -67,9 +73,9 @@ def solve(
 ) -> Schedule:
     """Return a schedule that keeps a budget in as little extra time as can be found.
 
-    Orders of low peak come first; then what waits longest for the least time is freed
-    and computed again until the budget is kept; then local searches lower the time,
-    until it meets the lower bound or their time is up.
+    From orders of low peak, nodes are freed and computed again until the budget is
+    kept, in several ways; then local searches lower the time of the best, until it
+    meets the lower bound or their time is up.
 
     Args:
         problem: the computation.
@@ -125,6 +131,7 @@ class _SolveOptions:
     workers: int
     iterations: int | None
     progress: Progress | None
+    is_step: bool = False
 
 
 class _Best:
@@ -194,6 +201,10 @@ class _Best:
         if self._progress is not None:
             self._progress(self._history[-1])
 
+    def far(self, runs: Sequence[int]) -> float:
+        """Return the peak of some runs, or the budget if they keep it."""
+        return max(Schedule(self.problem, tuple(runs)).peak, self.budget)
+
     def schedule(self) -> Schedule:
         """Return the schedule, with its status."""
         least = () if self._least is None else self._least.runs
@@ -212,6 +223,38 @@ class _Best:
         )
 
 
+def schedule_step(
+    problem: Problem,
+    limit: float,
+    moves: int,
+    *,
+    objective: Objective = "time",
+    seed: int = 0,
+    found: Sequence[Sequence[int]] = (),
+) -> Schedule:
+    """Return a schedule of a step by eviction and rebuilding alone, without a bound.
+
+    Its own order is good, so that annealing never did better (of eleven networks).
+
+    Args:
+        problem: the step.
+        limit: as `budget` of `solve`.
+        moves: as `iterations` of `solve`.
+        objective: as in `solve`.
+        seed: of the random numbers.
+        found: runs to begin with, in the place of orders.
+
+    Cost: that of the moves.
+    """
+    workers = os.cpu_count() or 1
+    options = _SolveOptions(math.inf, seed, True, workers, moves, None, is_step=True)
+    if objective == "peak":
+        return _least_peak(problem, limit, options)
+    best = _Best(problem, limit, options)
+    _lower_time(best, options, found)
+    return best.schedule()
+
+
 def _starts(problem: Problem, options: _SolveOptions) -> list[tuple[int, ...]]:
     """Return the orders that are known without a search, that of least peak first."""
     orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
@@ -225,42 +268,29 @@ def _lower_time(
     problem, budget = best.problem, best.budget
     fixed = problem.fixed_order is not None or not options.reorder
     order = problem.first_order if fixed else None
-    starts = [*found, *_starts(problem, options)]
+    starts = (
+        found if found and options.is_step else [*found, *_starts(problem, options)]
+    )
     best.consider(starts[0])
     if best.is_done() or budget < problem.least_budget:
         return
-    began = monotonic()
-    slots, kernels = _kernels()
-    best.allow(monotonic() - began)
-    nodes = slots.nodes_of(problem, order)
-    evicted = []
-    for start in dict.fromkeys(map(tuple, starts)):
-        search = slots.new_search(nodes, list(start), budget, options.seed)
-        kernels.evict(nodes, search, 8 * len(problem))
-        evicted.append(Schedule(problem, tuple(slots.current_runs(search))))
-        best.consider(evicted[-1].runs)
-    # The order of the least peak may be one in which much waits that cannot run again.
-    evicted.sort(key=lambda schedule: max(schedule.peak, budget))
-    begun = [schedule.runs for schedule in evicted]
-    seeds = range(options.seed, options.seed + options.workers)
-    searches = [slots.new_search(nodes, begun[0], budget, seed) for seed in seeds]
-    team = _Team(best, options, slots, kernels, nodes, searches)
-    team.restart(*begun)
-    if not best.is_done():
-        team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
+    team = _Team.of(best, options, order)
+    begun = team.rebuild_from_many(starts)
+    if options.is_step:
+        return
     rebuilt = best.least_time
     _bound(best, options, order)
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
         team.restart(*begun)
-        team.search(kernels.anneal, _ANNEALED, _HEATS)
+        team.search(team.kernels.anneal, _ANNEALED, _HEATS)
     # Annealing, again, where another order was what it took.
-    other = [kernels.anneal] if best.least_time < rebuilt else []
-    turns = _CYCLES * [*other, kernels.rebuild]
+    other = [team.kernels.anneal] if best.least_time < rebuilt else []
+    turns = _CYCLES * [*other, team.kernels.rebuild]
     for turn, kernel in enumerate(turns):
         if best.is_done():
             return
-        is_rebuilding = kernel is kernels.rebuild
+        is_rebuilding = kernel is team.kernels.rebuild
         if not is_rebuilding:
             team.restart(*begun)
         elif best.runs is not None:
@@ -268,9 +298,6 @@ def _lower_time(
         # Of the moves all turns have the same part, of the time that of what is left.
         parts = len(turns) - (turn if options.iterations is None else 0)
         team.search(kernel, 1 / parts, _REBUILD_HEATS if is_rebuilding else _HEATS)
-    for search in searches:
-        # Above the budget they may still hold the least that was found.
-        best.consider(slots.current_runs(search))
 
 
 def _bound(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
@@ -307,10 +334,76 @@ class _Team:
     nodes: Any
     searches: list[Any]
 
+    @classmethod
+    def of(
+        cls, best: _Best, options: _SolveOptions, order: tuple[int, ...] | None
+    ) -> _Team:
+        """Return a team whose searches stand at the order of the problem."""
+        began = monotonic()
+        slots, kernels = _kernels()
+        best.allow(monotonic() - began)
+        nodes = slots.nodes_of(best.problem, order)
+        runs, budget = best.problem.first_order, best.budget
+        seeds = range(options.seed, options.seed + options.workers)
+        searches = [slots.new_search(nodes, runs, budget, seed) for seed in seeds]
+        return cls(best, options, slots, kernels, nodes, searches)
+
     def restart(self, *starts: Sequence[int]) -> None:
         """Have all go on from some runs, in turns where there are several."""
         for search, runs in zip(self.searches, cycle(starts), strict=False):
             self.slots.restart(self.nodes, search, np.array(runs))
+
+    def rebuild_from_many(self, starts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Rebuild from many evictions of some starts, and go on with the best of them.
+
+        Successive halving (Jamieson and Talwalkar 2016): where rebuilding leads is
+        mostly decided by where it begins, and a short one tells.
+
+        Returns:
+            The runs of the first evictions, those that are nearest the budget first.
+        """
+        best, slots = self.best, self.slots
+        problem, seed = best.problem, self.options.seed
+        ways = [(noise, way) for noise in _NOISES for way in self.kernels.WAYS]
+        starts = list(dict.fromkeys(map(tuple, starts)))
+        jobs = [(start, *way) for way in ways for start in starts][:_CANDIDATES]
+        moves = self.options.iterations or len(problem) * _MOVES_A_NODE
+
+        def begin(job: tuple[int, tuple[Sequence[int], float, int]]) -> Any:
+            number, (start, noise, way) = job
+            search = slots.new_search(self.nodes, start, best.budget, seed + number)
+            self.kernels.evict(self.nodes, search, 8 * len(problem), noise, way)
+            return search
+
+        def go_on(search: Any, share: float) -> None:
+            if (runs := slots.best_runs(search)) is not None:
+                slots.restart(self.nodes, search, np.array(runs))
+            heats = (heat / max(len(problem), 1) for heat in _REBUILD_HEATS)
+            count = max(int(moves * share) // _REBUILD_WORTH, 1)
+            goal = max(best.bound, best.goal) + problem.total_time * (1 + _CLOSE)
+            self.kernels.rebuild(self.nodes, search, *heats, count, goal)
+
+        with ThreadPoolExecutor(self.options.workers) as pool:
+            searches = list(pool.map(begin, enumerate(jobs)))
+            self._consider(searches)
+            begun = sorted(
+                map(slots.current_runs, searches[: len(starts)]), key=best.far
+            )
+            for kept, share in _STAGES:
+                if best.is_done() or best.seconds_left < 0:
+                    break
+                searches = sorted(searches, key=slots.rank)[:kept]
+                list(pool.map(go_on, searches, repeat(share)))
+                self._consider(searches)
+        return begun
+
+    def _consider(self, searches: Iterable[Any]) -> None:
+        """Take over what searches found, or, above the budget, where they stand."""
+        for search in searches:
+            runs = self.slots.best_runs(search)
+            self.best.consider(
+                self.slots.current_runs(search) if runs is None else runs
+            )
 
     def search(self, kernel: Any, share: float, heats: tuple[float, float]) -> None:
         """Search slice by slice, for a share of the time that is left, or of the moves.
@@ -335,9 +428,7 @@ class _Team:
                 waiting = [pool.submit(run, s, moves, done, then) for s in searches]
                 for future in waiting:
                     future.result()
-                for search in searches:
-                    if (runs := self.slots.best_runs(search)) is not None:
-                        best.consider(runs)
+                self._consider(searches)
                 if best.is_done():
                     return
 
@@ -544,7 +635,7 @@ def _kernels() -> tuple[Any, Any]:
     problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
     nodes = run_slots.nodes_of(problem, None)
     search = run_slots.new_search(nodes, [0, 1, 2], 2.0, 0)
-    sequence_search.evict(nodes, search, 1)
+    sequence_search.evict(nodes, search, 1, 0.0, sequence_search.DEEP)
     sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
     sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
     return run_slots, sequence_search

@@ -67,7 +67,7 @@ def test_what_a_search_knows_is_what_its_runs_hold(problem, share):
     order = problem.first_order
     search = run_slots.new_search(nodes, order, share * problem.peak(order), 7)
     check(problem, search)
-    sequence_search.evict(nodes, search, 50)
+    sequence_search.evict(nodes, search, 50, 0.0, 0)
     check(problem, search)
     for moves in range(1, 60, 3):
         sequence_search.anneal(nodes, search, 0.05, 0.001, moves, 0.0)
@@ -81,7 +81,7 @@ def test_what_is_undone_is_as_it_was():
     nodes = run_slots.nodes_of(problem, None)
     order = problem.first_order
     search = run_slots.new_search(nodes, order, 0.6 * problem.peak(order), 0)
-    sequence_search.evict(nodes, search, 1000)
+    sequence_search.evict(nodes, search, 1000, 0.0, 0)
     assert search.figures[run_slots.EXCESS] == 0.0
     before = {name: array.copy() for name, array in search._asdict().items()}
     slots = [slot for slot in range(len(search.node)) if search.before[slot] >= 0]
