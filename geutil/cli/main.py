@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import sys
@@ -31,7 +32,10 @@ def main() -> None:
         print(_MISSING, file=sys.stderr)
         sys.exit(1)
     child.PARENT.set(not child.is_child())
-    sys.exit(run(app, sys.argv[1:]))
+    code = run(app, sys.argv[1:])
+    # Python's last collection would take a second for what the process frees anyway.
+    gc.freeze()
+    sys.exit(code)
 
 
 def run(app: Any, arguments: list[str]) -> int:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tensorflow as tf
 
 from geutil.cli.files import CommandError
-from geutil.errors import PlanError
 from geutil.gradients import (
     Budget,
+    Plan,
     PlanCurve,
     Report,
     gradients,
     last_report,
     plan_curve,
 )
-from geutil.gradients.dry_run import BUDGETS
+from geutil.gradients.dry_run import BUDGETS, plans_within_time
 from geutil.graph.creation import capture
 from geutil.memory import Timeline, predict, worst_case
 from geutil.memory.bounds import has_solver
@@ -27,6 +27,8 @@ from geutil.transform import copy_with_input_replacements
 
 if TYPE_CHECKING:
     from geutil.graph.types import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class TrainingStep:
         ]
 
     def built(
-        self, checkpoints: str | Budget | None, *, order: bool | None = None
+        self, checkpoints: str | Budget | Plan | None, *, order: bool | None = None
     ) -> BuiltStep:
         """Build the step, with plain gradients or with checkpoints.
 
@@ -101,24 +103,9 @@ class TrainingStep:
         report = last_report(graph)
         return BuiltStep((*graph.outputs, *graph.control_outputs), cast(Report, report))
 
-    def within(self, memory: int) -> BuiltStep | None:
-        """Return the step of least time that fits into memory with the variables.
-
-        Args:
-            memory: in bytes.
-
-        Returns:
-            The step; None if no plan is found.
-        """
-        ordered = self.built(None, order=True)
-        timeline = ordered.timeline()
-        left = memory - timeline.variable_bytes - timeline.constant_bytes
-        if timeline.peak <= left:
-            return ordered
-        try:
-            return self.built(Budget(left)) if left > 0 else None
-        except PlanError:
-            return None
+    def plans(self, shares: Sequence[float]) -> list[Plan]:
+        """Return plans of least peak within extra times, for any batch size."""
+        return self._traced(lambda loss: plans_within_time(loss, self._weights, shares))
 
     def curve(self, budget: str | None) -> PlanCurve:
         """Return what less memory costs in time.
@@ -127,14 +114,18 @@ class TrainingStep:
             budget: one that the curve has besides the usual ones.
         """
         budgets = [*BUDGETS] if budget is None else [budget, *BUDGETS]
-        curves: list[PlanCurve] = []
+        return self._traced(lambda loss: plan_curve(loss, self._weights, budgets))
+
+    def _traced(self, of_loss: Callable[[Tensor], T]) -> T:
+        """Return what a function makes of the loss while it is traced."""
+        results: list[T] = []
 
         @tf.function(autograph=False)
         def trace(*inputs: Tensor) -> None:
-            curves.append(plan_curve(self._loss(inputs), self._weights, budgets))
+            results.append(of_loss(self._loss(inputs)))
 
         trace.get_concrete_function(*self._specs)
-        return curves[0]
+        return results[0]
 
     def _loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
         results = [r for r in self._inlined(inputs) if r.dtype.is_floating]

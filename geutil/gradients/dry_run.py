@@ -298,6 +298,38 @@ def plan_curve(
     return PlanCurve(search.plain_peak, search.alone.peak, tuple(plans), tuple(unmet))
 
 
+@tf.autograph.experimental.do_not_convert
+def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
+    """Return plans of least peak within several extra times, for any batch size.
+
+    Args:
+        ys: as in `gradients`.
+        xs: as in `gradients`.
+        shares: extra times as parts of the step's.
+
+    Cost: that of `plan`, for each share; what the shares have in common is done once
+        where no loop can compute values again.
+    """
+    plain = _prepared_on_copy(ys, xs, None, Options(None), {}).plan.step
+    if LoopChoices(plain):
+        budgets = (Budget(extra_time=share) for share in shares)
+        plans = [plan(ys, xs, budget) for budget in budgets]
+    else:
+        always = selection.AlwaysKept(plain)
+        search = BudgetSearch(plain, always, updates="none")
+        trials = (search.least(share).trial for share in shares)
+        plans = [
+            make_plan(
+                trial.plan or plan_recomputation(plain, keep_all),
+                trial.peak,
+                (trial.peak, search.plain_peak),
+                (extra_share(trial.plan, search.time_of) if trial.plan else 0.0, 0.0),
+            )
+            for trial in trials
+        ]
+    return [replace(found, fingerprint="") for found in plans]
+
+
 def _prepared_on_copy(
     ys: Any, xs: Any, grad_ys: Any, options: Options, kwargs: dict[str, Any]
 ) -> Prepared:

@@ -10,11 +10,14 @@ from geutil.errors import ArgumentTypeError
 from geutil.graph.types import type_name
 from geutil.memory.predicting import predict
 from geutil.memory.sizes import byte_count, megabytes
+from geutil.memory.timeline import Timeline
 
-_FIRST = 8
-"""What is tried after a single row."""
-_STRAIGHT = 12
-"""After so many batch sizes, the rest is halved: peaks are no straight line."""
+MOST = 1 << 20
+"""The largest batch size that is of interest."""
+FIRST = 32
+"""The batch size that is tried first."""
+_SLOW = 3
+"""After so many tries that do not halve what is left, it is halved."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class BatchFit:
             of = megabytes(self.memory)
             if not self.tried:
                 return f"no batch fits into {of}: there is no such step"
-            return f"no batch fits: one row takes {megabytes(self.tried[0][1])} of {of}"
+            rows, size = min(self.tried)
+            take = "one row takes" if rows == 1 else f"{rows} rows take"
+            return f"no batch fits: {take} {megabytes(size)} of {of}"
         return (
             f"batch size {self.batch}: {megabytes(self.bytes)} of "
             f"{megabytes(self.memory)}"
@@ -49,7 +54,7 @@ def largest_batch(
     step: Callable[[int], Any],
     memory: int | str,
     *,
-    most: int = 1 << 20,
+    most: int = MOST,
     resident: bool = False,
 ) -> BatchFit:
     """Return the largest batch size with which a step fits into memory.
@@ -73,7 +78,8 @@ def largest_batch(
         ArgumentTypeError: `memory` is no number of bytes, or `most` is below 1.
         PredictionError: the step's sizes are not known.
 
-    Cost: that of building and predicting the step, some six times.
+    Cost: that of building and predicting the step, three to five times where bytes grow
+        in proportion to the batch.
 
     Example:
         >>> import tensorflow as tf
@@ -85,57 +91,131 @@ def largest_batch(
         >>> print(largest_batch(step, "10MB"))
         batch size 1500: 10.0 MB of 10.0 MB
     """
+    limit = checked_limit(memory)
+    if most < 1:
+        raise ArgumentTypeError(f"most is a number from 1 up, got {most!r}")
+    return fit_batch(
+        lambda batch: _held(step(batch), resident=resident), limit, most=most
+    )
+
+
+def checked_limit(memory: int | str) -> int:
+    """Return a limit in bytes.
+
+    Raises:
+        ArgumentTypeError: it is no number of bytes.
+    """
     limit = byte_count(memory)
     if limit is None:
         raise ArgumentTypeError(
             f"memory is a number of bytes or a text such as '8GB', got {memory!r} "
             f"({type_name(memory)})"
         )
-    if most < 1:
-        raise ArgumentTypeError(f"most is a number from 1 up, got {most!r}")
-    known: dict[int, int] = {}
-    fits, too_large = 0, most + 1
-    guess, tries = 1, 0
-    while fits < guess < too_large:
-        built = step(guess)
-        if built is not None:
-            known[guess] = _bytes(built, resident=resident)
-        if known.get(guess, limit + 1) <= limit:
-            fits = guess
-        else:
-            too_large = guess
-        tries += 1
-        straight = built is not None and tries <= _STRAIGHT
-        guess = _next(known, fits, too_large, limit, straight=straight)
-    return BatchFit(fits, known.get(fits, 0), limit, tuple(known.items()))
+    return limit
 
 
-def _next(
-    known: dict[int, int], fits: int, too_large: int, limit: int, *, straight: bool
-) -> int:
-    """Return the batch size to try: where a line through two known ones meets.
+@dataclass(frozen=True)
+class Held:
+    """The bytes of a step at its peak, and those that do not depend on the batch."""
 
-    Where that is of no use, halfway.
+    peak: int
+    fixed: int
+
+
+def held_by(timeline: Timeline, *, resident: bool = False) -> Held:
+    """Return the bytes of a step, variables and constants included."""
+    fixed = timeline.variable_bytes + timeline.constant_bytes
+    peak = max(timeline.peak, (timeline.resident or 0) if resident else 0)
+    return Held(peak + fixed, fixed)
+
+
+def fit_batch(
+    held: Callable[[int], Held | None],
+    limit: int,
+    *,
+    first: int = FIRST,
+    most: int = MOST,
+) -> BatchFit:
+    """Return the largest batch size within a limit.
+
+    Args:
+        held: returns the bytes for a batch size; None if there is no such step.
+        limit: in bytes.
+        first: the batch size to try first.
+        most: as in `largest_batch`.
+
+    Cost: three to five calls of `held` where bytes grow in proportion.
     """
-    if too_large - fits <= 1:
-        return fits
-    if not straight or not known:
-        return (fits + too_large) // 2
-    if len(known) == 1:
-        return min(_FIRST, too_large - 1)
-    # The two that are nearest tell the slope.
-    near = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
-    (b0, b1), (h0, h1) = near, (known[near[0]], known[near[1]])
-    slope = (h1 - h0) / (b1 - b0)
-    line = int(b0 + (limit - h0) / slope) if slope > 0 else 2 * fits
-    return min(max(line, fits + 1), too_large - 1)
+    search = _Search(limit, most)
+    batch = min(first, most)
+    while search.too_large - search.fits > 1:
+        search.add(batch, held(batch))
+        batch = search.next_batch()
+    fits, tried = search.fits, search.tried
+    return BatchFit(fits, tried.get(fits, 0), limit, tuple(tried.items()))
 
 
-def _bytes(step: Any, *, resident: bool) -> int:
+class _Search:
+    """A search by secants that halves what is left where these are slow.
+
+    Attributes:
+        fits: the largest batch size that fits, or 0.
+        too_large: the smallest that does not, or one more than is of interest.
+        tried: the bytes of each that was tried.
+    """
+
+    def __init__(self, limit: int, most: int) -> None:
+        self._limit, self._most = limit, most
+        self.fits, self.too_large = 0, most + 1
+        self.tried: dict[int, int] = {}
+        self._points: dict[int, int] = {}
+        self._widths: list[int] = []
+
+    def add(self, batch: int, held: Held | None) -> None:
+        """Add the bytes of a batch size."""
+        if held is not None:
+            self.tried[batch] = held.peak
+            # No rows, the first end of a line.
+            self._points.setdefault(0, held.fixed)
+            self._points[batch] = held.peak
+        if held is not None and held.peak <= self._limit:
+            self.fits = batch
+        else:
+            self.too_large = batch
+
+    def next_batch(self) -> int:
+        """Return the next batch size to try."""
+        fits, too_large = self.fits, self.too_large
+        is_open = too_large > self._most
+        if not is_open:
+            self._widths.append(too_large - fits)
+            if len(self._widths) > _SLOW and 2 * self._widths[-1] > self._widths[0]:
+                self._widths.clear()
+                return (fits + too_large) // 2
+            del self._widths[:-_SLOW]
+        limit, points = self._limit, self._points
+        nearest = sorted(points, key=lambda batch: abs(points[batch] - limit))[:2]
+        for ends in (nearest, [fits, too_large]):
+            line = self._meets_limit(ends)
+            if line is not None and (line >= fits or not fits) and line < too_large:
+                return min(max(int(line), fits + 1), too_large - 1)
+        return too_large - 1 if is_open else (fits + too_large) // 2
+
+    def _meets_limit(self, ends: list[int]) -> float | None:
+        """Return where the line through two batch sizes meets the limit."""
+        known = [
+            (batch, self._points[batch]) for batch in ends if batch in self._points
+        ]
+        if len(known) < 2 or known[0][1] == known[1][1]:
+            return None
+        (b0, h0), (b1, h1) = known
+        return b0 + (self._limit - h0) * (b1 - b0) / (h1 - h0)
+
+
+def _held(step: Any, *, resident: bool) -> Held | None:
+    if step is None:
+        return None
     graph = getattr(step, "graph", None)
     if hasattr(step, "structured_outputs") and graph is not None:
         step = [*graph.outputs, *graph.control_outputs]
-    timeline = predict(step)
-    used = timeline.resident if resident else None
-    most = max(timeline.peak, used or 0)
-    return most + timeline.variable_bytes + timeline.constant_bytes
+    return held_by(predict(step), resident=resident)

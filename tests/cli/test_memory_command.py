@@ -73,7 +73,7 @@ def test_within_a_budget_as_much_is_kept_as_fits(geutil, tmp_path):
     assert 0 < told["extra_time"] < 0.2
 
 
-def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
+def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path, monkeypatch):
     layers = tf.keras.layers
     # They are cheap to compute again.
     cheap = [
@@ -82,7 +82,17 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
     ]
     stack = [tf.keras.Input([16, 1, 64], name="x"), layers.Dense(64, name="c")]
     net = model.open(tf.keras.Sequential([*stack, *cheap])).save(tmp_path / "net")
+    step = training_step.TrainingStep
+    built, steps = step.built, []
+
+    def counting(*arguments, **options):
+        steps.append(arguments)
+        return built(*arguments, **options)
+
+    monkeypatch.setattr(step, "built", counting)
     said = geutil.done("memory", net, "--memory", "500KB", "--largest-batch")
+    # Some four for each way.
+    assert len(steps) <= 24
     rows = [line.split("\t") for line in said.splitlines()]
     plans = [f"a plan, {share}% more time" for share in (10, 20, 40)]
     assert [r[0] for r in rows] == ["plain", "order alone", "checkpoints", *plans]

@@ -13,6 +13,7 @@ from tests.memory.refusals import refused
 from tests.processes import forked
 
 WIDTH = 96
+v1 = tf.compat.v1
 
 
 @functools.cache
@@ -47,7 +48,45 @@ def test_it_is_the_largest(batch):
     for limit in sizes[0], sizes[1] - 1:
         fit = largest_batch(step, limit, most=20)
         assert (fit.batch, fit.bytes, fit.memory) == (batch, sizes[0], limit)
-        assert len(fit.tried) <= 7
+        assert len(fit.tried) <= 5
+
+
+def parts(*, fixed=0, jump_at=None, power=1):
+    """Return steps of a part that does not depend on the batch, and one that does."""
+
+    def step(batch):
+        width = 1000 + (2000 if jump_at is not None and batch > jump_at else 0)
+        with tf.Graph().as_default():
+            first = tf.reduce_sum(tf.tanh(v1.placeholder(tf.float32, [fixed])))
+            with tf.control_dependencies([first]):
+                return tf.tanh(v1.placeholder(tf.float32, [batch**power, width]))
+
+    return step
+
+
+GROWTHS = {
+    "in proportion": ({}, 3),
+    "flat at first": ({"fixed": 30_000}, 5),
+    "a jump": ({"jump_at": 37}, 8),
+    "a jump beyond": ({"jump_at": 200}, 5),
+    "by the square": ({"power": 2}, 10),
+}
+
+
+def test_it_is_the_largest_however_bytes_grow():
+    """Against every batch size, with few of them tried."""
+    wrong = {}
+    for name, (growth, most_tries) in GROWTHS.items():
+        step = parts(**growth)
+        sizes = {batch: predict(step(batch)).peak for batch in range(1, 61)}
+        for limit in (30_000, 148_000, 200_000):
+            expected = max((b for b in sizes if sizes[b] <= limit), default=0)
+            fit = largest_batch(step, limit)
+            said = dict(fit.tried)
+            same = all(sizes[b] == said[b] for b in sizes.keys() & said.keys())
+            if fit.batch != expected or not same or len(said) > most_tries:
+                wrong[name, limit] = expected, fit
+    assert wrong == {}
 
 
 def test_what_kernels_take_beside_the_allocator_can_count():

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from geutil.cli.files import CommandError, check_page, read_model, write_page
 from geutil.cli.options import Force, Html, Json, Signature, Source
-from geutil.cli.output import plain, show, show_rows, working
+from geutil.cli.output import counted, plain, show, show_rows, working
 
 if TYPE_CHECKING:
-    from geutil.cli.training_step import BuiltStep
     from geutil.gradients import PlanCurve
 
 _MEGA = 1e6
-_MORE_TIME = (0.1, 0.2, 0.4)
-"""How much longer a step may take that is planned for the largest batch."""
 
 
 def memory(
@@ -158,45 +153,12 @@ def _show_largest(
     model: Any, shapes: dict[str, list[int]], available: str, as_json: bool
 ) -> None:
     """Show the largest batch that fits, in each way of taking gradients."""
-    from geutil.cli.training_step import TrainingStep
-    from geutil.memory import largest_batch
-    from geutil.memory.bounds import has_solver
-    from geutil.memory.sizes import byte_count
+    from geutil.cli.batch_sizes import WAYS, BatchSizes
+    from geutil.memory.batch_limit import checked_limit
 
-    def steps_of(checkpoints: str | None, *, order: bool) -> Callable[[int], Any]:
-        def step(rows: int) -> Any:
-            built = TrainingStep(model, input_shapes(model, rows, shapes))
-            return built.built(checkpoints, order=order).fetches
-
-        return step
-
-    @cache
-    def planned(rows: int) -> BuiltStep | None:
-        built = TrainingStep(model, input_shapes(model, rows, shapes))
-        return built.within(byte_count(available) or 0)
-
-    def planned_steps(extra_time: float) -> Callable[[int], Any]:
-        def step(rows: int) -> Any:
-            built = planned(rows)
-            too_slow = built is None or built.report.extra_time > extra_time
-            return None if built is None or too_slow else built.fetches
-
-        return step
-
-    ways = [
-        ("plain", steps_of(None, order=False)),
-        ("order alone", steps_of(None, order=True)),
-        ("checkpoints", steps_of("memory", order=True)),
-    ]
-    if has_solver():
-        ways += [
-            (f"a plan, {share:.0%} more time", planned_steps(share))
-            for share in _MORE_TIME
-        ]
-    fits = []
-    for name, step in ways:
-        with working(f"looking for the largest batch: {name}"):
-            fits.append((name, largest_batch(step, available)))
+    limit = checked_limit(available)
+    sizes = BatchSizes(model, lambda rows: input_shapes(model, rows, shapes), limit)
+    fits = list(counted(sizes.fits(), "looking for the largest batch", WAYS))
     if as_json:
         columns = ["gradients", "largest_batch", "bytes_with_variables"]
         told = [(name, fit.batch, fit.bytes) for name, fit in fits]

@@ -64,7 +64,8 @@ class Plan:
         loops: for each loop what its backward pass computes again: nothing (0), what
             takes no product or convolution (1), or all that can be (2).
         ops: how many ops the step has.
-        fingerprint: of the graph of the step.
+        fingerprint: of the graph of the step; "" of a plan for any batch size, which
+            fits each step of as many ops.
 
     Example:
         >>> import tensorflow as tf
@@ -122,7 +123,8 @@ class Plan:
         Cost: linear in the ops of the step and their edges.
         """
         ops = canonical_ops(step)
-        return len(ops) == self.ops and fingerprint(step, ops) == self.fingerprint
+        same = self.fingerprint in ("", fingerprint(step, ops))
+        return len(ops) == self.ops and same
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan to a file of JSON, and return its path."""
@@ -300,7 +302,7 @@ def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
     if len(ops) != plan.ops:
         difference = f"that one had {plan.ops} ops, this one has {len(ops)}"
         raise PlanError(_OTHER_GRAPH.format(difference=difference))
-    if fingerprint(step, ops) != plan.fingerprint:
+    if plan.fingerprint not in ("", fingerprint(step, ops)):
         difference = "types, shapes or edges of ops differ"
         raise PlanError(_OTHER_GRAPH.format(difference=difference))
     if plan.away and runtime.is_compiled_by_xla(step.graph):
