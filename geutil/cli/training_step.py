@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tensorflow as tf
@@ -20,8 +21,11 @@ from geutil.gradients import (
 )
 from geutil.gradients.dry_run import BUDGETS, plans_within_time
 from geutil.graph.creation import capture
-from geutil.memory import Timeline, predict, worst_case
-from geutil.memory.bounds import has_solver
+from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.memory import Timeline
+from geutil.memory.bounds import has_solver, worst_of
+from geutil.memory.kernels.onednn import with_onednn
+from geutil.memory.predicting import Step, executed_step, typical
 from geutil.model import Model
 from geutil.transform import copy_with_input_replacements
 
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BuiltStep:
     """A step as it would run.
 
@@ -43,13 +47,24 @@ class BuiltStep:
     fetches: tuple[Any, ...]
     report: Report
 
+    @cached_property
+    def _executed(self) -> Step:
+        """What TensorFlow runs; `predict` and `worst_case` would each find it out."""
+        return executed_step(
+            self.fetches, None, None, grappler=True, onednn=uses_onednn()
+        )
+
     def timeline(self) -> Timeline:
-        """Return what the step holds, op by op."""
-        return predict(self.fetches)
+        """Return what the step holds, op by op, as `predict` does."""
+        step = self._executed
+        return step.noted(typical(step.program, uses_onednn()).timeline())
 
     def worst(self) -> int | None:
-        """Return the most it holds under any schedule; None without OR-Tools."""
-        return worst_case(self.fetches).peak if has_solver() else None
+        """Return the most that `worst_case` says it holds; None without OR-Tools."""
+        if not has_solver():
+            return None
+        program = self._executed.program
+        return worst_of(with_onednn(program) if uses_onednn() else program).peak
 
 
 class TrainingStep:
