@@ -17,12 +17,16 @@ from geutil.gradients.segments import (
     name_of_copy,
     name_of_sent,
 )
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import Edits, PlainStep
+from geutil.gradients.tape.building import add_in_pairs
 from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import copy_replacing
+
+_SUMMED = "summed"
+"""The scope of sums of two gradients."""
 
 
 def build_recomputation(
@@ -41,7 +45,7 @@ def build_recomputation(
 
     Cost: linear in the ops of the step and their edges.
     """
-    plan = replace(plan, step=edges.applied(plan.step))
+    plan = replace(plan, step=applied(plan.step))
     if not plan.segments:
         return plan.step
     if runtime.is_compiled_by_xla(plan.step.graph):
@@ -68,11 +72,57 @@ def build_recomputation(
     copied = copies.names()
     places = {copied.get(name, name): place for name, place in plan.places.items()}
     return replace(
-        edges.add_in_turn(plan.step),
+        add_in_turn(plan.step),
         copied=copied,
         places=places,
         elsewhere=copies.elsewhere,
     )
+
+
+def make_edits(edits: Edits) -> None:
+    """Make edits that were planned.
+
+    Cost: linear in the inputs of the ops that are edited.
+    """
+    for op, tensors in edits.inputs.items():
+        for index, (old, new) in enumerate(zip(op.inputs, tensors, strict=True)):
+            if new is not old:
+                creation.set_new_input(op, index, new)
+    for op, awaited in edits.controls.items():
+        creation.set_control_inputs(op, awaited)
+    for loop in edits.loops:
+        loop.apply()
+
+
+def applied(step: PlainStep) -> PlainStep:
+    """Make the edits of a step; return it with the edges known of it so far."""
+    make_edits(step.edits)
+    return edges.changed(step, edits=Edits())
+
+
+def add_in_turn(step: PlainStep) -> PlainStep:
+    """Replace the sums of more than two gradients by sums of two.
+
+    `AddN` holds all it adds up until the last has come; and see `add_in_pairs` for what
+    Grappler makes of it. The result is the same to the last bit.
+
+    Args:
+        step: the step; its graph is changed, and the old sums are left without readers.
+
+    Returns:
+        The step with the gradients that take the place of old sums.
+
+    Cost: linear in the gradients that are added.
+    """
+    replaced = {op: _pairwise(step, op) for op in edges.long_sums(step)}
+    make_edits(edges.edits_of({}, replaced))
+    return edges.with_replaced(step, edges.first_results(replaced))
+
+
+def _pairwise(step: PlainStep, op: Operation) -> Tensor:
+    """Add up in pairs what a sum adds."""
+    tensors = [op.inputs[place] for place in edges.order_of_addition(step, op)]
+    return add_in_pairs(tensors, _SUMMED, op.device)
 
 
 def _run_pools_in_time(step: PlainStep) -> PlainStep:
@@ -87,8 +137,7 @@ def _run_pools_in_time(step: PlainStep) -> PlainStep:
         ]
         with creation.neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
             replaced[op] = barriers.run_in_time(op)
-        for reader, index in reads:
-            creation.set_new_input(reader, index, replaced[op])
+        make_edits(edges.edits_of(dict.fromkeys(reads, replaced[op]), {}))
     return edges.with_replaced(step, edges.first_results(replaced))
 
 

@@ -277,10 +277,8 @@ def best_of(
 
     Cost: that of `attempt`, a few times: twice and the binary logarithm of the choices.
     """
-    first = last = attempt(choices[0])
-    if len(choices) > 1:
-        last = attempt(choices[-1])
-    tried = [first, last]
+    tried = [attempt(levels) for levels in dict.fromkeys((choices[0], choices[-1]))]
+    first, last = tried[0], tried[-1]
     low, high = 0, len(choices) - 1
     # Where one end cannot be met, the nearest to it that can is wanted; else the middle
     # is one more to choose from.

@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from geutil.gradients.step import Edits, PlainStep
-from geutil.gradients.tape.building import add_in_pairs
-from geutil.graph import adjacency, creation, v1_control_flow
+from geutil.graph import adjacency, v1_control_flow
 from geutil.graph.types import IdentityMap, Operation, Tensor, unique
 from geutil.select.walks import get_backward_walk_ops
 
@@ -101,16 +100,16 @@ def _forward_places(step: PlainStep, read: Iterable[Tensor]) -> dict[Operation, 
     return {op: place for place, op in enumerate(adjacency.topological_sort(ops))}
 
 
-def with_gradients(step: PlainStep, gradients: Iterable[Any]) -> PlainStep:
-    """Return the step with other gradients, and with the edges known of it so far."""
-    changed = replace(step, gradients=tuple(gradients))
-    _known[changed] = backward_edges(step)
-    return changed
+def changed(step: PlainStep, **fields: Any) -> PlainStep:
+    """Return the step with other fields, and with the edges known of it so far."""
+    other = replace(step, **fields)
+    _known[other] = backward_edges(step)
+    return other
 
 
 def with_replaced(step: PlainStep, replaced: IdentityMap[Tensor]) -> PlainStep:
     """Return the step with the tensors that take the place of others."""
-    return with_gradients(step, (renewed(g, replaced) for g in step.gradients))
+    return changed(step, gradients=tuple(renewed(g, replaced) for g in step.gradients))
 
 
 def first_results(replaced: Mapping[Operation, Tensor]) -> IdentityMap[Tensor]:
@@ -144,9 +143,6 @@ def _merged(step: PlainStep) -> list[tuple[Operation, Operation]]:
         if op.type == "BiasAddGrad"
         for reader in filters.get(id(step.inputs(op)[0]), ())
     ]
-
-
-SCOPE = "summed"
 
 
 def long_sums(step: PlainStep) -> list[Operation]:
@@ -183,31 +179,6 @@ def order_of_addition(step: PlainStep, op: Operation) -> list[int]:
     return sorted(range(len(names)), key=names.__getitem__)
 
 
-def add_in_turn(step: PlainStep) -> PlainStep:
-    """Replace the sums of more than two gradients by sums of two.
-
-    `AddN` holds all it adds up until the last has come; and see `add_in_pairs` for what
-    Grappler makes of it. The result is the same to the last bit.
-
-    Args:
-        step: the step; its graph is changed, and the old sums are left without readers.
-
-    Returns:
-        The step with the gradients that take the place of old sums.
-
-    Cost: linear in the gradients that are added.
-    """
-    replaced = {op: _pairwise(step, op) for op in long_sums(step)}
-    make(edits_of({}, replaced))
-    return with_replaced(step, first_results(replaced))
-
-
-def _pairwise(step: PlainStep, op: Operation) -> Tensor:
-    """Add up in pairs what a sum adds."""
-    tensors = [op.inputs[place] for place in order_of_addition(step, op)]
-    return add_in_pairs(tensors, SCOPE, op.device)
-
-
 def edits_of(
     reads: Mapping[tuple[Operation, int], Tensor], results: Mapping[Operation, Tensor]
 ) -> Edits:
@@ -233,26 +204,3 @@ def edits_of(
             awaited = controls.setdefault(reader, adjacency.control_inputs(reader))
             awaited[:] = [tensor.op if c is op else c for c in awaited]
     return Edits(inputs, controls)
-
-
-def make(edits: Edits) -> None:
-    """Make edits that were planned.
-
-    Cost: linear in the inputs of the ops that are edited.
-    """
-    for op, tensors in edits.inputs.items():
-        for index, (old, new) in enumerate(zip(op.inputs, tensors, strict=True)):
-            if new is not old:
-                creation.set_new_input(op, index, new)
-    for op, awaited in edits.controls.items():
-        creation.set_control_inputs(op, awaited)
-    for loop in edits.loops:
-        loop.apply()
-
-
-def applied(step: PlainStep) -> PlainStep:
-    """Make the edits of a step; return it with the edges known of it so far."""
-    make(step.edits)
-    changed = replace(step, edits=Edits())
-    _known[changed] = backward_edges(step)
-    return changed

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.gradients import edges, encodings
+from geutil.gradients.apply import make_edits
 from geutil.gradients.edges import Read
 from geutil.gradients.encodings import Encoding, EncodingPlan
 from geutil.gradients.step import PlainStep, with_edited_backward
@@ -370,6 +371,7 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
             by_buffer[buffer] = []
         by_buffer[buffer].append(read)
     halved, left = [], []
+    edits: dict[tuple[Operation, int], Tensor] = {}
     gradient_of = _Gradients(step)
     for buffer, reads in by_buffer.items():
         obstacle = _why_whole(step, buffer, reads)
@@ -379,7 +381,8 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
         halved.append(reads[0].tensor)
         for read in reads:
             kept = encoder.narrow(read.tensor, tf.bfloat16)
-            creation.set_new_input(read.op, read.index, gradient_of.widened(read, kept))
+            edits[read.op, read.index] = gradient_of.widened(read, kept)
+    make_edits(edges.edits_of(edits, {}))
     edited = with_edited_backward(step, step.gradients, encoder.ops)
     return Halved(edited, tuple(halved), tuple(left))
 

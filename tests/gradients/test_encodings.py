@@ -13,7 +13,6 @@ from geutil.errors import SelectionError
 from geutil.gradients import (
     by_type,
     checkpointed,
-    edges,
     encoding_errors,
     explain,
     gradients,
@@ -21,6 +20,7 @@ from geutil.gradients import (
     not_,
     order_updates,
 )
+from geutil.gradients.apply import applied
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import plan_encodings
 from geutil.gradients.report import encodings_of
@@ -79,7 +79,7 @@ def both(functions, inputs):
         step = build_step([*ys.values()], xs, seeds)
         plan = plan_encodings(step, 1)
         said.append(SimpleNamespace(**encodings_of(plan)))
-        encoded = edges.applied(Encoder().encode(step, plan))
+        encoded = applied(Encoder().encode(step, plan))
         return [
             tf.nest.pack_sequence_as(inputs, slopes)
             for slopes in (tf.gradients([*ys.values()], xs, seeds), encoded.gradients)
@@ -226,7 +226,7 @@ def test_a_relu_whose_gradient_is_asked_for_keeps_a_mask_as_well():
         step = build_step(z, [x, y, w])
         plan = plan_encodings(step, 1)
         assert [e.keeps for e in plan.encodings] == [("mask", "places")]
-        encoded = edges.applied(Encoder().encode(step, plan))
+        encoded = applied(Encoder().encode(step, plan))
         return tf.gradients(z, [x, y, w]), list(encoded.gradients)
 
     plain, encoded = run(images(2, 8, 8, 3), images(3, 3, 8, 4))

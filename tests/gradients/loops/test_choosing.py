@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import PlanError
+from geutil.gradients.apply import applied
 from geutil.gradients.choices import best_of
-from geutil.gradients.edges import applied
 from geutil.gradients.loops.choosing import LoopChoices
 from geutil.gradients.loops.finding import ALL, LIGHT, find_loops
 from geutil.gradients.prediction import StepProgram
