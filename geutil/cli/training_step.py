@@ -25,7 +25,8 @@ from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import Timeline
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.predicting import Step, executed_step, typical
+from geutil.memory.predicting import Step, executed_step
+from geutil.memory.simulation import typical
 from geutil.model import Model
 from geutil.transform import copy_with_input_replacements
 

@@ -286,8 +286,7 @@ def plan_curve(
         return _plan_of(prepared, budget)
 
     # A step whose loops are rebuilt is another one, with a search of its own.
-    has_loops = any(loop.cuts for loop in find_loops(plain))
-    make = planned_with_loops if has_loops else planned
+    make = planned_with_loops if _has_loops(plain) else planned
     plans, unmet = [], []
     limits = (budget.bytes(search.plain_peak) for budget in given)
     for limit in sorted(set(limits), reverse=True):
@@ -310,8 +309,8 @@ def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
     Cost: that of `plan`, for each share; what the shares have in common is done once
         where no loop can compute values again.
     """
-    plain = _prepared_on_copy(ys, xs, None, Options(None), {}).plan.step
-    if LoopChoices(plain):
+    plain = _prepared_on_copy(ys, xs, None, Options(None), {}).candidate.plan.step
+    if _has_loops(plain):
         budgets = (Budget(extra_time=share) for share in shares)
         plans = [plan(ys, xs, budget) for budget in budgets]
     else:
@@ -328,6 +327,11 @@ def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
             for trial in trials
         ]
     return [replace(found, fingerprint="") for found in plans]
+
+
+def _has_loops(plain: step.PlainStep) -> bool:
+    """Tell whether a loop of a step can compute values again."""
+    return any(loop.cuts for loop in find_loops(plain))
 
 
 def _prepared_on_copy(
