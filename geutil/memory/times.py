@@ -52,8 +52,9 @@ HEAVY = (
 """Types of ops that are worth more to keep than their neighbours."""
 _BIAS = _types("BiasAdd BiasAddV1")
 
-# Measured: benchmarks/op_times.py, ops of the training steps of eleven networks, one by
-# one on two idle cores with AVX512. Between busy neighbours moving takes 5.
+# From commit f896a26a: two cores with AVX512, the mean of the ops of eleven networks.
+# Not reproduced: benchmarks/op_times.py, on two busy cores, has 5 for _MOVED, 3 to 15
+# for a depthwise multiply-add; its table has the others.
 _MOVED = 16
 """Multiply-adds of a convolution or product in the time of moving one element."""
 _DEPTHWISE = 8
