@@ -7,7 +7,7 @@ from functools import cached_property
 
 from geutil.gradients.encodings import EncodingPlan
 from geutil.gradients.loops.choosing import LoopValues
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
 from geutil.memory.times import Times
@@ -46,7 +46,7 @@ class Candidate:
         """What counts: the less the better."""
         if self.in_budget:
             return (1 + self._extra) * self._longer
-        return StepProgram(self.plan.step).peak(self.plan.segments, self.plan.places)
+        return program_of(self.plan.step).peak(self.plan.segments, self.plan.places)
 
     @cached_property
     def extra_times(self) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from geutil.gradients.loops.finding import find_loops
 from geutil.gradients.offloading import HOST, Offload
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import program_of
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import PLAIN, Keeping
 from geutil.gradients.step import PlainStep
@@ -179,7 +179,7 @@ class _Search:
         )
         self.every = self._all.encodings
         may_change = self._encodes or self.loops.loops
-        self._plain = StepProgram(step) if may_change else None
+        self._plain = program_of(step) if may_change else None
         self._budget = checkpoints if isinstance(checkpoints, Budget) else None
         self._in_budget = self._budget is not None and self._budget.extra_time is None
         if self._plain and self._budget and self._in_budget:

@@ -22,7 +22,7 @@ from geutil.gradients.planning import (
     make_plan,
 )
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import program_of
 from geutil.gradients.preparing import Prepared, keep_all, prepare
 from geutil.gradients.report import Report
 from geutil.gradients.segments import plan_recomputation
@@ -269,7 +269,7 @@ def plan_curve(
         measured=first.measured,
         offload=first if first.offload else None,
     )
-    program = StepProgram(plain)
+    program = program_of(plain)
 
     def planned(limit: int) -> Plan:
         trial, bound = search.within(limit)

@@ -18,7 +18,7 @@ from geutil.gradients.choices import (
 )
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.offloading import Offload, offloaded
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import program_of
 from geutil.gradients.reference_variables import let_out_when_read
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
@@ -178,7 +178,7 @@ def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
     """Return plain gradients unless less is predicted to be needed; say so then."""
     if not plan.segments:
         return plan
-    program = StepProgram(plan.step)
+    program = program_of(plan.step)
     peak, plain_peak = program.peak(plan.segments), program.peak()
     if peak < plain_peak:
         return plan

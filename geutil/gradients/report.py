@@ -22,7 +22,7 @@ from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
 from geutil.gradients.loops.choosing import LoopValues
 from geutil.gradients.planning.plans import at_least
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
 from geutil.gradients.step import PlainStep
@@ -249,7 +249,7 @@ def make_report(
     forward = get_backward_walk_ops(
         list(step.ys), within_ops_fn=step.covers, control_inputs=True
     )
-    program = StepProgram(step)
+    program = program_of(step)
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
     plain_program = candidate.plain or program
     plain = plain_program.plain(holds_gradients=step.holds_gradients)

@@ -202,7 +202,10 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
 
 
 def joint_order(
-    program: Program, devices: Sequence[int], seed: int | None = None
+    program: Program,
+    devices: Sequence[int],
+    seed: int | None = None,
+    successors: Sequence[list[int]] | None = None,
 ) -> list[int]:
     """Return the nodes in the order in which devices run them side by side.
 
@@ -213,6 +216,7 @@ def joint_order(
         program: the nodes, with receipts.
         devices: the device of each node.
         seed: as in `execution_order`.
+        successors: those of the program, where they are known and no seed is given.
 
     Example:
         Two chains on two devices:
@@ -224,7 +228,7 @@ def joint_order(
         [0, 2, 1, 3]
     """
     nodes = program.nodes
-    successors = list(program.successors())
+    successors = list(program.successors()) if successors is None else successors
     pending = [len(node.inputs) + len(node.controls) for node in nodes]
     # TensorFlow's source node: the nodes that wait for nothing wait for it.
     starts: list[list[int]] = [[] for _ in range(max(devices, default=-1) + 1)]

@@ -206,13 +206,16 @@ class Program:
         ]
         return replace(self, nodes=changed)
 
-    def without(self, numbers: Collection[int]) -> tuple[Program, dict[int, int]]:
-        """Return the program without nodes whose results are held all the time.
+    def without(
+        self, numbers: Collection[int], most: int | None = None
+    ) -> tuple[Program, dict[int, int]]:
+        """Return the program without nodes whose results do not count.
 
-        Whatever waits for one of them waits for what that waits for.
+        Whatever reads or awaits one of them waits for what that reads and awaits.
 
         Args:
             numbers: those of the nodes.
+            most: nodes that wait for more than so many others stay; None if none does.
 
         Returns:
             The program, with the same tensors, and the new number of each node.
@@ -223,19 +226,25 @@ class Program:
         place: dict[int, int] = {}
         awaited: dict[int, dict[int, None]] = {}
         lost: dict[int, int] = {}
+        maker: dict[int, int] = {}
         nodes: list[Node] = []
         for i, node in enumerate(self.nodes):
             waits: dict[int, None] = {}
             for c in node.controls:
                 # A node of a loop may wait for a later one.
                 waits |= awaited.get(c, {place[c]: None} if c in place else {})
+            read: dict[int, None] = {}
             for t in node.inputs:
-                waits |= awaited[lost[t]] if t in lost else {}
-            if i in numbers:
-                awaited[i] = waits
+                if t in lost:
+                    waits |= awaited[lost[t]]
+                else:
+                    read[place[maker[t]]] = None
+            if i in numbers and (most is None or len(waits | read) <= most):
+                awaited[i] = waits | read
                 lost.update(dict.fromkeys(node.outputs, i))
                 continue
             place[i] = len(nodes)
+            maker.update(dict.fromkeys(node.outputs, i))
             left = [p for p, t in enumerate(node.inputs) if t not in lost]
             if len(left) == len(node.inputs):
                 nodes.append(node.changed(controls=list(waits)))
@@ -311,18 +320,29 @@ class Program:
             )
         return replace(self, nodes=[*nodes, *messages], sizes=sizes)
 
-    def successors(self) -> Iterator[list[int]]:
+    def readers(self) -> list[list[int]]:
+        """Return the nodes that read each tensor, once for each place."""
+        readers: list[list[int]] = [[] for _ in self.sizes]
+        for i, node in enumerate(self.nodes):
+            for tensor in node.inputs:
+                readers[tensor].append(i)
+        return readers
+
+    def successors(
+        self, readers: Sequence[list[int]] | None = None
+    ) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.
 
         Readers come first, by place, then the nodes that only wait.
 
+        Args:
+            readers: those of each tensor, where they are known.
+
         Cost: linear in nodes and edges.
         """
-        readers: list[list[int]] = [[] for _ in self.sizes]
+        readers = self.readers() if readers is None else readers
         waiting: list[list[int]] = [[] for _ in self.nodes]
         for i, node in enumerate(self.nodes):
-            for tensor in node.inputs:
-                readers[tensor].append(i)
             for control in node.controls:
                 waiting[control].append(i)
         for node, after in zip(self.nodes, waiting, strict=True):

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from geutil.memory.buffers import Buffers
-from geutil.memory.executor import execution_order
+from geutil.memory.executor import joint_order
 from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
 
@@ -134,29 +134,35 @@ class _Edges:
         usual: the order of TensorFlow's executor.
         successors: the nodes that each node makes ready, once for each edge.
         readers: the nodes that read each tensor, once for each place.
-        read_behind: the nodes that read what each node makes.
-        most: the bytes of the largest tensor that each node makes; without end if the
-            step hands one on.
+        made: the bytes that each node makes at most.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.usual = execution_order(program)
-        self.successors = list(program.successors())
-        self.readers: list[list[int]] = [[] for _ in program.sizes]
-        for i, node in enumerate(program.nodes):
-            for tensor in node.inputs:
-                self.readers[tensor].append(i)
-        self.read_behind: list[set[int]] = []
-        self.most: list[float] = []
-        fetched, sizes = frozenset(program.fetched), program.sizes
-        for node in program.nodes:
-            made = [t for t in node.outputs if sizes[t]]
-            self.read_behind.append({r for t in made for r in self.readers[t]})
-            kept = not fetched.isdisjoint(made)
-            self.most.append(
-                math.inf if kept else max((sizes[t] for t in made), default=0)
-            )
+        self.readers = program.readers()
+        self.successors = list(program.successors(self.readers))
+        self.usual = joint_order(
+            program, [0] * len(program.nodes), successors=self.successors
+        )
+        sizes = program.sizes
+        self.made = [sum(sizes[t] for t in node.outputs) for node in program.nodes]
+        self._fetched = frozenset(program.fetched)
+        self._known: dict[int, tuple[set[int], float]] = {}
+
+    def behind(self, i: int) -> tuple[set[int], float]:
+        """Return the readers of a node's results, and the bytes of the largest.
+
+        Infinitely many if one of these is fetched.
+        """
+        found = self._known.get(i)
+        if found is None:
+            sizes = self.program.sizes
+            made = [t for t in self.program.nodes[i].outputs if sizes[t]]
+            readers = {r for t in made for r in self.readers[t]}
+            most = max((sizes[t] for t in made), default=0)
+            is_kept = not self._fetched.isdisjoint(made)
+            found = self._known[i] = readers, math.inf if is_kept else most
+        return found
 
 
 class _Scheduler:
@@ -199,6 +205,8 @@ class _Scheduler:
         self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
         self._ready: list[tuple[bool, float, int]] = []
         self._waiting = [False] * len(nodes)
+        # Nodes that hold more, as far as is known.
+        self._grows = [True] * len(nodes)
         self._order: list[int] = []
 
     def order(self) -> list[int]:
@@ -216,12 +224,19 @@ class _Scheduler:
         return self._order
 
     def _offer(self, i: int) -> None:
+        is_new = not self._waiting[i]
         self._waiting[i] = True
-        grows = True
-        if self._greedy:
-            growth = self._buffers.growth(i)
-            grows = growth > self._small and self._used_up(i) is None
-        heapq.heappush(self._ready, (grows, self._rank[i], i))
+        grows = self._greedy is False or (
+            self._is_growing(i) and self._used_up(i) is None
+        )
+        # Nodes come to hold less as others end, never more.
+        if is_new or not grows:
+            self._grows[i] = grows
+            heapq.heappush(self._ready, (grows, self._rank[i], i))
+
+    def _is_growing(self, i: int) -> bool:
+        small = self._small
+        return self._edges.made[i] > small and self._buffers.growth(i) > small
 
     def _run(self, i: int) -> None:
         self._order.append(i)
@@ -235,8 +250,8 @@ class _Scheduler:
         for j in dict.fromkeys(successors):
             if not self._pending[j]:
                 self._offer(j)
-        for j in changed:
-            if self._waiting[j]:
+        for j in changed if self._greedy else ():
+            if self._waiting[j] and self._grows[j]:
                 self._offer(j)
 
     def _changed_by(self, i: int) -> list[int]:
@@ -263,9 +278,7 @@ class _Scheduler:
 
     def _burst(self, i: int) -> list[int] | None:
         """Return the nodes to run together from a node that holds more on."""
-        if self._buffers.growth(i) <= self._small:
-            return None
-        return self._used_up(i)
+        return self._used_up(i) if self._is_growing(i) else None
 
     def _used_up(self, i: int) -> list[int] | None:
         """Return a node and those behind it that use up all that they make, in order.
@@ -285,9 +298,10 @@ class _Scheduler:
             # Depth first, so that one branch is used up before the next begins.
             j = waiting.pop()
             burst.append(j)
-            if len(burst) > _LONGEST_BURST or edges.most[j] > largest:
+            behind, most = edges.behind(j)
+            if len(burst) > _LONGEST_BURST or most > largest:
                 return None
-            readers |= edges.read_behind[j]
+            readers |= behind
             for after in edges.successors[j]:
                 rest = left[after] = left.get(after, pending[after]) - 1
                 # What only waits (for all updates, say) is no part of it.

@@ -8,6 +8,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import checkpointed, explain, gradients, last_report
 from geutil.gradients.tensor_sizes import open_shapes_of, settle_shapes
+from geutil.memory import predict
 from tests.gradients.checking import deep
 from tests.thorough import thorough
 
@@ -48,19 +49,31 @@ def exact(batch):
     return reports([batch, *SHAPE[1:]])
 
 
-def near(report, other):
+@cache
+def plain_peak(shape, batch):
+    """Return what plain gradients hold with a batch; open shapes have ops besides."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, shape, name="x")
+        loss, weights = windowed(x)
+        fetches = [loss, *tf.gradients(loss, weights)]
+        shapes = {"x": [batch, *SHAPE[1:]]}
+        return predict(fetches, shapes=shapes, grappler=False).peak
+
+
+def near(report, other, shape, batch):
     assert report.peak == pytest.approx(other.peak, rel=0.01)
-    assert report.plain_peak == pytest.approx(other.plain_peak, rel=0.01)
+    plain = plain_peak(tuple(shape), batch)
+    assert report.plain_peak == pytest.approx(plain, rel=0.005)
 
 
 @pytest.mark.parametrize("shape", OPEN)
 def test_sizes_are_those_of_a_network_with_given_or_assumed_shapes(shape):
     for told, known in zip(reports(shape, shapes={"x": SHAPE}), exact(8), strict=True):
-        near(told, known)
+        near(told, known, shape, 8)
         assert told.assumed == told.warnings == ()
         assert "sizes are those with" not in str(told)
     for guessed, known in zip(reports(shape), exact(32), strict=True):
-        near(guessed, known)
+        near(guessed, known, shape, 32)
         assert guessed.assumed == (("x:0", (32, 32, 32, 16)),)
         assert "sizes are those with: 'x:0' [32, 32, 32, 16]; pass" in str(guessed)
         assert guessed.warnings == ()
@@ -155,7 +168,8 @@ def test_calls_of_checkpointed_functions():
     for shape in ([None, None, None, 16], [32, 32, 32, 16]):
         step.get_concrete_function(tf.TensorSpec(shape, name="x"))
         found[shape[0]] = last_report()
-    near(found[None], found[32])
+    assert found[None].peak == pytest.approx(found[32].peak, rel=0.01)
+    assert found[None].plain_peak == pytest.approx(found[32].plain_peak, rel=0.01)
     assert found[None].assumed == (("x:0", (32, 32, 32, 16)),)
     assert not found[None].warnings
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from geutil.gradients.planning.cuts import (
 from geutil.gradients.planning.local_search import CuttingSearch, Trial, Trials
 from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
+from geutil.graph import runtime
 from geutil.graph.types import Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -122,6 +123,8 @@ _QUICK_NODES = 12_000
 """Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
 _FEWEST_FULL, _FULL = 4, 3
 """In so many trials, in small graphs one of so many, the last segment is recomputed."""
+_LARGE = 1000
+"""Steps of more nodes are tried out without their tiny tensors."""
 _WORTH_WHILE = 0.98
 """Nothing is run again unless the peak falls to this part of that by order alone."""
 
@@ -214,8 +217,12 @@ def _choose(
     places = stretches.places[1:-1].tolist()
     most = _most_trials(trials.program.size)
     full = most // _FULL if most > _MOST_TRIALS else _FEWEST_FULL
+    # XLA's own order holds more where the last segment runs again at once.
+    full = 0 if runtime.is_compiled_by_xla(step.graph) else full
+    is_large = trials.program.size > _LARGE
+    tried = trials.compact() if is_large else trials
     search = CuttingSearch(
-        forward, trials, places, most - full, among_others=among_others
+        forward, tried, places, most - full, among_others=among_others
     )
     for other in others:
         search.add(other)
@@ -226,6 +233,9 @@ def _choose(
     search.descend()
     search.recompute_last(full)
     best = search.best()
+    if best and is_large:
+        exact = trials.run(best.kept, spare_last=best.spares_last)
+        best = replace(exact, spares_last=best.spares_last)
     if best is None or best.peak > _WORTH_WHILE * alone:
         return MemoryChoice((), alone, plain_peak, _reason(best, alone))
     plan = None if best.spares_last else best.plan

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
-from geutil.gradients.prediction import StepProgram, Updates
+from geutil.gradients.prediction import StepProgram, Updates, program_of
 from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
@@ -53,7 +54,14 @@ class Trials:
         self._always = always
         self._known: dict[int, bool] = {}
         self._costs: dict[Operation, int] = {}
-        self.program = StepProgram(step, updates=updates)
+        plain = updates == "none"
+        self.program = program_of(step) if plain else StepProgram(step, updates=updates)
+
+    def compact(self) -> Trials:
+        """Return trials of the step without tiny tensors; see `StepProgram.compact`."""
+        result = copy(self)
+        result.program = self.program.compact()
+        return result
 
     def without(self) -> Trial:
         """Return what plain gradients lead to, put in order."""

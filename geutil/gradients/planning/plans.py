@@ -191,7 +191,7 @@ class PlanCurve:
         ...         y = tf.tanh(y)
         ...     curve = plan_curve(y, x, ["60%", "30%", "1%"])
         >>> [plan.budget for plan in curve.plans], curve.unmet
-        ([74400, 37200], (1240,))
+        ([72000, 36000], (1200,))
         >>> curve.plans[0].extra_time < curve.plans[1].extra_time
         True
     """

@@ -27,7 +27,7 @@ from geutil.gradients.planning.transfers import (
     travelling_nodes,
     with_transfers,
 )
-from geutil.gradients.prediction import StepProgram, Updates
+from geutil.gradients.prediction import Updates, program_of
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
@@ -224,7 +224,7 @@ class BudgetSearch:
     def plain_peak(self) -> int:
         """What plain gradients hold."""
         knows_updates = self._updates != "none"
-        program = StepProgram(self._step) if knows_updates else self._trials.program
+        program = program_of(self._step) if knows_updates else self._trials.program
         return program.plain_peak()
 
     @cached_property
