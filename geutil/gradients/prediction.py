@@ -129,7 +129,13 @@ class StepProgram:
         ]
 
     def compact(self) -> StepProgram:
-        """Return the step without nodes that read and make tiny tensors alone.
+        """Return the step without nodes that read and make tiny tensors alone."""
+        result = copy(self)
+        result.leave_tiny_out()
+        return result
+
+    def leave_tiny_out(self) -> None:
+        """Remove the nodes that read and make tiny tensors alone.
 
         These hold a thousandth of all bytes at most. The peaks of a step and of its
         recomputations change as little, and are found in half the time or less.
@@ -152,12 +158,10 @@ class StepProgram:
         }
         program, place = Program(nodes, sizes).without(small, _FEW)
         lost = {t for i, n in enumerate(nodes) if i not in place for t in n.outputs}
-        result = copy(self)
-        result._nodes, result._sizes = program.nodes, program.sizes
-        result._place = {op: place[i] for op, i in self._place.items() if i in place}
-        result._number = {t: n for t, n in self._number.items() if n not in lost}
-        result._sums = {place[i]: o for i, o in self._sums.items() if i in place}
-        return result
+        self._nodes, self._sizes = program.nodes, program.sizes
+        self._place = {op: place[i] for op, i in self._place.items() if i in place}
+        self._number = {t: n for t, n in self._number.items() if n not in lost}
+        self._sums = {place[i]: o for i, o in self._sums.items() if i in place}
 
     @property
     def ops(self) -> list[Operation]:
