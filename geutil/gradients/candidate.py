@@ -43,7 +43,7 @@ class Candidate:
 
     @cached_property
     def cost(self) -> float:
-        """What counts: the less the better."""
+        """The time of the step within a budget, its peak otherwise."""
         if self.in_budget:
             return (1 + self._extra) * self._longer
         return program_of(self.plan.step).peak(self.plan.segments, self.plan.places)

@@ -158,7 +158,7 @@ def choose_all(
 
 
 class _Search:
-    """What may become of a step besides what runs again.
+    """Candidates of a step: its encodings, and the levels of its loops.
 
     Attributes:
         loops: the choices of what its loops compute again, where that is open.
@@ -241,8 +241,8 @@ class _Search:
     def best(self, levels: Levels) -> Candidate | PlanError:
         """Return the best candidate with some loops, or why none was found.
 
-        What is recomputed is chosen without encodings and with them: what runs again
-        from a mask's tensor may be cheaper to hold than the mask. As long as tensors
+        The recomputation is chosen without encodings and with them: to run ops again
+        from a tensor may hold less than the mask of it does. As long as tensors
         run again though they are encoded, it is chosen anew with these as they are.
         """
         reason = _HELD_FOR_TIME if self._in_budget else _HELD_FOR_LESS

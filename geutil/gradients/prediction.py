@@ -137,8 +137,8 @@ class StepProgram:
     def leave_tiny_out(self) -> None:
         """Remove the nodes that read and make tiny tensors alone.
 
-        These hold a thousandth of all bytes at most. The peaks of a step and of its
-        recomputations change as little, and are found in half the time or less.
+        These hold a thousandth of all bytes at most, and peaks change as little. They
+        are a third of the nodes of ResNet50, more of a transformer's.
 
         Cost: linear in nodes and edges.
         """

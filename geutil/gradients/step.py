@@ -158,7 +158,7 @@ class PlainStep:
 
     @cached_property
     def calls(self) -> Mapping[Operation, Called]:
-        """What the functions hold that ops of the step run; see `calls_of`."""
+        """The functions that ops of the step run, with their memory and time."""
         return calls_of(self.ops(), self.edits.loops)
 
     def op_times(self, *, measured: bool = False, in_seconds: bool = False) -> Times:

@@ -221,9 +221,9 @@ def _choose(
     full = 0 if runtime.is_compiled_by_xla(step.graph) else full
     is_large = trials.program.size > _LARGE
     tried = trials.compact() if is_large else trials
-    search = CuttingSearch(
-        forward, tried, places, most - full, among_others=among_others
-    )
+    # The best one of a large step is tried once more, whole.
+    left = most - full - is_large
+    search = CuttingSearch(forward, tried, places, left, among_others=among_others)
     for other in others:
         search.add(other)
     search.start(_cuttings(stretches))
