@@ -86,12 +86,8 @@ class StepProgram:
             ops, (), tensor_bytes, step.calls, dims=known_dims, edges=step
         )
         instead = equal_constants(ops, fetched).items()
-        nodes = list(reading.program.nodes)
-        for i, op in enumerate(reading.places):
-            # The ones that a gradient begins with.
-            if op.type == "Fill" and is_held(op):
-                nodes[i] = Node(op.name, "Const", outputs=nodes[i].outputs, cheap=True)
-        self._whole = replace(reading.program, nodes=nodes).merged(
+        nodes = reading.program.nodes
+        self._whole = reading.program.merged(
             {reading.places[op]: reading.places[same] for op, same in instead}
         )
         given = len(nodes) - len(ops)

@@ -279,9 +279,12 @@ def read_ops(
             sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
     nodes = []
     for op in places:
-        if op in given:
+        # TensorFlow makes a constant of a Fill that is held: it reads nothing.
+        is_folded = op.type == "Fill" and cpu.is_held(op)
+        if op in given or is_folded:
             outputs = [tensors[id(t)] for t in op.outputs]
-            nodes.append(Node(op.name, "_Arg", outputs=outputs, cheap=True))
+            kind = "Const" if is_folded else "_Arg"
+            nodes.append(Node(op.name, kind, outputs=outputs, cheap=True))
             continue
         called = calls.get(op, NOTHING)
         temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)

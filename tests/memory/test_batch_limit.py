@@ -46,9 +46,10 @@ def held(batch):
 def test_it_is_the_largest(batch):
     sizes = held(batch), held(batch + 1)
     for limit in sizes[0], sizes[1] - 1:
-        fit = largest_batch(step, limit, most=20)
+        # With 20 rows another order of the step becomes the best.
+        fit = largest_batch(step, limit, most=19)
         assert (fit.batch, fit.bytes, fit.memory) == (batch, sizes[0], limit)
-        assert len(fit.tried) <= 6
+        assert len(fit.tried) <= 5
 
 
 def parts(*, fixed=0, jump_at=None, power=1):
