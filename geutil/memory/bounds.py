@@ -25,10 +25,9 @@ import numpy.typing as npt
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
-from geutil.memory.buffers import Buffers
+from geutil.memory.buffers import Buffer, Buffers, buffers_of
 from geutil.memory.executor import execution_order
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
 from geutil.memory.sizes import megabytes
@@ -301,15 +300,12 @@ class _States:
 
         Node i has started: i; has ended: i + the number of nodes.
         """
-        nodes, count = self._program.nodes, self._count
-        maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
-        firsts = list(range(count, 2 * count))
-        seconds = list(range(count))
-        for i, node in enumerate(nodes):
-            for j in {*(maker[t] for t in node.inputs), *node.controls}:
-                firsts.append(i)
-                seconds.append(j + count)
-        return np.array(firsts, np.int64), np.array(seconds, np.int64)
+        count = self._count
+        pairs = [(i + count, i) for i in range(count)]
+        for i, before in enumerate(self._program.needs()):
+            pairs += [(i, j + count) for j in before]
+        firsts, seconds = np.array(pairs, np.int64).reshape(-1, 2).T
+        return firsts, seconds
 
     def _weights(self, price: int) -> Ints:
         """Return the bytes that each start and each end adds, at a price of running."""

@@ -418,13 +418,9 @@ class _Edges:
     """The edges of a program and those that are added, along an order."""
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
-        nodes = program.nodes
-        maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
         # With those that are added.
-        self._before = [
-            list({*(maker[t] for t in node.inputs), *node.controls}) for node in nodes
-        ]
-        self._place = [0] * len(nodes)
+        self._before = [list(before) for before in program.needs()]
+        self._place = [0] * len(program.nodes)
         for place, i in enumerate(order):
             self._place[i] = place
 

@@ -77,7 +77,7 @@ def split(
     Cost: linear in nodes and edges.
     """
     targets: dict[int, dict[int, None]] = {}
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    maker = program.makers
     for i, node in enumerate(program.nodes):
         for tensor in node.inputs:
             if devices[maker[tensor]] != devices[i]:

@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 PHASES = ("forward", "recompute", "backward", "update")
@@ -319,6 +320,16 @@ class Program:
                 )
             )
         return replace(self, nodes=[*nodes, *messages], sizes=sizes)
+
+    @cached_property
+    def makers(self) -> Mapping[int, int]:
+        """The node that makes each tensor."""
+        return {t: i for i, node in enumerate(self.nodes) for t in node.outputs}
+
+    def needs(self) -> list[set[int]]:
+        """Return, for each node, the nodes that it reads or waits for."""
+        makers = self.makers
+        return [{*(makers[t] for t in n.inputs), *n.controls} for n in self.nodes]
 
     def readers(self) -> list[list[int]]:
         """Return the nodes that read each tensor, once for each place."""

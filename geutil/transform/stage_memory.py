@@ -338,7 +338,7 @@ def _without(
     """
     run = simulate(program)
     sizes, found = list(program.sizes), np.zeros(count)
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    maker = program.makers
     for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
         if born < 0 or not is_shared[maker[tensor]]:
             continue
@@ -353,7 +353,7 @@ def _kept_and_working(
 ) -> tuple[Floats, Floats]:
     """Return what each piece keeps for its backward ops, and holds besides."""
     run = simulate(program)
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    maker = program.makers
     kept, changes = np.zeros(count), np.zeros(len(run.order) + 1)
     for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
         if born < 0 or not program.sizes[tensor]:
