@@ -296,7 +296,8 @@ class _AnyOrder:
         of = [self._shared[t] for t in node.inputs]
         read = list({id(shared): shared for shared in of}.values())
         for shared in read:
-            shared.left -= len({t for t, s in zip(node.inputs, of) if s is shared})
+            here = {t for t in node.inputs if self._shared[t] is shared}
+            shared.left -= len(here)
             # What runs before this node in any order cannot be the last reader.
             shared.last = [j for j in shared.last if not behind >> j & 1]
         met: dict[int, _Shared] = {}

@@ -14,14 +14,13 @@ from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.executor import RECEIVED, Split, joint_order, split
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.measuring.job import Measurement
 from geutil.memory.placement import share_memory
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Program
 from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.simulation import SEEDS, Simulation, simulate
 from geutil.memory.sizes import megabytes
-from geutil.memory.timeline import LiveTensor, Timeline
+from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 
 _SHOWN = 3
 """How many tensors of a cut the text names."""

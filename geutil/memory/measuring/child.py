@@ -16,19 +16,16 @@ import tensorflow as tf
 
 from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
-from geutil.memory.measuring.job import (
+from geutil.memory.measuring.jobs import (
     CallJob,
-    DeviceMeasurement,
-    Environment,
     GraphJob,
     Job,
-    Measurement,
     MeasureOptions,
     VariableSpec,
 )
 from geutil.memory.measuring.received import complete_trace
 from geutil.memory.measuring.trace import timeline_of, timelines_by_device
-from geutil.memory.timeline import Timeline
+from geutil.memory.timeline import DeviceMeasurement, Environment, Measurement, Timeline
 
 Step = Callable[[], Any]
 _ALIGNMENT = 64

@@ -6,6 +6,7 @@ import functools
 import pickle
 import pickletools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,82 @@ from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.graph import call_graph, fetched_subgraph, op_types, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.memory.measuring.job import CallJob, GraphJob, Job, VariableSpec
-from geutil.memory.placement import tasks_of
+from geutil.memory.placement import Task, tasks_of
 from geutil.select.walks import get_backward_walk_ops
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How to measure; see `measure`."""
+
+    steps: int
+    inter_op_threads: int | None
+    intra_op_threads: int | None
+    grappler: bool
+    onednn: bool | None
+    jit_compile: bool
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """A variable of a graph.
+
+    Attributes:
+        op: the op that makes its handle or, of a version 1 variable, its reference.
+        key: variables of the same key are one.
+        dtype: the name of its dtype.
+        value: its value as an array; None for what `initial` yields.
+        initial: the tensor of the initial graph that holds its value, else None.
+    """
+
+    op: str
+    key: str
+    dtype: str
+    value: Any = None
+    initial: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphJob:
+    """A graph to run.
+
+    Attributes:
+        graph_def: the serialized `GraphDef`; every resource variable is a VarHandleOp.
+        op_types: the types of its ops by name.
+        fetches: the names of tensors, and of ops to run.
+        feeds: values by tensor name.
+        variables: what it reads and assigns.
+        initial_graph_def: the serialized `GraphDef` that computes initial values.
+        as_function: whether to run it as a function, and not in a Session.
+        cpus: how many CPU devices it names.
+        tasks: the tasks of a cluster that it names, the Session's target first; () if
+            it runs in one process.
+    """
+
+    graph_def: bytes
+    op_types: Mapping[str, str]
+    fetches: tuple[str, ...]
+    feeds: Mapping[str, Any]
+    variables: tuple[VariableSpec, ...]
+    initial_graph_def: bytes
+    as_function: bool
+    cpus: int
+    tasks: tuple[Task, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallJob:
+    """A callable to call.
+
+    Attributes:
+        pickled: the pickle of (callable, positional arguments, keyword arguments).
+    """
+
+    pickled: bytes
+
+
+Job = GraphJob | CallJob
 
 
 def variables_of(

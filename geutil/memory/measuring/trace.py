@@ -22,9 +22,8 @@ import tensorflow as tf
 
 from geutil.memory import program
 from geutil.memory.kernels import cpu
-from geutil.memory.measuring.job import TRACE
 from geutil.memory.measuring.received import receipts_of, variable_bytes_of
-from geutil.memory.timeline import LiveTensor, Moment, Timeline
+from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
 
 
 class Updates:
