@@ -53,12 +53,11 @@ def temporary_bytes(
 
     Cost: that of reading some shapes.
     """
-    rule = _ALLOCATED.get(op.type)
-    if rule is None and op.type in _ALLOCATED_WITHOUT_ONEDNN:
-        rule = (
-            None if runs_in_onednn(op, onednn) else _ALLOCATED_WITHOUT_ONEDNN[op.type]
-        )
-    return rule(op, dims) if rule else 0
+    if op.type in _ALLOCATED:
+        return _ALLOCATED[op.type](op, dims)
+    if op.type not in _ALLOCATED_WITHOUT_ONEDNN or runs_in_onednn(op, onednn):
+        return 0
+    return _ALLOCATED_WITHOUT_ONEDNN[op.type](op, dims)
 
 
 def packed_bytes(
@@ -257,9 +256,8 @@ class _Einsum:
 
     def sorted(self, labels: str, *kinds: int) -> list[str]:
         """Return those labels that are of some kinds, kind by kind."""
-        return [
-            x for k in kinds for x in self._labels if x in labels and k == self._kind(x)
-        ]
+        found = [(self._kind(x), x) for x in self._labels if x in labels]
+        return [x for kind in kinds for of, x in found if of == kind]
 
     def _kind(self, label: str) -> int:
         everywhere = all(label in term for term in self.terms)
