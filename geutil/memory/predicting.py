@@ -222,7 +222,8 @@ def device_peaks(
         return program.sizes[tensor] or tensor_bytes(made[tensor])
 
     return tuple(
-        simulate(program.of_device(here[device], size_of)).peak for device in devices
+        simulate(program.held_on(here[device], received=size_of)).peak
+        for device in devices
     )
 
 

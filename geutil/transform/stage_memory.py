@@ -92,7 +92,7 @@ class StageMemory:
 
     def _peak(self, stage: int, start: int, end: int) -> float:
         here = {i for nodes in self.nodes[start:end] for i in nodes}
-        program = self.program.of_device(here, self.program.sizes.__getitem__)
+        program = self.program.held_on(here, received=self.program.sizes.__getitem__)
         once = self.held[start:end].sum() + simulate(program).peak
         return float(once + self._of_others(stage, start)[end - start - 1])
 
