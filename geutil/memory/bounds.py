@@ -30,6 +30,7 @@ from geutil.memory.executor import execution_order
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
+from geutil.memory.simulation import live_scratch, live_tensor
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 
@@ -265,20 +266,9 @@ class _States:
 
     def result(self) -> WorstCase:
         """Return what was found."""
-        nodes = self._program.nodes
-        tensors = [
-            LiveTensor(
-                f"{nodes[b.maker].name}:{self._place(b)}", nodes[b.maker].type, b.bytes
-            )
-            for b in self._held
-        ]
-        tensors += [
-            LiveTensor(
-                f"{nodes[i].name} (temporary)", nodes[i].type, nodes[i].temporary
-            )
-            for i in self._running
-            if nodes[i].temporary
-        ]
+        nodes, running = self._program.nodes, self._running
+        tensors = [live_tensor(self._program, b.tensor) for b in self._held]
+        tensors += [live_scratch(nodes[i]) for i in running if nodes[i].temporary]
         return WorstCase(
             peak=max(self._bound or 0, self._most),
             reached=self._most,
@@ -288,18 +278,13 @@ class _States:
             running=tuple(nodes[i].name for i in self._running),
         )
 
-    def _place(self, buffer: Buffer) -> int:
-        return list(self._program.nodes[buffer.maker].outputs).index(buffer.tensor)
-
     def _is_close(self) -> bool:
         bound = self._bound or 0
         return bound - self._most <= _CLOSE * bound
 
     def _requirements(self) -> tuple[Ints, Ints]:
-        """Return which of "has started" and "has ended" requires which.
-
-        Node i has started: i; has ended: i + the number of nodes.
-        """
+        """Return which of "has started" and "has ended" requires which."""
+        # Node i has started: i; has ended: i + the number of nodes.
         count = self._count
         pairs = [(i + count, i) for i in range(count)]
         for i, before in enumerate(self._program.needs()):
@@ -352,11 +337,8 @@ class _States:
         nodes, sizes = self._program.nodes, self._program.sizes
         order = [i for i in self._usual if state.ended[i]]
         running = [i for i in self._usual if state.started[i] and not state.ended[i]]
-        running.sort(
-            key=lambda i: (
-                -(nodes[i].temporary + sum(sizes[t] for t in nodes[i].outputs))
-            )
-        )
+        made = {i: sum(sizes[t] for t in nodes[i].outputs) for i in running}
+        running.sort(key=lambda i: -(nodes[i].temporary + made[i]))
         running = running[: self._threads]
         held_bytes = self._measured(order, running)
         if held_bytes > self._most:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -90,9 +91,7 @@ class _Queue:
         return self.pending
 
 
-_NONE_LATER: Mapping[int, Sequence[int]] = MappingProxyType({})
-_NONE_KNOWN: Mapping[int, int] = MappingProxyType({})
-_NO_DEPENDENCIES = OrderDependencies((), ())
+_NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +110,10 @@ class OrderPlan:
 
     @cached_property
     def dependencies(self) -> OrderDependencies:
-        """Who has to wait for whom, looked for when it is asked for.
-
-        Plans of gradients are only reported until the whole step is planned.
-        """
+        """Who has to wait for whom."""
+        # Looked for when it is asked for: most plans are only reported.
         if self.found is not None or self.begin is None:
-            return self.found or _NO_DEPENDENCIES
+            return self.found or OrderDependencies((), ())
         return _dependencies_of(self.simulation, self.begin, _always, _always)
 
     @property
@@ -138,8 +135,8 @@ def plan_order(
     program: Program,
     can_wait: CanWait | None = None,
     may_await: MayAwait = _always,
-    later: Mapping[int, Sequence[int]] = _NONE_LATER,
-    known: Mapping[int, int] = _NONE_KNOWN,
+    later: Mapping[int, Sequence[int]] = _NONE,
+    known: Mapping[int, int] = _NONE,
 ) -> OrderPlan:
     """Return an order of a program in which it holds little, and what holds it to that.
 
@@ -174,20 +171,16 @@ def _dependencies_of(
     """Return what holds any schedule of a program to that of a simulation."""
     bound = max(run.peak // _PARTS, _HARMLESS)
     limit = run.peak + run.peak // _ROOM
+    order = run.order
     return order_dependencies(
-        run.program, run.order, bound, can_wait, may_await, begin, limit
+        run.program, order, bound, can_wait, may_await, begin, limit
     )
 
 
 def with_controls(
     program: Program, waits: Iterable[tuple[int, Sequence[int]]]
 ) -> Program:
-    """Return a program in which some nodes wait for others besides.
-
-    Args:
-        program: the nodes and their edges.
-        waits: pairs of a node and those that it waits for.
-    """
+    """Return a program in which some nodes wait for others besides."""
     nodes = list(program.nodes)
     for i, awaited in waits:
         nodes[i] = nodes[i].changed(controls=[*nodes[i].controls, *awaited])
@@ -270,16 +263,12 @@ def order_dependencies(
             blocked = []
             for j in reversed(edges.last([j for j in missing if j not in allowed])):
                 # What it comes after can wait in its place, if that runs late enough.
-                stand_in = next(
-                    (
-                        k
-                        for k in edges.between(j, i)
-                        if nodes[k].queue == node.queue
-                        and can_wait(k)
-                        and may_await(k, j)
-                    ),
-                    None,
+                fit = (
+                    k
+                    for k in edges.between(j, i)
+                    if nodes[k].queue == node.queue and can_wait(k) and may_await(k, j)
                 )
+                stand_in = next(fit, None)
                 if stand_in is None:
                     blocked.append(j)
                 elif edges.not_before(stand_in, [j]):
@@ -307,17 +296,8 @@ def _hasty(
     """Return the small nodes that must wait, lest too much is made ahead of an order.
 
     A small node may run as soon as what it needs is there, and then hold what it makes
-    while large nodes run that the order has before it.
-
-    Args:
-        program: the nodes and their edges.
-        order: all nodes.
-        edges: the edges of the program.
-        bound: up to how many bytes a tensor is small.
-        begin: from which place in the order on nodes can wait.
-        budget: how much may be made ahead, and as much again of tiny tensors; no bound
-            if 0.
-        can_wait: as in `order_dependencies`.
+    while large nodes run that the order has before it. `budget` is how much may be made
+    ahead, and as much again of tiny tensors; without bound if 0.
     """
     hasty_nodes: set[int] = set()
     if not budget:
@@ -353,14 +333,11 @@ def _hasty(
 def _earliest_places(
     program: Program, order: Sequence[int], limit: int
 ) -> Sequence[int]:
-    """Return for each place of an order before which one all must be done.
-
-    If all before a place are done, and what is there is not, then no more is held than
-    the order has there, and what is made from there on. That must stay within the
-    limit.
-    """
+    """Return for each place of an order before which one all must be done."""
     if not limit:
         return range(len(order))
+    # If all before a place are done, and what is there is not, then no more is held
+    # than the order has there, and what is made from there on.
     buffers = Buffers(program)
     earliest_places: list[int] = []
     # What would be held if nothing had been made since, the most first.
@@ -443,55 +420,46 @@ class _Edges:
     def between(self, first: int, last: int) -> list[int]:
         """Return what a node comes after that the order has behind another, last first.
 
-        Cost: as that of `not_before`.
+        Cost, here and below: linear in the nodes between them in the order, and their
+        edges.
         """
-        behind = [j for j in self._behind([last], [first]) if self.precedes(first, j)]
+        behind = [j for j in self._behind(last, [first]) if self.precedes(first, j)]
         return sorted(behind, key=self._place.__getitem__, reverse=True)
 
     def not_before(self, i: int, others: Collection[int]) -> list[int]:
-        """Return those of some nodes that a node does not come after in any order.
-
-        Cost: linear in the nodes between them in the order, and their edges.
-        """
-        met = self._behind([i], others)
+        """Return those of some nodes that a node does not come after in any order."""
+        met = self._behind(i, others)
         return [j for j in others if j not in met]
 
     def last(self, others: Sequence[int]) -> list[int]:
-        """Return those of some nodes that none of the others waits for.
-
-        Cost: as that of `not_before`.
-        """
+        """Return those of some nodes that none of the others waits for."""
         if len(others) < 2:
             return list(others)
         met: set[int] = set()
-        latest_first = sorted(others, key=self._place.__getitem__, reverse=True)
         left = []
-        for j in latest_first:
+        for j in sorted(others, key=self._place.__getitem__, reverse=True):
             if j not in met:
                 left.append(j)
-                met |= self._behind([j], others, met)
+                met |= self._behind(j, others, met)
         return left[::-1]
 
     def _behind(
         self,
-        starts: Iterable[int],
+        start: int,
         others: Collection[int],
         visited: Collection[int] = frozenset(),
     ) -> set[int]:
-        """Return what some nodes come after, back to the first of others."""
+        """Return what a node comes after, back to the first of others."""
         if not others:
             return set()
         all_before, place = self._before, self._place
         first = min([place[j] for j in others])
-        waiting = list(starts)
+        waiting = [start]
         met: set[int] = set()
         while waiting:
             for before in all_before[waiting.pop()]:
-                if (
-                    before not in met
-                    and place[before] >= first
-                    and before not in visited
-                ):
+                is_new = before not in met and before not in visited
+                if is_new and place[before] >= first:
                     met.add(before)
                     waiting.append(before)
         return met

@@ -52,13 +52,11 @@ def planned_order(
         some 80 us for each node.
     """
     edges = _Edges(program)
-    runs = [simulate(program, edges.usual)]
-    for rank in ("length", "usual", "creation"):
-        runs.append(simulate(program, _Scheduler(edges, rank).order()))
+    tried = [_Scheduler(edges, r) for r in ("length", "usual", "creation")]
     if known:
-        for greedy in (True, False):
-            order = _Scheduler(edges, known, greedy=greedy).order()
-            runs.append(simulate(program, order))
+        tried += [_Scheduler(edges, known, greedy=greedy) for greedy in (True, False)]
+    orders = [edges.usual, *(scheduler.order() for scheduler in tried)]
+    runs = [simulate(program, order) for order in orders]
     return min(runs, key=lambda run: run.peak)
 
 
@@ -132,8 +130,6 @@ class _Edges:
 
     Attributes:
         usual: the order of TensorFlow's executor.
-        successors: the nodes that each node makes ready, once for each edge.
-        readers: the nodes that read each tensor, once for each place.
         made: the bytes that each node makes at most.
     """
 
@@ -154,15 +150,14 @@ class _Edges:
 
         Infinitely many if one of these is fetched.
         """
-        found = self._known.get(i)
-        if found is None:
+        if i not in self._known:
             sizes = self.program.sizes
             made = [t for t in self.program.nodes[i].outputs if sizes[t]]
             readers = {r for t in made for r in self.readers[t]}
             most = max((sizes[t] for t in made), default=0)
             is_kept = not self._fetched.isdisjoint(made)
-            found = self._known[i] = readers, math.inf if is_kept else most
-        return found
+            self._known[i] = readers, math.inf if is_kept else most
+        return self._known[i]
 
 
 class _Scheduler:
@@ -175,33 +170,25 @@ class _Scheduler:
     """
 
     def __init__(
-        self,
-        edges: _Edges,
-        rank: Rank | Mapping[int, int],
-        *,
-        greedy: bool = True,
+        self, edges: _Edges, rank: Rank | Mapping[int, int], *, greedy: bool = True
     ) -> None:
         program = edges.program
-        self._greedy = greedy
-        self._program = program
-        self._edges = edges
+        self._greedy, self._program, self._edges = greedy, program, edges
         self._rank: Sequence[float] = (
-            _ranks(rank, edges.usual, edges.successors)
-            if isinstance(rank, str)
-            else _ranks_around(rank, edges.usual, edges.successors, program)
+            _ranks(edges, rank) if isinstance(rank, str) else _ranks_around(edges, rank)
         )
         self._buffers = Buffers(program)
         self._small = negligible_size(program)
         # The tensors in a buffer that are still to be read, where there are several.
         self._sharing: dict[int, dict[int, None]] = {}
         self._left = list(self._buffers.reads)
+        nodes = program.nodes
         self._renewing: dict[int, list[int]] = {}
-        for i, node in enumerate(program.nodes):
+        for i, node in enumerate(nodes):
             for tensor in node.updates:
                 self._renewing.setdefault(tensor, []).append(i)
         # Nodes whose burst has to wait until a variable is read, by its old buffer.
         self._blocked: dict[int, set[int]] = {}
-        nodes = program.nodes
         self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
         self._ready: list[tuple[bool, float, int]] = []
         self._waiting = [False] * len(nodes)
@@ -219,7 +206,8 @@ class _Scheduler:
             # Offered again since, and run.
             if not self._waiting[i]:
                 continue
-            for j in (self._greedy and self._burst(i)) or (i,):
+            burst = self._greedy and self._is_growing(i) and self._used_up(i)
+            for j in burst or (i,):
                 self._run(j)
         return self._order
 
@@ -276,10 +264,6 @@ class _Scheduler:
                     changed += self._edges.readers[other]
         return changed
 
-    def _burst(self, i: int) -> list[int] | None:
-        """Return the nodes to run together from a node that holds more on."""
-        return self._used_up(i) if self._is_growing(i) else None
-
     def _used_up(self, i: int) -> list[int] | None:
         """Return a node and those behind it that use up all that they make, in order.
 
@@ -315,10 +299,9 @@ class _Scheduler:
         return None if waits else burst
 
 
-def _ranks(
-    rank: Rank, usual: Sequence[int], successors: Sequence[Sequence[int]]
-) -> list[int]:
+def _ranks(edges: _Edges, rank: Rank) -> list[int]:
     """Return for each node what it is picked by, the least first."""
+    usual = edges.usual
     if rank == "creation":
         return list(range(len(usual)))
     ranks = [0] * len(usual)
@@ -327,17 +310,13 @@ def _ranks(
             ranks[i] = place
     else:
         for i in reversed(usual):
-            ranks[i] = min((ranks[j] for j in successors[i]), default=0) - 1
+            ranks[i] = min((ranks[j] for j in edges.successors[i]), default=0) - 1
     return ranks
 
 
-def _ranks_around(
-    known: Mapping[int, int],
-    usual: Sequence[int],
-    successors: Sequence[Sequence[int]],
-    program: Program,
-) -> Sequence[float]:
+def _ranks_around(edges: _Edges, known: Mapping[int, int]) -> Sequence[float]:
     """Return the known places, and those of other nodes; see `order_around`."""
+    usual, successors = edges.usual, edges.successors
     last = len(usual) + max(known.values())
     ranks: list[float] = [known.get(i, last) for i in range(len(usual))]
     for i in reversed(usual):
@@ -348,11 +327,10 @@ def _ranks_around(
         for j in successors[i]:
             if j not in known:
                 behind[j] = max(behind[j], behind[i])
-    nodes, sizes = program.nodes, program.sizes
+    nodes, sizes = edges.program.nodes, edges.program.sizes
     for i, node in enumerate(nodes):
-        made = sum(sizes[t] for t in node.outputs)
-        shrinks = made <= max((sizes[t] for t in node.inputs), default=-1)
-        if i not in known and (shrinks or ranks[i] == last):
+        largest = max((sizes[t] for t in node.inputs), default=-1)
+        if i not in known and (edges.made[i] <= largest or ranks[i] == last):
             ranks[i] = behind[i]
     renewed = {t for node in nodes for t in node.updates}
     read_last: dict[int, float] = {}
