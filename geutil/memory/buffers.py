@@ -147,19 +147,11 @@ class Buffers:
         return growth
 
     def still_read(self, i: int, readers: Collection[int]) -> Iterator[int]:
-        """Yield the old buffers of variables that a node updates, with other readers.
-
-        Args:
-            i: the node.
-            readers: the nodes that do not count as others.
-        """
-        for source in {self.buffer[tensor] for tensor in self._nodes[i].updates}:
-            count = sum(
-                self.buffer[tensor] == source
-                for j in readers
-                for tensor in self._nodes[j].inputs
-            )
-            if self.holders[source] > count:
+        """Yield old buffers of variables that a node updates and others are to read."""
+        buffer, nodes = self.buffer, self._nodes
+        for source in {buffer[tensor] for tensor in nodes[i].updates}:
+            own = sum(buffer[t] == source for j in readers for t in nodes[j].inputs)
+            if self.holders[source] > own:
                 yield source
 
     def _renew(self, node: Node) -> None:

@@ -321,7 +321,7 @@ def split(
                 name = f"{node.name}:{out}{RECEIVED} {target}"
                 nodes.append(Node(name, RECEIVE, [tensor], [there[tensor, target]]))
                 device_of[name] = target
-    nodes = [n.changed(controls=[place[c] for c in n.controls]) for n in nodes]
+    nodes = [node.renumbered(place) for node in nodes]
     fetched = [there.get((t, home), t) for t in program.fetched]
     program = replace(program, nodes=nodes, sizes=sizes, fetched=fetched)
     return Split(program, device_of, crossings)
