@@ -97,11 +97,7 @@ def largest_batch(
 
 
 def checked_limit(memory: int | str) -> int:
-    """Return a limit in bytes.
-
-    Raises:
-        ArgumentTypeError: it is no number of bytes.
-    """
+    """Return a limit in bytes; raise ArgumentTypeError if it is none."""
     limit = byte_count(memory)
     if limit is None:
         raise ArgumentTypeError(
@@ -132,13 +128,10 @@ def fit_batch(
     first: int = FIRST,
     most: int = MOST,
 ) -> BatchFit:
-    """Return the largest batch size within a limit.
+    """Return the largest batch size within a limit in bytes.
 
-    Args:
-        held: returns the bytes for a batch size; None if there is no such step.
-        limit: in bytes.
-        first: the batch size to try first.
-        most: as in `largest_batch`.
+    `held` returns the bytes for a batch size, None if there is no such step; it is
+    called three to five times where bytes grow in proportion. `first` is tried first.
     """
     search = _Search(limit, most)
     batch = min(first, most)

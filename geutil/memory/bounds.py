@@ -202,15 +202,8 @@ def check_threads(threads: Any) -> None:
 def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
     """Return the most that a program can hold under any schedule.
 
-    Args:
-        program: the nodes and their edges.
-        threads: how many nodes run at once at the most; None is without a limit.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-        MissingExtraError: OR-Tools is not installed.
-
-    Cost: as in `worst_case`, without what prepares the step.
+    Arguments, errors and cost are those of `worst_case`, without what prepares the
+    step.
     """
     nodes = [
         node.changed(temporary=node.temporary + node.surge, surge=0)

@@ -72,8 +72,7 @@ class Buffers:
     def start(self, i: int) -> list[tuple[int, int]]:
         """Allocate the outputs of a node and its temporary bytes.
 
-        Returns:
-            Its outputs that share a buffer, each with that.
+        Returns its outputs that share a buffer, each with that.
         """
         self._step += 1
         sizes, reads, holders = self._sizes, self.reads, self.holders
@@ -194,9 +193,6 @@ def buffers_of(program: Program) -> list[Buffer]:
     input, or one that takes over a buffer which nobody else can still hold then. What
     might be taken over is taken to be new, so no schedule holds more than these
     buffers do.
-
-    Args:
-        program: the nodes and their edges.
 
     Raises:
         PredictionError: nodes wait for each other.

@@ -279,8 +279,6 @@ def split(
         size_of: the bytes of a tensor, by number, also where `Program.sizes` has 0.
         shared: tells whether one device reads another's tensors where they are.
         home: the device that fetched tensors are sent to.
-
-    Cost: linear in nodes and edges.
     """
     made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
     reads = {(t, home) for t in program.fetched}

@@ -138,7 +138,9 @@ def plan_order(
     later: Mapping[int, Sequence[int]] = _NONE,
     known: Mapping[int, int] = _NONE,
 ) -> OrderPlan:
-    """Return an order of a program in which it holds little, and what holds it to that.
+    """Return a low-memory schedule and the control dependencies that enforce it.
+
+    Cost and errors are those of `planned_order`.
 
     Args:
         program: the nodes and their edges.
@@ -147,11 +149,6 @@ def plan_order(
         may_await: as there.
         later: for nodes that the plan has after others, those others.
         known: the places of nodes in an order that is tried besides.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: that of `planned_order`.
     """
     simulation = planned_order(with_controls(program, later.items()), known)
     simulation = replace(simulation, program=program)
@@ -381,10 +378,7 @@ def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]
 
 
 def _own(node: Node, buffer: list[int]) -> list[int]:
-    """Return what a node makes a buffer for; note whose buffer the rest shares.
-
-    What it takes over by chance is its own: somebody else may still hold it.
-    """
+    """Return what a node makes a buffer for; note whose buffer the rest shares."""
     shared = {node.outputs[out]: node.inputs[place] for out, place in node.aliases}
     for tensor, source in shared.items():
         buffer[tensor] = buffer[source]

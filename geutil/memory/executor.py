@@ -72,13 +72,8 @@ def joint_order(
     """Return the nodes in the order in which devices run them side by side.
 
     Each device has a thread, as in `execution_order`; they run a node each in turn. A
-    tensor is received as soon as it is made.
-
-    Args:
-        program: the nodes, with receipts.
-        devices: the device of each node.
-        seed: as in `execution_order`.
-        successors: those of the program, where they are known and no seed is given.
+    tensor is received as soon as it is made. `successors` are those of the program,
+    where they are known and no seed is given.
 
     Example:
         Two chains on two devices:

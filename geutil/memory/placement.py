@@ -92,8 +92,8 @@ def places_of(
         fed: those whose outputs are fed, which come in at the default device.
         default: the full name of the device of ops that name none.
 
-    Cost: linear in the ops and their edges, some 10 us for each op where several
-    devices are named.
+    Cost: linear in ops and edges, some 10 us for each op where several devices are
+    named.
     """
     named = {op.device for op in ops}
     if len(named) <= 1:

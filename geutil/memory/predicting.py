@@ -172,21 +172,10 @@ def device_peaks(
 ) -> tuple[int, ...]:
     """Predict the peak of a step on each of several devices, one thread to each.
 
-    As `predict`, without what Grappler and oneDNN change. What a device receives is
-    held from the earliest moment at which it can arrive.
-
-    Args:
-        ys_or_fetches: as in `predict`.
-        devices: the devices.
-        device_of: tells the device of an op.
-
-    Returns:
-        For each device the bytes, without variables, constants and what is fed.
-
-    Raises:
-        ArgumentTypeError, SelectionError, PredictionError: as `predict` does.
-
-    Cost: that of `step_program`, and linear in its nodes for each device.
+    As `predict`, without what Grappler and oneDNN change; variables, constants and what
+    is fed do not count. What a device receives is held from the earliest moment at
+    which it can arrive. Cost: that of `step_program`, and linear in its nodes for each
+    device.
     """
     program = step_program(ys_or_fetches)
     graph: Any = graph_of_all(_fetches(ys_or_fetches))

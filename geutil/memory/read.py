@@ -160,14 +160,10 @@ def calls_of(
 ) -> dict[Operation, Called]:
     """Return what the functions hold that some ops of a graph run.
 
-    What has no known shape in a body counts nothing.
-
-    Args:
-        ops: the ops.
-        edits: planned edits of loops, each of which `write`s itself into a `GraphDef`.
-
-    Cost: linear in the ops of the graph, and of the bodies; with loops, a copy of the
-        ops besides, in which their shapes are inferred.
+    What has no known shape in a body counts nothing. `edits` are planned edits of
+    loops, each of which `write`s itself into a `GraphDef`. Cost: linear in the ops of
+    the graph, and of the bodies; with loops, a copy of the ops besides, in which their
+    shapes are inferred.
     """
     if not any(op.type in op_types.LOOPS for op in ops):
         for op in ops:

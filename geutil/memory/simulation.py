@@ -179,13 +179,7 @@ SEEDS = 9
 
 
 def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:
-    """Return a simulation in the order of median peak, of some that may be taken.
-
-    Args:
-        program: the step.
-        onednn: whether oneDNN is used.
-        seeds: how many orders, an odd number.
-    """
+    """Return the simulation of median peak among some orders, an odd number."""
     runs = [
         simulate(with_onednn(program, seed) if onednn else program, seed=seed)
         for seed in range(seeds)

@@ -31,14 +31,8 @@ _PRODUCERS = {
 def fused_groups(program: Program) -> list[list[int]]:
     """Return the nodes in groups that TensorFlow may run as one op each.
 
-    Args:
-        program: the nodes, as the ops of a graph.
-
-    Returns:
-        Every node once. A group begins with the node whose inputs are the group's, but
-        a filter gradient comes before the bias gradients that are summed along with it.
-
-    Cost: linear in nodes and edges.
+    Every node is there once. A group begins with the node whose inputs are the group's,
+    but a filter gradient comes before the bias gradients that are summed along with it.
     """
     nodes = program.nodes
     maker = program.makers
@@ -66,14 +60,7 @@ def fused_groups(program: Program) -> list[list[int]]:
 
 
 def with_groups_fused(program: Program, groups: Sequence[Sequence[int]]) -> Program:
-    """Return a program with one node for each group.
-
-    Args:
-        program: the nodes.
-        groups: from `fused_groups`; their places are the numbers of the new nodes.
-
-    Cost: linear in nodes and edges.
-    """
+    """Return a program with one node for each group, numbered as the groups are."""
     place = {i: number for number, group in enumerate(groups) for i in group}
     nodes = [_fused_parts([program.nodes[i] for i in group]) for group in groups]
     return replace(program, nodes=[node.renumbered(place) for node in nodes])
@@ -101,15 +88,10 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
     """Return the program with its convolutions merged and oneDNN's ops last.
 
     A bias is added, and a bias's gradient summed, within the convolution at its side; a
-    padding that only a convolution reads is done within it.
-
-    Args:
-        program: the nodes in the order in which TensorFlow made them.
-        seed: stands for the addresses of edges, on which the order depends where a node
-            has many.
-
-    Cost: linear in nodes and edges, for nodes of up to eight edges; a sort of oneDNN's
-    nodes.
+    padding that only a convolution reads is done within it. Nodes come in the order in
+    which TensorFlow made them; `seed` stands for the addresses of edges, on which the
+    order depends where a node has many. Cost: linear in nodes and edges, for nodes of
+    up to eight edges; a sort of oneDNN's nodes.
     """
     graph = _NodeEdges(program)
     rng = random.Random(seed)

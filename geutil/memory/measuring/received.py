@@ -62,8 +62,6 @@ def receipts_of(
         device: the device by its full name.
         executions: the `NodeExecStats` of the device.
         buffers: the names of the tensors that the device allocated buffers for.
-
-    Cost: linear in the nodes, edges and records.
     """
     found = [
         (i, match)
@@ -91,13 +89,10 @@ def receipts_of(
 def complete_trace(trace: Callable[[], Any]) -> Any:
     """Return the `RunMetadata` of a step that has a record of each transfer.
 
-    Args:
-        trace: runs a step, and returns its `RunMetadata`, with the partition graphs.
+    `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
 
     Raises:
         MeasurementError: each of fifty steps lacked some.
-
-    Cost: a step, and time linear in its nodes, edges and records; seldom another.
     """
     for _ in range(_TRIES):
         run_metadata = trace()
@@ -114,13 +109,7 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
 def unrecorded_transfers(run_metadata: Any) -> list[str]:
     """Return the edges between processes that carried more than the records tell.
 
-    Args:
-        run_metadata: the `RunMetadata` of the step, with the partition graphs.
-
-    Returns:
-        Labels of edges, sorted.
-
-    Cost: linear in the nodes, edges and records.
+    Labels of edges, sorted. Cost: linear in the nodes, edges and records.
     """
     recorded: Counter[tuple[str, str]] = Counter()
     ran: Counter[tuple[str, str]] = Counter()
@@ -245,13 +234,9 @@ class _Readers:
     def last_end(
         self, edge: str, size: int, begin: int, later: int | None
     ) -> int | None:
-        """Return when a buffer is free that has come over an edge.
+        """Return when a buffer is free that has come over an edge at a time.
 
-        Args:
-            edge: the edge.
-            size: the bytes of the buffer.
-            begin: when it has come.
-            later: when the next one comes over the edge, None if none does.
+        `later` is when the next one comes over the edge, None if none does.
         """
         ends = []
         for reader in self._reading(self._receives[edge], size):

@@ -37,9 +37,8 @@ def _updates(
         executions: the `NodeExecStats` of the step.
         buffers: the names of the tensors that buffers were allocated for.
 
-    Returns:
-        The microsecond by the name of the new buffer: that of a tensor, or that of an
-        op and " (temporary)".
+    Returns the microsecond by the name of the new buffer: that of a tensor, or that of
+    an op and " (temporary)".
     """
     started = {stats.node_name: stats.all_start_micros for stats in executions}
     ended = {stats.node_name: end_of(stats) for stats in executions}
@@ -216,14 +215,8 @@ def timelines_by_device(
 ) -> dict[str, Timeline]:
     """Return the timeline of each device of a step by its full name, in their order.
 
-    Of GPUs only the first one of a process has records that are read.
-
-    Args:
-        run_metadata: as in `timeline_of`.
-        op_types: as in `timeline_of`.
-        variables: the bytes of each variable by the name of its op.
-
-    Cost: that of `timeline_of` for each device.
+    Of GPUs only the first one of a process has records that are read. `variables` has
+    the bytes of each variable by the name of its op; the rest is as in `timeline_of`.
     """
     sizes: Counter[str] = Counter()
     for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
