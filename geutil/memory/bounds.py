@@ -26,11 +26,10 @@ from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.buffers import Buffer, Buffers, buffers_of
-from geutil.memory.executor import execution_order
+from geutil.memory.executor import execution_order, live_scratch, live_tensor
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
-from geutil.memory.simulation import live_scratch, live_tensor
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 

@@ -12,13 +12,19 @@ from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
-from geutil.memory.executor import RECEIVE, RECEIVED, joint_order
+from geutil.memory.executor import (
+    RECEIVE,
+    RECEIVED,
+    SEEDS,
+    Simulation,
+    joint_order,
+    simulate,
+)
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.placement import share_memory
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.simulation import SEEDS, Simulation, simulate
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 

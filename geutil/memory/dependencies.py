@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from geutil.memory.buffers import Buffers
+from geutil.memory.executor import Simulation
 from geutil.memory.program import Node, Program
 from geutil.memory.schedule import planned_order
-from geutil.memory.simulation import Simulation
 
 _PARTS = 100
 """Tensors of less than this part of the peak are small."""

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
+from geutil.memory.executor import simulate
 from geutil.memory.kernels.cpu import HELD, Pairs, passes_on
 from geutil.memory.program import Program
-from geutil.memory.simulation import simulate
 from geutil.memory.sizes import UNKNOWN
 from geutil.memory.times import op_time
 

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from geutil.memory.buffers import Buffers
-from geutil.memory.executor import joint_order
+from geutil.memory.executor import Simulation, joint_order, simulate
 from geutil.memory.program import Program
-from geutil.memory.simulation import Simulation, simulate
 
 Rank = Literal["length", "usual", "creation"]
 """What decides between nodes that hold more: the longest way from them to the end, the

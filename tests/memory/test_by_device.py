@@ -12,9 +12,8 @@ from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
 from geutil.memory import Node, Program, predict, predict_by_device
 from geutil.memory.bounds import worst_of
 from geutil.memory.by_device import split
-from geutil.memory.executor import is_receipt, joint_order
+from geutil.memory.executor import is_receipt, joint_order, simulate
 from geutil.memory.placement import places_of, tasks_of
-from geutil.memory.simulation import simulate
 from tests.memory.networks import attention, chain, training_step, unet
 from tests.memory.refusals import refused
 from tests.memory.test_simulation import programs

@@ -16,10 +16,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from geutil.memory.executor import ORDERED_EDGES
 from geutil.memory.kernels.cpu import ONEDNN
 from geutil.memory.program import Node, Program
 
+ORDERED_EDGES = 8
+"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
+changes from Session to Session."""
 _PRODUCERS = {
     "Conv2D": ("Pad",),
     "BiasAdd": ("Conv2D", "DepthwiseConv2dNative", "MatMul"),
