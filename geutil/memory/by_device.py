@@ -10,6 +10,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.placement import share_memory
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.executor import (
@@ -21,7 +22,6 @@ from geutil.memory.executor import (
     simulate,
 )
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.placement import share_memory
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes

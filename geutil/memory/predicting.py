@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
+from geutil.graph.placement import checked_default, places_of
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
-from geutil.memory.placement import checked_default, places_of
 from geutil.memory.program import Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
 from geutil.memory.sizes import tensor_bytes

@@ -22,6 +22,7 @@ from typing import Any, TextIO, cast
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
+from geutil.graph.placement import Task, tasks_of
 from geutil.memory.measuring.child import (
     AllocatorMeter,
     ResidentMeter,
@@ -35,7 +36,6 @@ from geutil.memory.measuring.child import (
 )
 from geutil.memory.measuring.jobs import GraphJob, MeasureOptions
 from geutil.memory.measuring.trace import timelines_by_device
-from geutil.memory.placement import Task, tasks_of
 from geutil.memory.timeline import DeviceMeasurement, Measurement
 
 READY = "geutil-worker "
