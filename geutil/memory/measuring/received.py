@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
@@ -69,7 +70,7 @@ def receipts_of(
     ]
     if not found:
         return []
-    sent = _Sent(run_metadata)
+    sent = _sent(run_metadata)
     readers = _Readers(run_metadata, device, executions, buffers)
     begins: dict[str, list[int]] = {}
     for i, match in found:
@@ -79,7 +80,7 @@ def receipts_of(
         begin = end_of(executions[i])
         # In a loop the same edge is received again.
         later = min((b for b in begins[match[1]] if b > begin), default=None)
-        name, size = sent.tensor(match[1], match[2])
+        name, size = sent[match[1], match[2]]
         end = readers.last_end(match[1], size, begin, later)
         tensor = LiveTensor(f"{name} (received)", "_Recv", size)
         receipts.append(TracedBuffer(tensor, i, begin, end))
@@ -125,10 +126,8 @@ def unrecorded_transfers(run_metadata: Any) -> list[str]:
             if node.op == "_Recv" and not node.attr["client_terminated"].b:
                 edge = node.attr["tensor_name"].s.decode()
                 sender = node.attr["send_device"].s.decode()
-                if (
-                    _process(sender) != _process(node.device)
-                    and recorded[edge, node.device] < carried[node.name]
-                ):
+                is_far = _process(sender) != _process(node.device)
+                if is_far and recorded[edge, node.device] < carried[node.name]:
                     lacking.add(edge)
     return sorted(lacking)
 
@@ -161,36 +160,31 @@ def maker_of(name: str) -> tuple[str, int]:
     return node, int(place or 0)
 
 
-class _Sent:
-    """Tells what the edges between devices carry."""
-
-    def __init__(self, run_metadata: Any) -> None:
-        self._inputs: dict[tuple[str, str], str] = {}
-        for part in run_metadata.partition_graphs:
-            for node in part.node:
-                if node.op == "_Send":
-                    edge = node.attr["tensor_name"].s.decode()
-                    self._inputs[edge, node.device] = node.input[0]
-        self._sizes = {
-            (device.device, stats.node_name, output.slot): _bytes(output)
-            for device in run_metadata.step_stats.dev_stats
-            for stats in device.node_stats
-            for output in stats.output
-        }
-
-    def tensor(self, edge: str, device: str) -> tuple[str, int]:
-        """Return the name of what goes over an edge, and its size in bytes."""
-        node, slot = maker_of(self._inputs[edge, device])
-        # What only orders the step is sent as a constant without elements.
-        return f"{node}:{slot}", self._sizes.get((device, node, slot), 0)
+def _sent(run_metadata: Any) -> Mapping[tuple[str, str], tuple[str, int]]:
+    """Return the name and the bytes of what is sent, by its edge and its device."""
+    sizes = {
+        (device.device, stats.node_name, output.slot): _bytes(output)
+        for device in run_metadata.step_stats.dev_stats
+        for stats in device.node_stats
+        for output in stats.output
+    }
+    sent = {}
+    for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
+        if node.op == "_Send":
+            maker, slot = maker_of(node.input[0])
+            # What only orders the step is sent as a constant without elements.
+            size = sizes.get((node.device, maker, slot), 0)
+            edge = node.attr["tensor_name"].s.decode()
+            sent[edge, node.device] = f"{maker}:{slot}", size
+    return sent
 
 
 def _bytes(output: Any) -> int:
     description = output.tensor_description
     elements = math.prod(dim.size for dim in description.shape.dim)
-    dtype = tf.as_dtype(description.dtype) if description.dtype else None
-    known = dtype is not None and dtype not in (tf.resource, tf.variant, tf.string)
-    return elements * int(dtype.size) if dtype is not None and known else 0
+    dtype = tf.as_dtype(description.dtype) if description.dtype else tf.resource
+    is_known = dtype not in (tf.resource, tf.variant, tf.string)
+    return elements * int(dtype.size) if is_known else 0
 
 
 class _Readers:
@@ -208,10 +202,9 @@ class _Readers:
         self._inputs: dict[str, list[tuple[str, int]]] = {}
         self._receives: dict[str, str] = {}
         self._sends: set[str] = set()
-        for part in run_metadata.partition_graphs:
-            for node in part.node:
-                if node.device == device:
-                    self._note(node)
+        nodes = chain.from_iterable(p.node for p in run_metadata.partition_graphs)
+        for node in (node for node in nodes if node.device == device):
+            self._note(node)
         # An op in a loop has a record each time it runs.
         self._stats: dict[str, list[Any]] = {}
         self._addresses: dict[tuple[str, int], int] = {}
@@ -266,18 +259,12 @@ class _Readers:
         self, node: str, read: tuple[str, int], size: int
     ) -> Iterator[tuple[str, int]]:
         """Yield the results of a node that lie in the buffer of what it has read."""
-        others = {
-            self._addresses.get(tensor)
-            for tensor in self._inputs.get(node, ())
-            if tensor != read
-        }
+        inputs = (tensor for tensor in self._inputs.get(node, ()) if tensor != read)
+        others = {self._addresses.get(tensor) for tensor in inputs}
         for stats in self._stats.get(node, ())[:1]:
             for output in stats.output:
-                tensor = f"{node}:{output.slot}"
                 allocated = output.tensor_description.allocation_description
-                if (
-                    allocated.allocated_bytes == size
-                    and tensor not in self._buffers
-                    and allocated.ptr not in others
-                ):
+                is_new = f"{node}:{output.slot}" in self._buffers
+                fits = allocated.allocated_bytes == size and allocated.ptr not in others
+                if fits and not is_new:
                     yield node, output.slot
