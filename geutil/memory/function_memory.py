@@ -318,23 +318,7 @@ ITERATIONS = 2
 """How many iterations of a loop count."""
 
 
-def called_functions(
-    graph: Graph,
-    read: ReadBody,
-    size_of: SizeOf,
-    among: Collection[Operation] | None = None,
-) -> dict[Operation, Called]:
-    """Return what the functions hold that a graph's ops run, or those `among` them.
-
-    The larger branch of a conditional counts; of a loop two iterations, since one
-    begins before the last one has ended, and the lists that it adds to each time, if
-    constants tell how often it runs. Cost: linear in the ops of the bodies, each once
-    for the shapes of its calls.
-    """
-    return _Functions(read, size_of).called_in(graph, among)
-
-
-class _Functions:
+class Functions:
     """What functions hold, each read once for the shapes that it is called with."""
 
     def __init__(self, read: ReadBody, size_of: SizeOf) -> None:
@@ -346,7 +330,12 @@ class _Functions:
     def called_in(
         self, graph: Graph, among: Collection[Operation] | None = None
     ) -> dict[Operation, Called]:
-        """Return what the functions hold that a graph's ops run."""
+        """Return what the functions hold that a graph's ops run, or those `among` them.
+
+        The larger branch of a conditional counts; of a loop two iterations, since one
+        begins before the last one has ended, and the lists that it adds to each time,
+        if constants tell how often it runs.
+        """
         called_by_op: dict[Operation, Called] = {}
         loop_graphs: dict[Operation, tuple[Graph, Graph]] = {}
         for caller in function_calls.callers_in(graph):

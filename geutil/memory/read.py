@@ -19,8 +19,13 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
-from geutil.memory import function_memory
-from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
+from geutil.memory.function_memory import (
+    NOTHING,
+    Called,
+    Functions,
+    ListSizes,
+    SizeOf,
+)
 from geutil.memory.kernels import cpu, scratch
 from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, Pairs
 from geutil.memory.kernels.scratch import DimsOf
@@ -152,7 +157,7 @@ def calls_in(
         ops = body.get_operations()
         return read_ops(ops, body.outputs, size_of, calls, onednn).program
 
-    return function_memory.called_functions(graph, read_body, size_of, among)
+    return Functions(read_body, size_of).called_in(graph, among)
 
 
 def calls_of(
