@@ -107,32 +107,24 @@ class Loops:
             test = source_of(waiting.pop()).op
             if test.type == "LogicalAnd":
                 waiting += test.inputs
-            elif test.type in _COMPARISONS:
-                counter, bound = (source_of(t) for t in test.inputs)
-                place = places.get(id(counter))
-                limit = self._value(bound, op, places, body)
-                more = _COMPARISONS[test.type]
-                yield self._count(op, place, limit, body, more)
             else:
-                yield None
-
-    def _value(
-        self, bound: Tensor, op: Operation, places: Mapping[int, int], body: LoopBody
-    ) -> Any:
-        """Return what a counter is compared with, None if it is not known."""
-        place = places.get(id(bound))
-        if place is None:
-            return _static(bound)
-        return self._argument(op, place) if body.stays(place) else None
+                yield self._count(op, test, places, body)
 
     def _count(
-        self, op: Operation, place: int | None, limit: Any, body: LoopBody, more: int
+        self, op: Operation, test: Operation, places: Mapping[int, int], body: LoopBody
     ) -> int | None:
-        if place is None:
+        """Return how often a comparison lets a loop run, None if that is not known."""
+        if test.type not in _COMPARISONS:
             return None
+        counter, bound = (source_of(t) for t in test.inputs)
+        place, of = places.get(id(counter)), places.get(id(bound))
+        if place is None or (of is not None and not body.stays(of)):
+            return None
+        limit = _static(bound) if of is None else self._argument(op, of)
         start, step = self._argument(op, place), body.step(place)
         if start is None or step is None or limit is None or step <= 0:
             return None
+        more = _COMPARISONS[test.type]
         return max(0, -((int(start) - int(limit) - more) // int(step)))
 
     def _argument(self, op: Operation, place: int) -> Any:
