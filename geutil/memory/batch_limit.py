@@ -133,7 +133,7 @@ def fit_batch(
     `held` returns the bytes for a batch size, None if there is no such step; it is
     called three to five times where bytes grow in proportion. `first` is tried first.
     """
-    search = _Search(limit, most)
+    search = _BatchSearch(limit, most)
     batch = min(first, most)
     while search.too_large - search.fits > 1:
         search.add(batch, held(batch))
@@ -142,7 +142,7 @@ def fit_batch(
     return BatchFit(fits, tried.get(fits, 0), limit, tuple(tried.items()))
 
 
-class _Search:
+class _BatchSearch:
     """A search by secants that halves what is left where these are slow.
 
     Attributes:

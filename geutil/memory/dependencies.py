@@ -224,7 +224,7 @@ def order_dependencies(
         [(3, [2])]
     """
     nodes, sizes = program.nodes, program.sizes
-    edges = _Edges(program, order)
+    edges = _OrderedEdges(program, order)
     earliest = _earliest_places(program, order, edges, limit)
     budget = limit // _AHEAD
     hasty = _hasty(program, order, edges, bound, begin, budget, can_wait)
@@ -281,7 +281,7 @@ def order_dependencies(
 def _hasty(
     program: Program,
     order: Sequence[int],
-    edges: _Edges,
+    edges: _OrderedEdges,
     bound: int,
     begin: int,
     budget: int,
@@ -319,7 +319,7 @@ def _hasty(
 
 
 def _earliest_places(
-    program: Program, order: Sequence[int], edges: _Edges, limit: int
+    program: Program, order: Sequence[int], edges: _OrderedEdges, limit: int
 ) -> Sequence[int]:
     """Return for each place of an order before which one all must be done."""
     if not limit:
@@ -361,7 +361,7 @@ def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]
     return readers
 
 
-class _Edges:
+class _OrderedEdges:
     """The edges of a program and those that are added, along an order.
 
     Attributes:

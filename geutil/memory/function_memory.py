@@ -310,7 +310,7 @@ ITERATIONS = 2
 """How many iterations of a loop count."""
 
 
-class Functions:
+class CalledFunctions:
     """What functions hold, each read once for the shapes that it is called with."""
 
     def __init__(self, read: ReadBody, size_of: SizeOf) -> None:

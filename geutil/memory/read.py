@@ -22,7 +22,7 @@ from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tenso
 from geutil.memory.function_memory import (
     NOTHING,
     Called,
-    Functions,
+    CalledFunctions,
     ListSizes,
     SizeOf,
 )
@@ -157,7 +157,7 @@ def calls_in(
         ops = body.get_operations()
         return read_ops(ops, body.outputs, size_of, calls, onednn).program
 
-    return Functions(read_body, size_of).called_in(graph, among)
+    return CalledFunctions(read_body, size_of).called_in(graph, among)
 
 
 def calls_of(
@@ -252,7 +252,7 @@ def read_ops(
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))
     given = dict.fromkeys(op for op in read if op not in members)
-    reader = _Reader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
+    reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
     program = Program(
         nodes=reader.nodes,
         sizes=reader.sizes,
@@ -263,7 +263,7 @@ def read_ops(
     return Reading(program, reader.places, reader.tensors, reader.maxima)
 
 
-class _Reader:
+class _OpReader:
     """Makes the nodes of some ops; those `given` are held by others."""
 
     def __init__(
