@@ -282,6 +282,7 @@ class _OpReader:
         self.sizes: list[int] = []
         lists = ListSizes(size_of)
         for op in ops:
+            # A variable, a constant or the caller holds it anyway.
             is_held = cpu.is_held(op) or op in given
             piled = calls.get(op, NOTHING).results
             listed = {} if is_held else lists.add(op, piled)
