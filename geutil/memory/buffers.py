@@ -38,6 +38,7 @@ class Buffers:
         for node in program.nodes:
             for tensor in node.inputs:
                 self.reads[tensor] += 1
+        # The caller reads last, so that nothing frees what is fetched.
         for tensor in program.fetched:
             self.reads[tensor] += 1
         self.buffer = list(range(count))
