@@ -119,7 +119,7 @@ class WorstCase:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the bound is reached."""
+        """True if the bound is reached."""
         return self.peak == self.reached
 
     def __str__(self) -> str:

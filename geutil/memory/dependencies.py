@@ -46,7 +46,7 @@ MayAwait = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class OrderDependencies:
-    """What an order needs besides the edges of a program.
+    """Control dependencies that an order needs besides the edges of a program.
 
     Attributes:
         waits: pairs of a node and those that it has to wait for, in the order in which

@@ -26,7 +26,7 @@ _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
 @dataclass(frozen=True)
 class Piled:
-    """What the results of a loop hold, or of a function with loops in it.
+    """The memory of the results of a loop, or of a function with loops in it.
 
     Attributes:
         sizes: the bytes of those results that are lists of something new.
@@ -163,7 +163,7 @@ def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
 
 
 class ListSizes:
-    """What the lists of a graph hold, op by op."""
+    """The bytes of the lists of a graph, op by op."""
 
     def __init__(self, size_of: Callable[[Tensor], int]) -> None:
         self._size_of = size_of
@@ -275,7 +275,7 @@ ReadBody = Callable[[Graph, "Mapping[Operation, Called]"], Program]
 
 @dataclass(frozen=True)
 class Called:
-    """What an op holds by the functions that it runs.
+    """The memory of an op by the functions that it runs.
 
     Attributes:
         temporary: the bytes beyond those of the op's results.
@@ -311,7 +311,7 @@ ITERATIONS = 2
 
 
 class CalledFunctions:
-    """What functions hold, each read once for the shapes that it is called with."""
+    """The memory of functions, each read once for the shapes of its calls."""
 
     def __init__(self, read: ReadBody, size_of: SizeOf) -> None:
         self._read = read
@@ -398,8 +398,8 @@ class CalledFunctions:
 def _forwarded(body: Graph) -> dict[int, int]:
     """Return which argument each result of a function is that is one.
 
-    What the gradient of a compiled call reads are results of it. XLA gives those that
-    were arguments back as they came.
+    The tensors that the gradient of a compiled call reads are results of it. XLA gives
+    those that were arguments back as they came.
     """
     place = {id(t): i for i, t in enumerate(body.inputs)}
     sources = ((i, t, source_of(t)) for i, t in enumerate(body.outputs))

@@ -53,7 +53,7 @@ def predict(
     Session to Session, and the peak may with it; of several such orders the one with
     the median peak is returned.
 
-    What the caller feeds is not counted. Variables and constants are counted apart,
+    Feeds are not counted. Variables and constants are counted apart,
     except that a variable which is changed before all have read it has two buffers, of
     which one counts until the old one has been read. An op that runs functions (`If`,
     `While`, a call) counts as one: what its function holds comes on top while it runs,
@@ -115,7 +115,7 @@ def predict(
 
 @dataclass(frozen=True)
 class Step:
-    """What runs for some fetches, on its devices.
+    """The step that runs for some fetches, on its devices.
 
     Attributes:
         program: the step as numbers.

@@ -160,8 +160,8 @@ class Program:
                 buffers of this one.
             received: the bytes that a tensor takes where it is received; None if the
                 nodes have receipts, or if nothing is to be held of what others make.
-                What is received has a buffer from its arrival to its last reader, one
-                for all readers; what is sent is gone when it has been made. The nodes
+                A received tensor has a buffer from its arrival to its last reader, one
+                for all readers; a sent one is gone when it has been made. The nodes
                 of others run as soon as they can: no tensor arrives earlier, so that
                 none is held for longer.
 

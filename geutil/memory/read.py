@@ -165,7 +165,7 @@ def calls_of(
 ) -> dict[Operation, Called]:
     """Return what the functions hold that some ops of a graph run.
 
-    What has no known shape in a body counts nothing. `edits` are planned edits of
+    Tensors of unknown shape in a body count nothing. `edits` are planned edits of
     loops, each of which `write`s itself into a `GraphDef`. Cost: linear in the ops of
     the graph, and of the bodies; with loops, a copy of the ops besides, in which their
     shapes are inferred.
