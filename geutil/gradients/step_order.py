@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TypeAlias
@@ -140,6 +141,7 @@ def order_step(
     groups = onednn.fused_groups(program)
     places: dict[int, int] = {}
 
+    @cache
     def can_wait(number: int) -> bool:
         first = groups[number][0]
         place = _place_to_wait(ops[first])

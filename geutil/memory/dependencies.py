@@ -261,25 +261,27 @@ def order_dependencies(
             read = [j for t in node.updates for j in readers.get(t, ())]
             before = [*queue.pending, *(j for j in read if edges.precedes(j, i))]
             missing = edges.not_before(i, dict.fromkeys(before))
-            waiting = missing and can_wait(i)
-            allowed = {j for j in missing if waiting and may_await(i, j)}
+            waits_itself = missing and can_wait(i)
+            permitted = {j for j in missing if may_await(i, j)}
+            allowed = permitted if waits_itself else set()
             if allowed:
                 awaited = edges.last([j for j in missing if j in allowed])
                 edges.add(i, awaited)
                 waits.setdefault(i, []).extend(awaited)
             blocked = []
-            for j in reversed(edges.last([j for j in missing if j not in allowed])):
-                # What it comes after can wait in its place, if that runs late enough.
-                stand_in = next(
-                    (
-                        k
-                        for k in edges.between(j, i)
-                        if nodes[k].queue == node.queue
-                        and can_wait(k)
-                        and may_await(k, j)
-                    ),
-                    None,
+            refused = edges.last([j for j in missing if j not in allowed])
+            # What it comes after can wait in its place, if that runs late enough. What
+            # it must not wait for, nothing that it comes after may.
+            stand_ins = [
+                k
+                for k in edges.between(permitted.intersection(refused), i)
+                if nodes[k].queue == node.queue and can_wait(k)
+            ]
+            for j in reversed(refused):
+                places = (
+                    k for k in stand_ins if edges.precedes(j, k) and may_await(k, j)
                 )
+                stand_in = next(places, None) if j in permitted else None
                 if stand_in is None:
                     blocked.append(j)
                 elif edges.not_before(stand_in, [j]):
@@ -444,12 +446,14 @@ class _Edges:
         """Let a node wait for others."""
         self._before[i] += before
 
-    def between(self, first: int, last: int) -> list[int]:
-        """Return what a node comes after that the order has behind another, last first.
+    def between(self, firsts: Collection[int], last: int) -> list[int]:
+        """Return what a node comes after that the order has behind any of others.
+
+        The last of them comes first.
 
         Cost: as that of `not_before`.
         """
-        behind = [j for j in self._behind([last], [first]) if self.precedes(first, j)]
+        behind = self._behind([last], firsts)
         return sorted(behind, key=self._place.__getitem__, reverse=True)
 
     def not_before(self, i: int, others: Collection[int]) -> list[int]:
