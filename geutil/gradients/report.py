@@ -230,7 +230,11 @@ class Report(Shown):
 
 
 def make_report(
-    candidate: Candidate, offloaded: Iterable[Tensor] = (), *, ordered: bool = True
+    candidate: Candidate,
+    offloaded: Iterable[Tensor] = (),
+    *,
+    ordered: bool = True,
+    is_later: bool = False,
 ) -> Report:
     """Return the report on a choice.
 
@@ -238,6 +242,8 @@ def make_report(
         candidate: the choice.
         offloaded: the kept tensors that wait elsewhere.
         ordered: whether the step is held to its planned order.
+        is_later: whether that is planned later, for the whole step. The peak is that of
+            the one order in which candidates are compared.
 
     Returns:
         The report, without warnings.
@@ -277,7 +283,7 @@ def make_report(
         recomputed=tuple(recomputed),
         segments=len(plan.segments),
         plain_peak=plain.peak,
-        peak=planned.peak,
+        peak=candidate.peak if is_later else planned.peak,
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(map(multiply_adds, plan.run_again)),
         offloaded=tuple(t.name for t in sent),

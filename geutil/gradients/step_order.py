@@ -24,6 +24,7 @@ from geutil.graph import (
     creation,
     function_calls,
     op_types,
+    runtime,
     state,
     v1_control_flow,
 )
@@ -101,6 +102,7 @@ class OrderedStep:
     peak: int
 
 
+@runtime.without_collector()
 def order_step(
     ops: Sequence[Operation],
     fetched: Iterable[Tensor],

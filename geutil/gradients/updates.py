@@ -187,13 +187,7 @@ class _Orders:
         self._elsewhere |= step.elsewhere
         first = len(self._known)
         if step.places:
-            # A schedule knows of updates to come, the order of a report does not.
             self._known |= {name: first + n for name, n in step.places.items()}
-        elif report is not None and report.plan is not None:
-            simulation = report.plan.simulation
-            for place, i in enumerate(simulation.order, first):
-                name = simulation.program.nodes[i].name
-                self._known[step.copied.get(name, name)] = place
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""

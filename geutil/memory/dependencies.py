@@ -16,8 +16,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -66,12 +67,14 @@ class _Queue:
         recent: those that may still be undone, each with its place in the order and,
             if it holds nothing large, the bytes that it holds.
         pending: those that hold or made something large and must be done.
+        apart: of so many of these none waits for another.
         loose: those that hold something small and may be undone.
         loose_bytes: what these hold together.
     """
 
     recent: deque[tuple[int, int, int | None]] = field(default_factory=deque)
     pending: list[int] = field(default_factory=list)
+    apart: int = 0
     loose: list[int] = field(default_factory=list)
     loose_bytes: int = 0
 
@@ -86,38 +89,49 @@ class _Queue:
                 self.loose_bytes += small
         if self.loose_bytes > bound:
             self.pending += self.loose
-            self.loose, self.loose_bytes = [], 0
+            # They come before others in the order.
+            self.loose, self.loose_bytes, self.apart = [], 0, 0
         return self.pending
 
 
 _NONE_LATER: Mapping[int, Sequence[int]] = MappingProxyType({})
 _NONE_KNOWN: Mapping[int, int] = MappingProxyType({})
-_NO_DEPENDENCIES = OrderDependencies((), ())
+_Value = TypeVar("_Value")
+
+
+def _known(value: _Value, *_: object) -> _Value:
+    """Return what was computed before. Unlike a lambda, it can be pickled."""
+    return value
+
+
+def _held_to_nothing(_: Simulation) -> OrderDependencies:
+    return OrderDependencies((), ())
 
 
 @dataclass(frozen=True, eq=False)
 class OrderPlan:
     """An order of a program, and what holds any schedule to it.
 
+    Both are looked for when they are asked for: plans of gradients are only reported
+    until the whole step is planned.
+
     Attributes:
-        simulation: the program in that order.
-        begin: as in `order_dependencies`; None if nothing holds a schedule to it.
-        found: who has to wait for whom, if that is known.
+        run: simulates the program in that order.
+        hold: tells who has to wait for whom in a simulation.
     """
 
-    simulation: Simulation
-    begin: int | None = None
-    found: OrderDependencies | None = None
+    run: Callable[[], Simulation]
+    hold: Callable[[Simulation], OrderDependencies] = _held_to_nothing
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The program in that order."""
+        return self.run()
 
     @cached_property
     def dependencies(self) -> OrderDependencies:
-        """Who has to wait for whom, looked for when it is asked for.
-
-        Plans of gradients are only reported until the whole step is planned.
-        """
-        if self.found is not None or self.begin is None:
-            return self.found or _NO_DEPENDENCIES
-        return _dependencies_of(self.simulation, self.begin, _always, _always)
+        """Who has to wait for whom."""
+        return self.hold(self.simulation)
 
     @property
     def peak(self) -> int:
@@ -145,8 +159,8 @@ def plan_order(
 
     Args:
         program: the nodes and their edges.
-        can_wait: as in `order_dependencies`. None: all nodes can, and who waits for
-            whom is looked for when it is asked for.
+        can_wait: as in `order_dependencies`. None: all nodes can, and nothing is looked
+            for before it is asked for.
         may_await: as there.
         later: for nodes that the plan has after others, those others.
         known: the places of nodes in an order that is tried besides.
@@ -156,22 +170,35 @@ def plan_order(
 
     Cost: that of `planned_order`.
     """
-    simulation = planned_order(with_controls(program, later.items()), known)
-    simulation = replace(simulation, program=program)
-    order = simulation.order
-    # In the forward pass little that is small is left behind, and what waits there may
-    # round otherwise: oneDNN chooses among kernels by what is around.
-    begin = next((place for place, i in enumerate(order) if i in later), 0)
+    plan = OrderPlan(
+        partial(_planned, program, later, known),
+        partial(_dependencies_of, can_wait or _always, may_await, later),
+    )
     if can_wait is None:
-        return OrderPlan(simulation, begin)
-    found = _dependencies_of(simulation, begin, can_wait, may_await)
-    return OrderPlan(simulation, begin, found)
+        return plan
+    # Nothing that the caller's functions know of is kept with the plan.
+    run = partial(_known, plan.simulation)
+    return OrderPlan(run, partial(_known, plan.dependencies))
+
+
+def _planned(
+    program: Program, later: Mapping[int, Sequence[int]], known: Mapping[int, int]
+) -> Simulation:
+    """Simulate a program in the best of several orders, some nodes after others."""
+    simulation = planned_order(with_controls(program, later.items()), known)
+    return replace(simulation, program=program)
 
 
 def _dependencies_of(
-    run: Simulation, begin: int, can_wait: CanWait, may_await: MayAwait
+    can_wait: CanWait,
+    may_await: MayAwait,
+    later: Collection[int],
+    run: Simulation,
 ) -> OrderDependencies:
     """Return what holds any schedule of a program to that of a simulation."""
+    # In the forward pass little that is small is left behind, and what waits there may
+    # round otherwise: oneDNN chooses among kernels by what is around.
+    begin = next((place for place, i in enumerate(run.order) if i in later), 0)
     bound = max(run.peak // _PARTS, _HARMLESS)
     limit = run.peak + run.peak // _ROOM
     return order_dependencies(
@@ -256,20 +283,23 @@ def order_dependencies(
             any(sizes[t] > bound for t in own_tensors) or node.temporary > bound
         )
         if makes_large or i in hasty:
-            queue.pending = edges.last(queue.before(earliest[place], bound))
+            pending = queue.before(earliest[place], bound)
+            queue.pending = edges.last(pending, queue.apart)
+            queue.apart = len(queue.pending)
             # A variable that others read while it changes has two buffers.
             read = [j for t in node.updates for j in readers.get(t, ())]
             before = [*queue.pending, *(j for j in read if edges.precedes(j, i))]
             missing = edges.not_before(i, dict.fromkeys(before))
+            apart = 0 if read else len(missing)
             waits_itself = missing and can_wait(i)
             permitted = {j for j in missing if may_await(i, j)}
             allowed = permitted if waits_itself else set()
             if allowed:
-                awaited = edges.last([j for j in missing if j in allowed])
+                awaited = edges.last([j for j in missing if j in allowed], apart)
                 edges.add(i, awaited)
                 waits.setdefault(i, []).extend(awaited)
             blocked = []
-            refused = edges.last([j for j in missing if j not in allowed])
+            refused = edges.last([j for j in missing if j not in allowed], apart)
             # What it comes after can wait in its place, if that runs late enough. What
             # it must not wait for, nothing that it comes after may.
             stand_ins = [
@@ -464,21 +494,26 @@ class _Edges:
         met = self._behind([i], others)
         return [j for j in others if j not in met]
 
-    def last(self, others: Sequence[int]) -> list[int]:
+    def last(self, others: Sequence[int], apart: int = 0) -> list[int]:
         """Return those of some nodes that none of the others waits for.
+
+        Args:
+            others: the nodes.
+            apart: how many of the first ones wait for none of each other, and come
+                before the rest in the order.
 
         Cost: as that of `not_before`.
         """
-        if len(others) < 2:
+        if len(others) < 2 or apart >= len(others):
             return list(others)
         met: set[int] = set()
-        latest_first = sorted(others, key=self._place.__getitem__, reverse=True)
+        latest_first = sorted(others[apart:], key=self._place.__getitem__, reverse=True)
         left = []
         for j in latest_first:
             if j not in met:
                 left.append(j)
                 met |= self._behind([j], others, met)
-        return left[::-1]
+        return [j for j in others[:apart] if j not in met] + left[::-1]
 
     def _behind(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
@@ -135,6 +134,8 @@ class _Edges:
         successors: the nodes that each node makes ready, once for each edge.
         readers: the nodes that read each tensor, once for each place.
         made: the bytes that each node makes at most.
+        behind: for each node all that runs in a burst with it, if that uses up what
+            it makes and nothing larger is made on the way; otherwise None.
     """
 
     def __init__(self, program: Program) -> None:
@@ -145,24 +146,31 @@ class _Edges:
             program, [0] * len(program.nodes), successors=self.successors
         )
         sizes = program.sizes
-        self.made = [sum(sizes[t] for t in node.outputs) for node in program.nodes]
+        self.made = [sum([sizes[t] for t in node.outputs]) for node in program.nodes]
         self._fetched = frozenset(program.fetched)
-        self._known: dict[int, tuple[set[int], float]] = {}
+        self.behind: list[frozenset[int] | None] = [None] * len(program.nodes)
+        for i in reversed(self.usual):
+            self.behind[i] = self._closure(i)
+        for i, closure in enumerate(self.behind):
+            if closure and max(self.made[j] for j in closure) > self.made[i]:
+                self.behind[i] = None
 
-    def behind(self, i: int) -> tuple[set[int], float]:
-        """Return the readers of a node's results, and the bytes of the largest.
+    def _closure(self, i: int) -> frozenset[int] | None:
+        """Return all that reads what a node makes, directly or not, for a burst.
 
-        Infinitely many if one of these is fetched.
+        None if these are more than a burst has, or if something is fetched.
         """
-        found = self._known.get(i)
-        if found is None:
-            sizes = self.program.sizes
-            made = [t for t in self.program.nodes[i].outputs if sizes[t]]
-            readers = {r for t in made for r in self.readers[t]}
-            most = max((sizes[t] for t in made), default=0)
-            is_kept = not self._fetched.isdisjoint(made)
-            found = self._known[i] = readers, math.inf if is_kept else most
-        return found
+        sizes, behind = self.program.sizes, self.behind
+        closure: set[int] = set()
+        for t in self.program.nodes[i].outputs:
+            if t in self._fetched:
+                return None
+            for reader in self.readers[t] if sizes[t] else ():
+                further = behind[reader]
+                if further is None:
+                    return None
+                closure.update(further, (reader,))
+        return frozenset(closure) if len(closure) < _LONGEST_BURST else None
 
 
 class _Scheduler:
@@ -287,27 +295,23 @@ class _Scheduler:
         something larger is made on the way, or if a variable is changed on the way that
         others are still to read.
         """
-        edges, pending = self._edges, self._pending
-        sizes = self._program.sizes
-        largest = max(sizes[t] for t in self._program.nodes[i].outputs)
+        closure = self._edges.behind[i]
+        if closure is None:
+            return None
+        successors, pending = self._edges.successors, self._pending
         burst: list[int] = []
         left: dict[int, int] = {}
-        readers: set[int] = set()
         waiting = [i]
         while waiting:
             # Depth first, so that one branch is used up before the next begins.
             j = waiting.pop()
             burst.append(j)
-            behind, most = edges.behind(j)
-            if len(burst) > _LONGEST_BURST or most > largest:
-                return None
-            readers |= behind
-            for after in edges.successors[j]:
+            for after in successors[j]:
                 rest = left[after] = left.get(after, pending[after]) - 1
                 # What only waits (for all updates, say) is no part of it.
-                if not rest and after in readers:
+                if not rest and after in closure:
                     waiting.append(after)
-        if not readers.issubset(burst):
+        if len(burst) <= len(closure):
             return None
         waits = {b for j in burst for b in self._buffers.still_read(j, burst)}
         for buffer in waits:
