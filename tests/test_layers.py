@@ -62,7 +62,6 @@ OWN_PRIVATE = {
     "model.batch_jobs.processes": {"_exit"},
     # And of one that TensorFlow would keep waiting.
     "memory.measuring.cluster": {"_exit"},
-    "memory.measuring.worker": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }

@@ -22,8 +22,7 @@ from benchmarks.schedules import requested
 from benchmarks.schedules.steps import MEMORY, ORDERED, PLAIN, Traced, traced
 from geutil.memory import predict, worst_case
 from geutil.memory.measuring.child import SessionStep, initial_values
-from geutil.memory.measuring.job import MeasureOptions
-from geutil.memory.measuring.jobs import job_of
+from geutil.memory.measuring.jobs import MeasureOptions, job_of
 from geutil.memory.measuring.trace import timeline_of
 
 THREADS = (1, 2, 8, None)

@@ -30,7 +30,7 @@ from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
-from geutil.memory.schedule import frugal_order, negligible_size, order_around
+from geutil.memory.schedule import negligible_size, quick_order
 from geutil.memory.simulation import SEEDS, Simulation, simulate, typical
 from geutil.memory.sizes import known_dims, tensor_bytes
 
@@ -192,13 +192,8 @@ class StepProgram:
         program = self.program(segments)
         if not self._ordered:
             return simulate(program).peak
-        later = self.later(program)
-        controlled = with_controls(program, later.items())
-        orders = [frugal_order(controlled)]
-        if places:
-            known = _places_of(program, places)
-            orders.append(order_around(controlled, known))
-        return min(simulate(program, order).peak for order in orders)
+        controlled = with_controls(program, self.later(program).items())
+        return quick_order(controlled, _places_of(program, places)).peak
 
     def plan(
         self,
@@ -446,6 +441,8 @@ class StepProgram:
 
 def _places_of(program: Program, places: Mapping[str, int]) -> dict[int, int]:
     """Return the places that nodes have, by number."""
+    if not places:
+        return {}
     names = ((i, node.name) for i, node in enumerate(program.nodes))
     return {i: places[name] for i, name in names if name in places}
 

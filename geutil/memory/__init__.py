@@ -8,16 +8,24 @@ from geutil.memory.by_device import (
     MemoryByDevice,
     predict_by_device,
 )
-from geutil.memory.comparing import TimelineComparison, compare
 from geutil.memory.executor import execution_order
-from geutil.memory.measuring.job import DeviceMeasurement, Environment, Measurement
 from geutil.memory.measuring.measure import measure
 from geutil.memory.pipeline import Pipeline, PipelineRun, Stage
 from geutil.memory.predicting import predict, step_program
 from geutil.memory.program import Node, Program
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import bytes_of
-from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
+from geutil.memory.timeline import (
+    DeviceMeasurement,
+    Environment,
+    Lifetime,
+    LiveTensor,
+    Measurement,
+    Moment,
+    Timeline,
+    TimelineComparison,
+    compare,
+)
 
 __all__ = [
     "predict",

@@ -25,12 +25,12 @@ import numpy.typing as npt
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
-from geutil.memory.buffers import Buffers
+from geutil.memory.buffers import Buffer, Buffers, buffers_of
 from geutil.memory.executor import execution_order
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
+from geutil.memory.simulation import live_scratch, live_tensor
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 
@@ -266,20 +266,9 @@ class _States:
 
     def result(self) -> WorstCase:
         """Return what was found."""
-        nodes = self._program.nodes
-        tensors = [
-            LiveTensor(
-                f"{nodes[b.maker].name}:{self._place(b)}", nodes[b.maker].type, b.bytes
-            )
-            for b in self._held
-        ]
-        tensors += [
-            LiveTensor(
-                f"{nodes[i].name} (temporary)", nodes[i].type, nodes[i].temporary
-            )
-            for i in self._running
-            if nodes[i].temporary
-        ]
+        nodes, running = self._program.nodes, self._running
+        tensors = [live_tensor(self._program, b.tensor) for b in self._held]
+        tensors += [live_scratch(nodes[i]) for i in running if nodes[i].temporary]
         return WorstCase(
             peak=max(self._bound or 0, self._most),
             reached=self._most,
@@ -289,27 +278,19 @@ class _States:
             running=tuple(nodes[i].name for i in self._running),
         )
 
-    def _place(self, buffer: Buffer) -> int:
-        return list(self._program.nodes[buffer.maker].outputs).index(buffer.tensor)
-
     def _is_close(self) -> bool:
         bound = self._bound or 0
         return bound - self._most <= _CLOSE * bound
 
     def _requirements(self) -> tuple[Ints, Ints]:
-        """Return which of "has started" and "has ended" requires which.
-
-        Node i has started: i; has ended: i + the number of nodes.
-        """
-        nodes, count = self._program.nodes, self._count
-        maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
-        firsts = list(range(count, 2 * count))
-        seconds = list(range(count))
-        for i, node in enumerate(nodes):
-            for j in {*(maker[t] for t in node.inputs), *node.controls}:
-                firsts.append(i)
-                seconds.append(j + count)
-        return np.array(firsts, np.int64), np.array(seconds, np.int64)
+        """Return which of "has started" and "has ended" requires which."""
+        # Node i has started: i; has ended: i + the number of nodes.
+        count = self._count
+        pairs = [(i + count, i) for i in range(count)]
+        for i, before in enumerate(self._program.needs()):
+            pairs += [(i, j + count) for j in before]
+        firsts, seconds = np.array(pairs, np.int64).reshape(-1, 2).T
+        return firsts, seconds
 
     def _weights(self, price: int) -> Ints:
         """Return the bytes that each start and each end adds, at a price of running."""
@@ -356,11 +337,8 @@ class _States:
         nodes, sizes = self._program.nodes, self._program.sizes
         order = [i for i in self._usual if state.ended[i]]
         running = [i for i in self._usual if state.started[i] and not state.ended[i]]
-        running.sort(
-            key=lambda i: (
-                -(nodes[i].temporary + sum(sizes[t] for t in nodes[i].outputs))
-            )
-        )
+        made = {i: sum(sizes[t] for t in nodes[i].outputs) for i in running}
+        running.sort(key=lambda i: -(nodes[i].temporary + made[i]))
         running = running[: self._threads]
         held_bytes = self._measured(order, running)
         if held_bytes > self._most:

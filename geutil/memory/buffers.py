@@ -1,9 +1,12 @@
-"""The buffers of a program while its nodes run, in whatever order."""
+"""The buffers of a program: while its nodes run in some order, and in any order."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 
+from geutil.errors import PredictionError
 from geutil.memory.program import Node, Program
 
 
@@ -169,3 +172,202 @@ class Buffers:
         if self._waits.get(renewed):
             self.born[renewed] = self._step
             self.held += self._sizes[renewed]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that is held from when a node starts until others have ended.
+
+    Attributes:
+        tensor: the tensor that it is made for.
+        bytes: its size.
+        maker: the node that makes it.
+        last: the nodes of which the last one to end frees it. No order of the program
+            has any other reader after all of these. Empty if it is held to the end.
+        gone: if there are several last nodes, one that starts only after all of these
+            have ended; None if there is none.
+    """
+
+    tensor: int
+    bytes: int
+    maker: int
+    last: tuple[int, ...]
+    gone: int | None = None
+
+
+def buffers_of(program: Program) -> list[Buffer]:
+    """Return the buffers of a program, as they are whatever the schedule.
+
+    Tensors share a buffer if they do so under every schedule: an op that forwards its
+    input, or one that takes over a buffer which nobody else can still hold then. What
+    might be taken over is taken to be new, so no schedule holds more than these
+    buffers do.
+
+    Args:
+        program: the nodes and their edges.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: quadratic in nodes with a small factor, a bit for each pair.
+    """
+    before = program.needs()
+    try:
+        order = list(TopologicalSorter(dict(enumerate(before))).static_order())
+    except CycleError as error:
+        stuck = min(error.args[1])
+        raise PredictionError(
+            f"'{program.nodes[stuck].name}' never becomes ready: it waits for itself, "
+            "or for a node that does"
+        ) from error
+    buffers = _AnyOrder(program).buffers(_ancestors(before, order))
+    return _with_ends(buffers, before, order)
+
+
+def _ancestors(
+    before: Sequence[set[int]], order: Iterable[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the nodes in an order, each with all those before it as bits."""
+    readers = [0] * len(before)
+    for i in (j for made in before for j in made):
+        readers[i] += 1
+    bits: dict[int, int] = {}
+    for i in order:
+        behind = 0
+        for j in before[i]:
+            behind |= bits[j] | 1 << j
+            readers[j] -= 1
+            if not readers[j]:
+                # Nobody asks for it again.
+                del bits[j]
+        if readers[i]:
+            bits[i] = behind
+        yield i, behind
+
+
+@dataclass
+class _Shared:
+    """Tensors of one buffer, and who reads them so far.
+
+    Attributes:
+        tensor: the one that it was made for.
+        left: how many nodes are still to come that read one of them.
+        fetched: whether one of them is held to the end.
+        last: the readers that came and that no later one comes after.
+    """
+
+    tensor: int
+    left: int
+    fetched: bool
+    last: list[int] = field(default_factory=list)
+
+
+class _AnyOrder:
+    """Goes through the nodes of a program once, in a topological order."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        fetched = frozenset(program.fetched)
+        readers: list[set[int]] = [set() for _ in program.sizes]
+        for i, node in enumerate(program.nodes):
+            for t in node.inputs:
+                readers[t].add(i)
+        self._readers = [len(numbers) for numbers in readers]
+        self._shared = [
+            _Shared(t, left, t in fetched) for t, left in enumerate(self._readers)
+        ]
+        # The bits of nodes that change variables, and of those that read these.
+        self._behind: dict[int, int] = {}
+        updated = [t for node in program.nodes for t in node.updates]
+        self._reads = {program.makers[t] for t in updated}
+
+    def buffers(self, ancestors: Iterable[tuple[int, int]]) -> list[Buffer]:
+        """Return the buffers, in the order of their tensors."""
+        for i, behind in ancestors:
+            node = self._program.nodes[i]
+            if node.updates or i in self._reads:
+                self._behind[i] = behind
+            self._visit(i, node, behind)
+        buffers = [*self._made(), *self._renewed()]
+        return sorted(buffers, key=lambda buffer: buffer.tensor)
+
+    def _visit(self, i: int, node: Node, behind: int) -> None:
+        """Take note of what a node reads, and of the buffers that its outputs share."""
+        of = [self._shared[t] for t in node.inputs]
+        read = list({id(shared): shared for shared in of}.values())
+        for shared in read:
+            here = {t for t in node.inputs if self._shared[t] is shared}
+            shared.left -= len(here)
+            # What runs before this node in any order cannot be the last reader.
+            shared.last = [j for j in shared.last if not behind >> j & 1]
+        met: dict[int, _Shared] = {}
+        for out, place in node.aliases:
+            met[node.outputs[out]] = of[place]
+            self._join(node.outputs[out], of[place])
+        # A kernel may write into an input only if nothing else needs the buffer, in
+        # whatever order the nodes run.
+        sizes = self._program.sizes
+        for out, place in node.reuses:
+            tensor, shared = node.outputs[out], of[place]
+            as_large = sizes[tensor] == sizes[shared.tensor]
+            once = sum(other is shared for other in of) == 1
+            is_needed = shared.left or shared.last or shared.fetched
+            is_met = tensor in met or any(other is shared for other in met.values())
+            if as_large and once and not is_needed and not is_met:
+                met[tensor] = shared
+                self._join(tensor, shared)
+        for shared in read:
+            shared.last.append(i)
+
+    def _join(self, tensor: int, shared: _Shared) -> None:
+        """Let a new tensor share a buffer."""
+        shared.left += self._readers[tensor]
+        shared.fetched = shared.fetched or self._shared[tensor].fetched
+        self._shared[tensor] = shared
+
+    def _made(self) -> Iterator[Buffer]:
+        renewed = {n.outputs[0] for n in self._program.nodes if n.updates}
+        for tensor, maker in self._program.makers.items():
+            size, shared = self._program.sizes[tensor], self._shared[tensor]
+            if size and tensor not in renewed and shared.tensor == tensor:
+                last = () if shared.fetched else tuple(shared.last) or (maker,)
+                yield Buffer(tensor, size, maker, last)
+
+    def _renewed(self) -> Iterator[Buffer]:
+        """Yield the new buffers of variables whose old ones may still be read."""
+        for i, node in enumerate(self._program.nodes):
+            if not node.updates or not self._program.sizes[node.outputs[0]]:
+                continue
+            ended = self._behind[i] | 1 << i
+            late = {
+                j
+                for t in node.updates
+                # What is read after the update is the new buffer.
+                if not self._behind[self._program.makers[t]] >> i & 1
+                for j in self._shared[t].last
+                if not ended >> j & 1
+            }
+            if late:
+                tensor = node.outputs[0]
+                size = self._program.sizes[tensor]
+                yield Buffer(tensor, size, i, tuple(sorted(late)))
+
+
+def _with_ends(
+    buffers: list[Buffer], before: Sequence[set[int]], order: Sequence[int]
+) -> list[Buffer]:
+    """Return buffers, those with several last readers with the node that follows."""
+    position = {i: place for place, i in enumerate(order)}
+    masks_behind: dict[int, dict[int, int]] = {}
+    for place, buffer in enumerate(buffers):
+        if len(buffer.last) > 1:
+            latest = max(buffer.last, key=position.__getitem__)
+            mask = sum(1 << i for i in buffer.last)
+            masks_behind.setdefault(latest, {})[place] = mask
+    waiting: dict[int, int] = {}
+    for i, behind in _ancestors(before, order):
+        for place in [p for p, mask in waiting.items() if behind & mask == mask]:
+            buffers[place] = replace(buffers[place], gone=i)
+            del waiting[place]
+        waiting |= masks_behind.get(i, {})
+    return buffers

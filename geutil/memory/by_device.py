@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
-from geutil.memory.executor import RECEIVED, Split, joint_order, split
+from geutil.memory.executor import RECEIVE, RECEIVED, joint_order
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.measuring.job import Measurement
 from geutil.memory.placement import share_memory
 from geutil.memory.predicting import Step, executed_step
-from geutil.memory.program import Program
+from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.simulation import SEEDS, Simulation, simulate
 from geutil.memory.sizes import megabytes
-from geutil.memory.timeline import LiveTensor, Timeline
+from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 
 _SHOWN = 3
 """How many tensors of a cut the text names."""
@@ -206,15 +205,13 @@ def predict_by_device(
     step.check()
     timelines = _timelines(step, parts, names, onednn)
     rows = []
+    program = with_onednn(parts.program) if onednn else parts.program
+    devices = parts.numbers(program)
     for number, name in enumerate(names):
         found = None
         if worst:
-            program = with_onednn(parts.program) if onednn else parts.program
-            own = program.held_on(
-                {i for i, n in enumerate(parts.numbers(program)) if n == number},
-                in_place=True,
-            )
-            found = worst_of(own, threads)
+            here = {i for i, n in enumerate(devices) if n == number}
+            found = worst_of(program.held_on(here, in_place=True), threads)
             found = replace(found, tensors=tuple(map(_plain, found.tensors)))
         rows.append(
             DeviceMemory(
@@ -227,6 +224,107 @@ def predict_by_device(
             )
         )
     return MemoryByDevice(tuple(rows), tuple(_cuts(parts, names)))
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that is sent to another device.
+
+    Attributes:
+        tensor: its number.
+        source: the device that made it, by number.
+        target: the one that reads it.
+        bytes: its size.
+        copied: whether it has a buffer there: devices of one memory pass it on.
+    """
+
+    tensor: int
+    source: int
+    target: int
+    bytes: int
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Split:
+    """A program with its receipts.
+
+    Attributes:
+        program: the nodes, receipts among them right behind the makers.
+        devices: the device of each node by its name, as a number.
+        crossings: what is sent, in the order of the tensors and targets.
+    """
+
+    program: Program
+    devices: dict[str, int]
+    crossings: Sequence[Crossing]
+
+    def numbers(self, program: Program) -> list[int]:
+        """Return the device of each node of the program, whatever its order is now."""
+        return [self.devices[node.name] for node in program.nodes]
+
+
+def split(
+    program: Program,
+    devices: Sequence[int],
+    size_of: Callable[[int], int],
+    shared: Callable[[int, int], bool],
+    home: int,
+) -> Split:
+    """Return a program with a receipt for each tensor and device that it is sent to.
+
+    Args:
+        program: the nodes, each after what it reads.
+        devices: the device of each node, as a number.
+        size_of: the bytes of a tensor, by number, also where `Program.sizes` has 0.
+        shared: tells whether one device reads another's tensors where they are.
+        home: the device that fetched tensors are sent to.
+
+    Cost: linear in nodes and edges.
+    """
+    made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
+    reads = {(t, home) for t in program.fetched}
+    for node, device in zip(program.nodes, devices, strict=True):
+        reads.update((t, device) for t in node.inputs)
+    crossings = [
+        Crossing(t, made_on[t], device, size_of(t), not shared(made_on[t], device))
+        for t, device in sorted(reads)
+        if made_on[t] != device
+    ]
+    # Devices of one memory pass it on: no buffer of its own.
+    copied = [crossing for crossing in crossings if crossing.copied]
+    sizes = [*program.sizes, *(crossing.bytes for crossing in copied)]
+    there = {(c.tensor, c.target): n for n, c in enumerate(copied, len(program.sizes))}
+    targets: dict[int, list[int]] = {}
+    for tensor, target in there:
+        targets.setdefault(tensor, []).append(target)
+    nodes: list[Node] = []
+    device_of: dict[str, int] = {}
+    place: list[int] = []
+    for node, device in zip(program.nodes, devices, strict=True):
+        place.append(len(nodes))
+        # A variable is where its updates are: those tensors are never received.
+        inputs = [there.get((t, device), t) for t in node.inputs]
+        # What is sent lies where a network card could read it: a kernel takes over an
+        # input for that only if the input does, too. What was received may still be in
+        # the hands of the transport when its first reader starts: it is not taken over.
+        reuses = [
+            (out, at)
+            for out, at in node.reuses
+            if inputs[at] == node.inputs[at]
+            and (node.outputs[out] not in targets or inputs[at] in targets)
+        ]
+        nodes.append(node.changed(inputs=inputs, reuses=reuses))
+        device_of[node.name] = device
+        for out, tensor in enumerate(node.outputs):
+            for target in targets.get(tensor, ()):
+                name = f"{node.name}:{out}{RECEIVED} {target}"
+                nodes.append(Node(name, RECEIVE, [tensor], [there[tensor, target]]))
+                device_of[name] = target
+    nodes = [n.changed(controls=[place[c] for c in n.controls]) for n in nodes]
+    fetched = [there.get((t, home), t) for t in program.fetched]
+    program = replace(program, nodes=nodes, sizes=sizes, fetched=fetched)
+    return Split(program, device_of, crossings)
 
 
 def _split(step: Step, names: Sequence[str]) -> Split:
@@ -259,19 +357,16 @@ def _cuts(parts: Split, names: Sequence[str]) -> list[Cut]:
         for node in parts.program.nodes
         for i, tensor in enumerate(node.outputs)
     }
-    pairs = sorted({(c.source, c.target) for c in parts.crossings})
+
+    def ends(crossing: Crossing) -> tuple[int, int]:
+        return crossing.source, crossing.target
+
     cuts = []
-    for source, target in pairs:
-        found = [c for c in parts.crossings if (c.source, c.target) == (source, target)]
-        cuts.append(
-            Cut(
-                names[source],
-                names[target],
-                tuple(tensor_names[c.tensor] for c in found),
-                sum(c.bytes for c in found),
-                found[0].copied,
-            )
-        )
+    for (source, target), pair in groupby(sorted(parts.crossings, key=ends), ends):
+        found = list(pair)
+        tensors = tuple(tensor_names[c.tensor] for c in found)
+        size = sum(c.bytes for c in found)
+        cuts.append(Cut(names[source], names[target], tensors, size, found[0].copied))
     return cuts
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -94,8 +94,7 @@ class _Queue:
         return self.pending
 
 
-_NONE_LATER: Mapping[int, Sequence[int]] = MappingProxyType({})
-_NONE_KNOWN: Mapping[int, int] = MappingProxyType({})
+_NONE: Mapping[int, Any] = MappingProxyType({})
 _Value = TypeVar("_Value")
 
 
@@ -152,8 +151,8 @@ def plan_order(
     program: Program,
     can_wait: CanWait | None = None,
     may_await: MayAwait = _always,
-    later: Mapping[int, Sequence[int]] = _NONE_LATER,
-    known: Mapping[int, int] = _NONE_KNOWN,
+    later: Mapping[int, Sequence[int]] = _NONE,
+    known: Mapping[int, int] = _NONE,
 ) -> OrderPlan:
     """Return an order of a program in which it holds little, and what holds it to that.
 
@@ -209,12 +208,7 @@ def _dependencies_of(
 def with_controls(
     program: Program, waits: Iterable[tuple[int, Sequence[int]]]
 ) -> Program:
-    """Return a program in which some nodes wait for others besides.
-
-    Args:
-        program: the nodes and their edges.
-        waits: pairs of a node and those that it waits for.
-    """
+    """Return a program in which some nodes wait for others besides."""
     nodes = list(program.nodes)
     for i, awaited in waits:
         nodes[i] = nodes[i].changed(controls=[*nodes[i].controls, *awaited])
@@ -339,17 +333,8 @@ def _hasty(
     """Return the small nodes that must wait, lest too much is made ahead of an order.
 
     A small node may run as soon as what it needs is there, and then hold what it makes
-    while large nodes run that the order has before it.
-
-    Args:
-        program: the nodes and their edges.
-        order: all nodes.
-        edges: the edges of the program.
-        bound: up to how many bytes a tensor is small.
-        begin: from which place in the order on nodes can wait.
-        budget: how much may be made ahead, and as much again of tiny tensors; no bound
-            if 0.
-        can_wait: as in `order_dependencies`.
+    while large nodes run that the order has before it. `budget` is how much may be made
+    ahead, and as much again of tiny tensors; without bound if 0.
     """
     hasty_nodes: set[int] = set()
     if not budget:
@@ -385,14 +370,11 @@ def _hasty(
 def _earliest_places(
     program: Program, order: Sequence[int], limit: int
 ) -> Sequence[int]:
-    """Return for each place of an order before which one all must be done.
-
-    If all before a place are done, and what is there is not, then no more is held than
-    the order has there, and what is made from there on. That must stay within the
-    limit.
-    """
+    """Return for each place of an order before which one all must be done."""
     if not limit:
         return range(len(order))
+    # If all before a place are done, and what is there is not, then no more is held
+    # than the order has there, and what is made from there on.
     buffers = Buffers(program)
     earliest_places: list[int] = []
     # What would be held if nothing had been made since, the most first.
@@ -450,13 +432,9 @@ class _Edges:
     """The edges of a program and those that are added, along an order."""
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
-        nodes = program.nodes
-        maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
         # With those that are added.
-        self._before = [
-            list({*(maker[t] for t in node.inputs), *node.controls}) for node in nodes
-        ]
-        self._place = [0] * len(nodes)
+        self._before = [list(before) for before in program.needs()]
+        self._place = [0] * len(program.nodes)
         for place, i in enumerate(order):
             self._place[i] = place
 
@@ -481,17 +459,15 @@ class _Edges:
 
         The last of them comes first.
 
-        Cost: as that of `not_before`.
+        Cost, here and below: linear in the nodes between them in the order, and their
+        edges.
         """
-        behind = self._behind([last], firsts)
+        behind = self._behind(last, firsts)
         return sorted(behind, key=self._place.__getitem__, reverse=True)
 
     def not_before(self, i: int, others: Collection[int]) -> list[int]:
-        """Return those of some nodes that a node does not come after in any order.
-
-        Cost: linear in the nodes between them in the order, and their edges.
-        """
-        met = self._behind([i], others)
+        """Return those of some nodes that a node does not come after in any order."""
+        met = self._behind(i, others)
         return [j for j in others if j not in met]
 
     def last(self, others: Sequence[int], apart: int = 0) -> list[int]:
@@ -501,40 +477,34 @@ class _Edges:
             others: the nodes.
             apart: how many of the first ones wait for none of each other, and come
                 before the rest in the order.
-
-        Cost: as that of `not_before`.
         """
         if len(others) < 2 or apart >= len(others):
             return list(others)
         met: set[int] = set()
-        latest_first = sorted(others[apart:], key=self._place.__getitem__, reverse=True)
         left = []
-        for j in latest_first:
+        for j in sorted(others[apart:], key=self._place.__getitem__, reverse=True):
             if j not in met:
                 left.append(j)
-                met |= self._behind([j], others, met)
+                met |= self._behind(j, others, met)
         return [j for j in others[:apart] if j not in met] + left[::-1]
 
     def _behind(
         self,
-        starts: Iterable[int],
+        start: int,
         others: Collection[int],
         visited: Collection[int] = frozenset(),
     ) -> set[int]:
-        """Return what some nodes come after, back to the first of others."""
+        """Return what a node comes after, back to the first of others."""
         if not others:
             return set()
         all_before, place = self._before, self._place
         first = min([place[j] for j in others])
-        waiting = list(starts)
+        waiting = [start]
         met: set[int] = set()
         while waiting:
             for before in all_before[waiting.pop()]:
-                if (
-                    before not in met
-                    and place[before] >= first
-                    and before not in visited
-                ):
+                is_new = before not in met and before not in visited
+                if is_new and place[before] >= first:
                     met.add(before)
                     waiting.append(before)
         return met

@@ -1,4 +1,4 @@
-"""The executor: in which order devices run the nodes of a program, and what they send.
+"""The executor: in which order devices run the nodes of a program.
 
 TensorFlow's partitioner sends a tensor once to each device that reads it, as soon as it
 is made and whether the reader is ready or not. A program says the same with a node for
@@ -9,158 +9,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from geutil.errors import PredictionError
 from geutil.memory.program import Node, Program
 
 RECEIVED = " (received)"
 """Stands behind a tensor's name in that of the node that receives it."""
-_RECEIVE = "_Recv"
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """A tensor that is sent to another device.
-
-    Attributes:
-        tensor: its number.
-        source: the device that made it, by number.
-        target: the one that reads it.
-        bytes: its size.
-        copied: whether it has a buffer there: devices of one memory pass it on.
-    """
-
-    tensor: int
-    source: int
-    target: int
-    bytes: int
-    copied: bool
-
-
-@dataclass(frozen=True)
-class Split:
-    """A program with its receipts.
-
-    Attributes:
-        program: the nodes, receipts among them right behind the makers.
-        devices: the device of each node by its name, as a number.
-        crossings: what is sent, in the order of the tensors and targets.
-    """
-
-    program: Program
-    devices: dict[str, int]
-    crossings: Sequence[Crossing]
-
-    def numbers(self, program: Program) -> list[int]:
-        """Return the device of each node of the program, whatever its order is now."""
-        return [self.devices[node.name] for node in program.nodes]
-
-
-def split(
-    program: Program,
-    devices: Sequence[int],
-    size_of: Callable[[int], int],
-    shared: Callable[[int, int], bool],
-    home: int,
-) -> Split:
-    """Return a program with a receipt for each tensor and device that it is sent to.
-
-    Args:
-        program: the nodes, each after what it reads.
-        devices: the device of each node, as a number.
-        size_of: the bytes of a tensor, by number, also where `Program.sizes` has 0.
-        shared: tells whether one device reads another's tensors where they are.
-        home: the device that fetched tensors are sent to.
-
-    Cost: linear in nodes and edges.
-    """
-    targets: dict[int, dict[int, None]] = {}
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
-    for i, node in enumerate(program.nodes):
-        for tensor in node.inputs:
-            if devices[maker[tensor]] != devices[i]:
-                targets.setdefault(tensor, {})[devices[i]] = None
-    for tensor in program.fetched:
-        if devices[maker[tensor]] != home:
-            targets.setdefault(tensor, {})[home] = None
-    crossings = [
-        Crossing(tensor, source, target, size_of(tensor), not shared(source, target))
-        for tensor in sorted(targets)
-        for source in [devices[maker[tensor]]]
-        for target in sorted(targets[tensor])
-    ]
-    return _Splitter(program, devices, crossings, home).result()
-
-
-class _Splitter:
-    """Builds the program with receipts."""
-
-    def __init__(
-        self,
-        program: Program,
-        devices: Sequence[int],
-        crossings: Sequence[Crossing],
-        home: int,
-    ) -> None:
-        self._program, self._devices, self._home = program, devices, home
-        self._crossings = crossings
-        self._sizes = list(program.sizes)
-        self._there: dict[tuple[int, int], int] = {}
-        self._by_tensor: dict[int, list[Crossing]] = {}
-        # Devices of one memory pass it on: no buffer of its own.
-        for crossing in crossings:
-            if crossing.copied:
-                self._by_tensor.setdefault(crossing.tensor, []).append(crossing)
-                self._there[crossing.tensor, crossing.target] = len(self._sizes)
-                self._sizes.append(crossing.bytes)
-
-    def result(self) -> Split:
-        """Return the program, and the devices of its nodes."""
-        nodes: list[Node] = []
-        device_of: dict[str, int] = {}
-        place: list[int] = []
-        for i, node in enumerate(self._program.nodes):
-            place.append(len(nodes))
-            nodes.append(self._received(node, self._devices[i]))
-            device_of[node.name] = self._devices[i]
-            for out, tensor in enumerate(node.outputs):
-                for crossing in self._by_tensor.get(tensor, ()):
-                    name = f"{node.name}:{out}{RECEIVED} {crossing.target}"
-                    number = self._there[tensor, crossing.target]
-                    nodes.append(Node(name, _RECEIVE, [tensor], [number]))
-                    device_of[name] = crossing.target
-        nodes = [n.changed(controls=[place[c] for c in n.controls]) for n in nodes]
-        fetched = [self._there.get((t, self._home), t) for t in self._program.fetched]
-        program = replace(
-            self._program, nodes=nodes, sizes=self._sizes, fetched=fetched
-        )
-        return Split(program, device_of, self._crossings)
-
-    def _received(self, node: Node, device: int) -> Node:
-        """Return a node that reads what its device has received."""
-        there = self._there
-        inputs = [there.get((tensor, device), tensor) for tensor in node.inputs]
-        # What is sent lies where a network card could read it: a kernel takes over an
-        # input for that only if the input does, too. What was received may still be in
-        # the hands of the transport when its first reader starts: it is not taken over.
-        reuses = [
-            (out, place)
-            for out, place in node.reuses
-            if inputs[place] == node.inputs[place]
-            and (
-                node.outputs[out] not in self._by_tensor
-                or node.inputs[place] in self._by_tensor
-            )
-        ]
-        # A variable is where its updates are: those tensors are never received.
-        return node.changed(inputs=inputs, reuses=reuses)
+RECEIVE = "_Recv"
+"""The type of such a node."""
 
 
 def is_receipt(node: Node) -> bool:
     """Tell whether a node receives a tensor of another device."""
-    return node.type == _RECEIVE and RECEIVED in node.name
+    return node.type == RECEIVE and RECEIVED in node.name
 
 
 ORDERED_EDGES = 8

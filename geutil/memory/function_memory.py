@@ -1,6 +1,4 @@
-"""The memory of functions that ops run.
-
-Calls, conditionals, and loops that pile up lists.
+"""The memory of functions that ops run: calls, branches, loops that pile up lists.
 
 Such an op is one node of a program, and what its function holds beyond the results is
 its temporary memory.
@@ -15,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph import function_calls, op_types, shape_inference
-from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.kernels.cpu import HELD, Pairs, passes_on
 from geutil.memory.program import Program
@@ -60,14 +57,11 @@ class Loops:
         self._times: dict[Operation, int | None] = {}
 
     def times(self, op: Operation) -> int | None:
-        """Return how often a loop runs, None if constants do not tell.
-
-        Of several bounds the least counts: Keras has the length of a sequence and the
-        most times at all.
-        """
+        """Return how often a loop runs, None if constants do not tell."""
         if op not in self._times:
             # A counter that starts with the result of a loop before.
             self._times[op] = None
+            # Keras has two bounds: the length of a sequence and the most times at all.
             bounds = [n for n in self._bounds(op) if n is not None]
             self._times[op] = min(bounds, default=None)
         return self._times[op]
@@ -79,10 +73,7 @@ class Loops:
         return min(counts) if counts and len(counts) == len(bounds) else None
 
     def piled(self, op: Operation) -> Piled:
-        """Return what the results of a loop hold.
-
-        Cost: linear in the ops of the body.
-        """
+        """Return what the results of a loop hold. Cost: linear in its body."""
         body = LoopBody(self._loops[op][1])
         times = self.times(op)
         owner: dict[int, tuple[int, int]] = {}
@@ -121,11 +112,9 @@ class Loops:
             elif test.type in _COMPARISONS:
                 counter, bound = (source_of(t) for t in test.inputs)
                 place = places.get(id(counter))
-                if place is None:
-                    yield None
-                else:
-                    limit = self._value(bound, op, places, body)
-                    yield self._count(op, place, limit, body, _COMPARISONS[test.type])
+                limit = self._value(bound, op, places, body)
+                more = _COMPARISONS[test.type]
+                yield self._count(op, place, limit, body, more)
             else:
                 yield None
 
@@ -139,8 +128,10 @@ class Loops:
         return self._argument(op, place) if body.stays(place) else None
 
     def _count(
-        self, op: Operation, place: int, limit: Any, body: LoopBody, more: int
+        self, op: Operation, place: int | None, limit: Any, body: LoopBody, more: int
     ) -> int | None:
+        if place is None:
+            return None
         start, step = self._argument(op, place), body.step(place)
         if start is None or step is None or limit is None or step <= 0:
             return None
@@ -149,12 +140,9 @@ class Loops:
     def _argument(self, op: Operation, place: int) -> Any:
         """Return what a loop begins with at a place, None if it is not known."""
         tensor = source_of(op.inputs[place])
-        if tensor.op in self._loops:
-            return self._result(tensor)
-        return _static(tensor)
-
-    def _result(self, tensor: Tensor) -> int | None:
-        """Return a counter after its loop."""
+        if tensor.op not in self._loops:
+            return _static(tensor)
+        # A counter after its loop.
         op, place = tensor.op, tensor.value_index
         step = LoopBody(self._loops[op][1]).step(place)
         times = self.times(op)
@@ -164,29 +152,23 @@ class Loops:
         return int(start) + times * int(step)
 
 
-def returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
+def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
     """Return what the lists hold that a function returns and that its loops made.
 
     Tf_keras has its recurrent layers in functions, whose gradient is another one that
     takes the lists.
-
-    Args:
-        graph: the FuncGraph of the function.
-        piled: what its loops and calls pile up.
     """
     sizes: dict[int, int] = {}
     lists: dict[int, int] = {}
     met: set[int] = set()
     for i, result in enumerate(graph.outputs):
         source = source_of(result)
-        loop_results = piled.get(source.op)
-        if loop_results is None or result.dtype != tf.variant:
-            continue
-        place = source.value_index
-        lists[i] = loop_results.lists.get(place, 0)
-        if id(source) not in met:
-            sizes[i] = loop_results.sizes.get(place, 0)
-        met.add(id(source))
+        if source.op in piled and result.dtype == tf.variant:
+            made, place = piled[source.op], source.value_index
+            lists[i] = made.lists.get(place, 0)
+            if id(source) not in met:
+                sizes[i] = made.sizes.get(place, 0)
+            met.add(id(source))
     return Piled(sizes, lists)
 
 
@@ -204,9 +186,7 @@ class ListSizes:
     def add(self, op: Operation, piled: Piled) -> Mapping[int, int]:
         """Return the bytes of the lists among an op's results that nobody else holds.
 
-        Args:
-            op: an op, after those that made what it reads.
-            piled: what it piles up, if it is a loop.
+        An op comes after those that made what it reads.
         """
         owned = piled.sizes
         if op.type == "TensorListFromTensor":
@@ -220,19 +200,12 @@ class ListSizes:
         return owned
 
     def _of(self, tensor: Tensor) -> int:
-        bytes_by_id = self._elements
-        return bytes_by_id.get(id(tensor)) or bytes_by_id.get(id(source_of(tensor)), 0)
+        known = self._elements
+        return known.get(id(tensor)) or known.get(id(source_of(tensor)), 0)
 
 
 class LoopBody:
-    """The body of a loop.
-
-    Args:
-        graph: its FuncGraph.
-
-    Attributes:
-        results: what it returns, behind ops that hand it on.
-    """
+    """The body of a loop; `results` is what it returns, behind ops that hand it on."""
 
     def __init__(self, graph: Graph) -> None:
         self._arguments: Sequence[Tensor] = graph.inputs
@@ -379,12 +352,7 @@ def called_functions(
 
 
 class _Functions:
-    """What functions hold, each read once for the shapes that it is called with.
-
-    Args:
-        read: how to read a body.
-        size_of: the bytes of a tensor in a body.
-    """
+    """What functions hold, each read once for the shapes that it is called with."""
 
     def __init__(self, read: ReadBody, size_of: SizeOf) -> None:
         self._read = read
@@ -401,30 +369,24 @@ class _Functions:
         for caller in function_calls.callers_in(graph):
             if among is not None and caller.op not in among:
                 continue
-            bodies = self._bodies(graph, caller)
+            found = (self._body(graph, n, caller.arguments) for n in caller.names)
+            bodies = [body for body in found if body is not None]
             largest = _largest([called for _, called in bodies])
             if caller.is_call and bodies:
                 forwarded = bodies[0][1].forwarded
                 largest = replace(largest, forwarded=forwarded)
                 if function_calls.is_compiled_call(caller.op):
                     # XLA makes room for all results, and lets go of it behind.
-                    room = sum(
-                        self._size_of(caller.op.outputs[i]) for i, _ in forwarded
-                    )
-                    largest = replace(largest, temporary=largest.temporary + room)
+                    results = (caller.op.outputs[i] for i, _ in forwarded)
+                    room = largest.temporary + sum(map(self._size_of, results))
+                    largest = replace(largest, temporary=room)
             called_by_op[caller.op] = largest
             if caller.is_loop and len(bodies) > 1:
                 loop_graphs[caller.op] = (bodies[0][0], bodies[1][0])
         loops = Loops(loop_graphs, self._size_of)
-        for op in loop_graphs:
-            called = _of_loop(op, loops, called_by_op[op])
-            body = loop_graphs[op][1]
-            called_by_op[op] = replace(called, body=body, times=loops.times(op))
+        for op, (_, body) in loop_graphs.items():
+            called_by_op[op] = _of_loop(op, loops, body, called_by_op[op])
         return called_by_op
-
-    def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
-        bodies = (self._body(graph, name, caller.arguments) for name in caller.names)
-        return [body for body in bodies if body is not None]
 
     def _body(
         self, graph: Graph, name: str, arguments: Sequence[Tensor] | None
@@ -447,7 +409,7 @@ class _Functions:
         calls = self.called_in(body)
         program = self._read(body, calls)
         piled = {op: called.results for op, called in calls.items()}
-        returned = returned_lists(body, piled)
+        returned = _returned_lists(body, piled)
         forwarded = _forwarded(body)
         results = sum(
             max(program.sizes[tensor], returned.sizes.get(i, 0))
@@ -489,9 +451,8 @@ def uncounted_loops(calls: Mapping[Operation, Called]) -> tuple[str, ...]:
     return tuple(name for called in calls.values() for name in called.uncounted)
 
 
-def _of_loop(op: Operation, loops: Loops, body: Called) -> Called:
+def _of_loop(op: Operation, loops: Loops, body: Graph, once: Called) -> Called:
     """Return what a loop holds, given what one iteration does."""
-    once = body.temporary
     most = function_calls.parallel_iterations(op)
     times = loops.times(op)
     if times is not None:
@@ -499,13 +460,15 @@ def _of_loop(op: Operation, loops: Loops, body: Called) -> Called:
     usual = min(most, ITERATIONS)
     piled = loops.piled(op)
     here = (op.name,) if times is None and piled.lists else ()
-    return Called(
-        usual * once,
-        (most - usual) * once,
-        piled,
-        uncounted=(*here, *body.uncounted),
-        time=(UNKNOWN if times is None else times) * body.time,
-        packed=body.packed,
+    return replace(
+        once,
+        temporary=usual * once.temporary,
+        surge=(most - usual) * once.temporary,
+        results=piled,
+        uncounted=(*here, *once.uncounted),
+        time=(UNKNOWN if times is None else times) * once.time,
+        body=body,
+        times=times,
     )
 
 
@@ -516,13 +479,10 @@ def _largest(bodies: Sequence[Called]) -> Called:
     for body in bodies:
         for most, one in ((sizes, body.results.sizes), (lists, body.results.lists)):
             most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
-    once = max((body.temporary for body in bodies), default=0)
-    uncounted = tuple(name for body in bodies for name in body.uncounted)
-    time = max((body.time for body in bodies), default=0.0)
     return Called(
-        once,
+        max((body.temporary for body in bodies), default=0),
         results=Piled(sizes, lists),
-        uncounted=uncounted,
-        time=time,
+        uncounted=tuple(name for body in bodies for name in body.uncounted),
+        time=max((body.time for body in bodies), default=0.0),
         packed=max((body.packed for body in bodies), default=0),
     )

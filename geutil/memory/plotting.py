@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from geutil.errors import MissingExtraError, PlotError
 from geutil.memory.sizes import megabytes
@@ -22,65 +22,12 @@ _POINTS = 4000
 """More ops than these are drawn in groups, by the most that a group held."""
 
 
-class HeldBuffer(Protocol):
-    """A buffer that is held at the peak, as `LiveTensor` is."""
-
-    @property
-    def name(self) -> str:
-        """The tensor that it was made for."""
-
-    @property
-    def bytes(self) -> int:
-        """Its size."""
+Labelled = Sequence[tuple[str, Any]]
+"""Timelines with their labels. Timelines ask for their pictures, so their class is not
+imported here."""
 
 
-class Instant(Protocol):
-    """An op of a step, as `Moment` is."""
-
-    @property
-    def op(self) -> str:
-        """Its name."""
-
-    @property
-    def bytes(self) -> int:
-        """What is held while it runs."""
-
-
-class Profile(Protocol):
-    """What a picture shows of a `Timeline`, which itself asks for its picture."""
-
-    @property
-    def moments(self) -> Sequence[Instant]:
-        """The ops in the order in which they run."""
-
-    @property
-    def at_peak(self) -> Sequence[HeldBuffer]:
-        """The buffers that are held at the peak, largest first."""
-
-    @property
-    def variable_bytes(self) -> int:
-        """The variables."""
-
-    @property
-    def constant_bytes(self) -> int:
-        """The constants."""
-
-    @property
-    def source(self) -> str:
-        """Where the figures come from."""
-
-    @property
-    def peak(self) -> int:
-        """The most bytes that are held at once."""
-
-    @property
-    def peak_index(self) -> int | None:
-        """The place of the first op at the peak."""
-
-
-def plot_timelines(
-    timelines: Sequence[tuple[str, Profile]], path: str | os.PathLike[str]
-) -> Path:
+def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
     """Draw labelled timelines over one another, and what is held at each peak.
 
     Args:
@@ -94,13 +41,13 @@ def plot_timelines(
         MissingExtraError: matplotlib is not installed.
         PlotError: the suffix names no format.
     """
-    path = _checked(path)
-    matplotlib = _matplotlib()
-    # The letters of an SVG stay letters, which can be searched.
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure = _figure(matplotlib, timelines)
-        figure.savefig(path, dpi=150)
-    return path
+    with _figure(path, (12, 1.6 + 3.4 * len(timelines))) as figure:
+        grid = figure.add_gridspec(len(timelines), 2, width_ratios=(3, 2))
+        _draw_curves(figure.add_subplot(grid[:, 0]), timelines)
+        for row, (label, timeline) in enumerate(timelines):
+            _draw_held(figure.add_subplot(grid[row, 1]), label, timeline, _COLOURS[row])
+        figure.legend(loc="outside lower left", frameon=False)
+    return Path(path)
 
 
 @contextmanager
@@ -116,26 +63,20 @@ def drawn_axes(path: str | os.PathLike[str], x: str, y: str) -> Iterator[Any]:
         MissingExtraError: matplotlib is not installed.
         PlotError: the suffix names no format.
     """
-    path = _checked(path)
-    matplotlib = _matplotlib()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+    with _figure(path, (8, 4.5)) as figure:
         axes = figure.add_subplot()
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.spines[["top", "right"]].set_visible(False)
         yield axes
-        figure.savefig(path, dpi=150)
 
 
-def _checked(path: str | os.PathLike[str]) -> Path:
+@contextmanager
+def _figure(path: str | os.PathLike[str], size: tuple[float, float]) -> Iterator[Any]:
+    """Give a figure, and write it at the end of the block."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise PlotError(f"cannot write '{path}': name a file in {', '.join(FORMATS)}")
-    return path
-
-
-def _matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.figure
@@ -143,22 +84,14 @@ def _matplotlib() -> Any:
         raise MissingExtraError(
             "drawing needs matplotlib: pip install geutil[plot]"
         ) from error
-    return matplotlib
+    # The letters of an SVG stay letters, which can be searched.
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(path, dpi=150)
 
 
-def _figure(matplotlib: Any, timelines: Sequence[tuple[str, Profile]]) -> Any:
-    height = 1.6 + 3.4 * len(timelines)
-    figure = matplotlib.figure.Figure(figsize=(12, height), layout="constrained")
-    grid = figure.add_gridspec(len(timelines), 2, width_ratios=(3, 2))
-    over_time = figure.add_subplot(grid[:, 0])
-    _draw_curves(over_time, timelines)
-    for row, (label, timeline) in enumerate(timelines):
-        _draw_held(figure.add_subplot(grid[row, 1]), label, timeline, _COLOURS[row])
-    figure.legend(loc="outside lower left", frameon=False)
-    return figure
-
-
-def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Profile]]) -> None:
+def _draw_curves(axes: Any, timelines: Labelled) -> None:
     """Draw memory over ops; of several timelines over their parts in percent."""
     compared = len(timelines) > 1
     for colour, (label, timeline) in zip(_COLOURS, timelines, strict=False):
@@ -177,7 +110,7 @@ def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Profile]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def points(timeline: Profile) -> tuple[list[float], list[float]]:
+def points(timeline: Any) -> tuple[list[float], list[float]]:
     """Return places and MB, the last one twice so that its step has a width.
 
     Of many ops several make a point, at the place of their first.
@@ -189,7 +122,7 @@ def points(timeline: Profile) -> tuple[list[float], list[float]]:
     return [*map(float, starts), float(len(sizes))], [*levels, *(levels[-1:] or [0.0])]
 
 
-def _mark_peak(axes: Any, timeline: Profile, scale: float, colour: str) -> None:
+def _mark_peak(axes: Any, timeline: Any, scale: float, colour: str) -> None:
     """Mark the peak of a timeline with a dot and its bytes."""
     index = timeline.peak_index
     if index is None:
@@ -212,7 +145,7 @@ def _mark_peak(axes: Any, timeline: Profile, scale: float, colour: str) -> None:
     )
 
 
-def _draw_held(axes: Any, label: str, timeline: Profile, colour: str) -> None:
+def _draw_held(axes: Any, label: str, timeline: Any, colour: str) -> None:
     """Draw the largest tensors at the peak: a row each, the name over its bar."""
     named, rest = timeline.at_peak[:_ROWS], timeline.at_peak[_ROWS:]
     rows = [(shortened(tensor.name), tensor.bytes) for tensor in named]

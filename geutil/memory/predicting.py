@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
-from geutil.graph import (
-    fetched_subgraph,
-    runtime,
-    shape_inference,
-    types,
-)
+from geutil.graph import fetched_subgraph, runtime, shape_inference, types
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.placement import checked_default, places_of
@@ -103,8 +99,9 @@ def predict(
     """
     if order is not None:
         step = _read(ys_or_fetches, feeds, shapes, None)
-        run = simulate(step.program, _numbers(step.program, order))
-        return step.noted(run.timeline())
+        place = {node.name: i for i, node in enumerate(step.program.nodes)}
+        numbers = [place[op.name] for op in order if op.name in place]
+        return step.noted(simulate(step.program, numbers).timeline())
     onednn = fetched_subgraph.uses_onednn() if onednn is None else onednn
     step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn)
     return step.noted(typical(step.program, onednn).timeline())
@@ -134,23 +131,16 @@ class Step:
     def merged(self) -> Step:
         """Return the step with one node for all constants of a value."""
         instead = equal_constants(self.ops, self.fetched)
-        if not instead:
-            return self
         place = {op: i for i, op in enumerate(self.ops)}
-        left = [i for i, op in enumerate(self.ops) if op not in instead]
-        return replace(
-            self,
-            program=self.program.merged(
-                {place[op]: place[same] for op, same in instead.items()}
-            ),
-            ops=[self.ops[i] for i in left],
-            devices=[self.devices[i] for i in left],
-        )
+        same = {place[op]: place[first] for op, first in instead.items()}
+        left = [i for i in range(len(self.ops)) if i not in same]
+        ops, devices = ([of[i] for i in left] for of in (self.ops, self.devices))
+        program = self.program.merged(same)
+        return replace(self, program=program, ops=ops, devices=devices)
 
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
-        count = len(set(self.devices))
-        if count < 2:
+        if (count := len(set(self.devices))) < 2:
             return timeline
         note = (
             f"the sum over {count} devices, which no single one holds; "
@@ -169,18 +159,8 @@ def executed_step(
 ) -> Step:
     """Return what TensorFlow runs for some fetches, but for what oneDNN merges.
 
-    Args:
-        ys_or_fetches: as in `predict`.
-        feeds: as in `predict`.
-        shapes: as in `predict`.
-        grappler: as in `predict`.
-        onednn: whether oneDNN is used.
-        default: the device of ops that name none; None is the first task's.
-
-    Raises:
-        ArgumentTypeError, SelectionError, PredictionError: as `predict` does.
-
-    Cost: some 0.5 ms for each op.
+    The arguments and errors are those of `predict`; `default` is the device of ops that
+    name none, None the first task's. Cost: some 0.5 ms for each op.
     """
     optimize = runtime.optimized if grappler else None
     step = _read(ys_or_fetches, feeds, shapes, optimize, onednn, default)
@@ -221,9 +201,8 @@ def device_peaks(
     def size_of(tensor: int) -> int:
         return program.sizes[tensor] or tensor_bytes(made[tensor])
 
-    return tuple(
-        simulate(program.of_device(here[device], size_of)).peak for device in devices
-    )
+    own = [program.held_on(here[device], received=size_of) for device in devices]
+    return tuple(simulate(part).peak for part in own)
 
 
 def step_program(
@@ -269,9 +248,10 @@ def _read(
     graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
     names = [f.name for f in fetches if f not in feed_tensors]
     home = checked_default(default, (op.device for op in ops))
-    data = [t.op for t in fed if t.dtype != tf.resource]
-    places = places_of(ops, data, home)
-    _put(graph_def, places, home)
+    places = places_of(ops, [t.op for t in fed if t.dtype != tf.resource], home)
+    for node in graph_def.node:
+        # By full names, as a Session writes them before Grappler.
+        node.device = places.get(node.name, home)
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
@@ -291,21 +271,9 @@ def _read(
             "predicted peak; a fixed number of steps would tell",
             shown,
         )
-    return Step(
-        program,
-        scratch_ops,
-        [op.device or home for op in scratch_ops],
-        home,
-        size_of,
-        lambda: graph_shapes.check(fed),
-        fetched,
-    )
-
-
-def _put(graph_def: Any, places: Mapping[str, str], home: str) -> None:
-    """Give nodes their devices by full names, as a Session does before Grappler."""
-    for node in graph_def.node:
-        node.device = places.get(node.name, home)
+    devices = [op.device or home for op in scratch_ops]
+    check = partial(graph_shapes.check, fed)
+    return Step(program, scratch_ops, devices, home, size_of, check, fetched)
 
 
 def _keep_loops(graph_def: Any) -> None:
@@ -333,8 +301,3 @@ def _fetches(ys_or_fetches: Any) -> Sequence[Any]:
     if not fetches:
         raise PredictionError("nothing is asked for: pass the tensors of the step")
     return fetches
-
-
-def _numbers(program: Program, order: Iterable[Operation]) -> list[int]:
-    place = {node.name: i for i, node in enumerate(program.nodes)}
-    return [place[op.name] for op in order if op.name in place]

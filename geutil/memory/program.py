@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 PHASES = ("forward", "recompute", "backward", "update")
@@ -142,7 +143,13 @@ class Program:
         pairs = zip(self.nodes, queues, strict=True)
         return replace(self, nodes=[node.changed(queue=queue) for node, queue in pairs])
 
-    def held_on(self, here: Collection[int], *, in_place: bool = False) -> Program:
+    def held_on(
+        self,
+        here: Collection[int],
+        *,
+        in_place: bool = False,
+        received: Callable[[int], int] | None = None,
+    ) -> Program:
         """Return the program with the buffers of one device alone.
 
         The nodes of other devices hold nothing, and order those of this one as before.
@@ -151,31 +158,58 @@ class Program:
             here: the nodes of the device, by number.
             in_place: whether the devices share a memory: others read and pass on the
                 buffers of this one.
+            received: the bytes that a tensor takes where it is received; None if the
+                nodes have receipts, or if nothing is to be held of what others make.
+                What is received has a buffer from its arrival to its last reader, one
+                for all readers; what is sent is gone when it has been made. The nodes
+                of others run as soon as they can: no tensor arrives earlier, so that
+                none is held for longer.
 
         Cost: linear in nodes and edges.
         """
         if len(here) == len(self.nodes):
             return self
         own = {t for i in here for t in self.nodes[i].outputs}
+        sizes = [size if t in own else 0 for t, size in enumerate(self.sizes)]
+        posts: dict[int, int] = {}
+        messages: list[Node] = []
+
+        def across(tensor: int, is_here: bool) -> int:
+            if received is None or (tensor in own) == is_here:
+                return tensor
+            if tensor not in posts:
+                posts[tensor] = len(sizes)
+                kind = "received" if is_here else "sent"
+                sizes.append(received(tensor) if is_here else 0)
+                name, outputs = f"{kind} {tensor}", [posts[tensor]]
+                messages.append(Node(name, kind, [tensor], outputs, cheap=True))
+            return posts[tensor]
+
         nodes = []
         for i, node in enumerate(self.nodes):
-            if i in here:
-                aliases = [p for p in node.aliases if node.inputs[p[1]] in own]
-                reuses = [p for p in node.reuses if node.inputs[p[1]] in own]
-                nodes.append(node.changed(aliases=aliases, reuses=reuses))
-                continue
-            passed = dict(reversed((*node.aliases, *node.reuses))) if in_place else {}
-            nodes.append(
-                node.changed(
-                    aliases=list(passed.items()),
-                    reuses=(),
-                    temporary=0,
-                    surge=0,
-                    packed=0,
+            is_here = i in here
+            inputs = [across(t, is_here) for t in node.inputs]
+            aliases, reuses = node.aliases, node.reuses
+            if is_here:
+                if received is None:
+                    aliases = [p for p in aliases if inputs[p[1]] in own]
+                    reuses = [p for p in reuses if inputs[p[1]] in own]
+                node = node.changed(inputs=inputs, aliases=aliases, reuses=reuses)
+            else:
+                passed = dict(reversed((*aliases, *reuses))) if in_place else {}
+                node = Node(
+                    node.name,
+                    node.type,
+                    inputs,
+                    node.outputs,
+                    node.controls,
+                    list(passed.items()),
+                    cheap=node.cheap or received is not None,
+                    queue=node.queue,
+                    updates=() if received else node.updates,
                 )
-            )
-        sizes = [size if t in own else 0 for t, size in enumerate(self.sizes)]
-        return replace(self, nodes=nodes, sizes=sizes)
+            nodes.append(node)
+        return replace(self, nodes=[*nodes, *messages], sizes=sizes)
 
     def merged(self, instead: Mapping[int, int]) -> Program:
         """Return the program in which some nodes are replaced by others.
@@ -295,59 +329,15 @@ class Program:
         program, place = replace(self, nodes=nodes).without(views)
         return program, shown, place
 
-    def of_device(
-        self, here: Collection[int], size_of: Callable[[int], int]
-    ) -> Program:
-        """Return the program of one of several devices.
+    @cached_property
+    def makers(self) -> Mapping[int, int]:
+        """The node that makes each tensor."""
+        return {t: i for i, node in enumerate(self.nodes) for t in node.outputs}
 
-        The nodes of others are there, hold nothing, and run as soon as they can: no
-        tensor arrives earlier, so that none is held for longer. What is received has a
-        buffer from its arrival to its last reader, one for all readers; what is sent is
-        gone for this device when it has been made.
-
-        Args:
-            here: the nodes of the device, by number.
-            size_of: the bytes that a tensor takes where it is received.
-
-        Cost: linear in nodes and edges.
-        """
-        sizes = list(self.sizes)
-        own = {t for i in here for t in self.nodes[i].outputs}
-        posts: dict[int, int] = {}
-        messages: list[Node] = []
-
-        def across(tensor: int, is_here: bool) -> int:
-            if (tensor in own) == is_here:
-                return tensor
-            if tensor not in posts:
-                posts[tensor] = len(sizes)
-                kind = "received" if is_here else "sent"
-                sizes.append(size_of(tensor) if is_here else 0)
-                outputs = [posts[tensor]]
-                name = f"{kind} {tensor}"
-                messages.append(Node(name, kind, [tensor], outputs, cheap=True))
-            return posts[tensor]
-
-        nodes = []
-        for i, node in enumerate(self.nodes):
-            is_here = i in here
-            inputs = [across(t, is_here) for t in node.inputs]
-            if is_here:
-                nodes.append(node.changed(inputs=inputs))
-                continue
-            for t in node.outputs:
-                sizes[t] = 0
-            nodes.append(
-                Node(
-                    node.name,
-                    node.type,
-                    inputs,
-                    node.outputs,
-                    node.controls,
-                    cheap=True,
-                )
-            )
-        return replace(self, nodes=[*nodes, *messages], sizes=sizes)
+    def needs(self) -> list[set[int]]:
+        """Return, for each node, the nodes that it reads or waits for."""
+        makers = self.makers
+        return [{*(makers[t] for t in n.inputs), *n.controls} for n in self.nodes]
 
     def readers(self) -> list[list[int]]:
         """Return the nodes that read each tensor, once for each place."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from geutil.memory.buffers import Buffers
 from geutil.memory.executor import joint_order
 from geutil.memory.program import Program
-from geutil.memory.simulation import Simulation, simulate
+from geutil.memory.simulation import Run, Simulation, simulate
 
 Rank = Literal["length", "usual", "creation"]
 """What decides between nodes that hold more: the longest way from them to the end, the
@@ -51,14 +51,31 @@ def planned_order(
         some 80 us for each node.
     """
     edges = _Edges(program)
-    runs = [simulate(program, edges.usual)]
-    for rank in ("length", "usual", "creation"):
-        runs.append(simulate(program, _Scheduler(edges, rank).order()))
+    tried = [_Scheduler(edges, r) for r in ("length", "usual", "creation")]
     if known:
-        for greedy in (True, False):
-            order = _Scheduler(edges, known, greedy=greedy).order()
-            runs.append(simulate(program, order))
+        tried += [_Scheduler(edges, known, greedy=greedy) for greedy in (True, False)]
+    runs = [simulate(program, edges.usual), *(scheduler.run() for scheduler in tried)]
     return min(runs, key=lambda run: run.peak)
+
+
+def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Simulation:
+    """Simulate a program in `frugal_order`, or in `order_around` if that holds less.
+
+    Args:
+        program: the nodes and their edges.
+        known: as in `planned_order`.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: some 15 us for each node.
+    """
+    edges = _Edges(program)
+    run = _Scheduler(edges, "length").run()
+    if not known:
+        return run
+    around = _Scheduler(edges, known, greedy=False).run()
+    return min(run, around, key=lambda run: run.peak)
 
 
 def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
@@ -99,7 +116,7 @@ def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
         >>> [nodes[i].name for i in order]
         ['x', 'first', 'long', 'short', 'both']
     """
-    return _Scheduler(_Edges(program), rank).order()
+    return list(_Scheduler(_Edges(program), rank).run().order)
 
 
 def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
@@ -123,16 +140,14 @@ def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
         >>> order_around(Program([a, b, c], sizes=[8, 8, 8]), {1: 0, 2: 1})
         [1, 0, 2]
     """
-    return _Scheduler(_Edges(program), known, greedy=False).order()
+    return list(_Scheduler(_Edges(program), known, greedy=False).run().order)
 
 
 class _Edges:
     """A program and what all schedules of it ask of its edges.
 
     Attributes:
-        usual: the order of TensorFlow's executor.
-        successors: the nodes that each node makes ready, once for each edge.
-        readers: the nodes that read each tensor, once for each place.
+        sorted: the nodes, each behind those that it needs.
         made: the bytes that each node makes at most.
         behind: for each node all that runs in a burst with it, if that uses up what
             it makes and nothing larger is made on the way; otherwise None.
@@ -142,18 +157,35 @@ class _Edges:
         self.program = program
         self.readers = program.readers()
         self.successors = list(program.successors(self.readers))
-        self.usual = joint_order(
-            program, [0] * len(program.nodes), successors=self.successors
-        )
+        self.sorted = self._sorted()
         sizes = program.sizes
         self.made = [sum([sizes[t] for t in node.outputs]) for node in program.nodes]
         self._fetched = frozenset(program.fetched)
         self.behind: list[frozenset[int] | None] = [None] * len(program.nodes)
-        for i in reversed(self.usual):
+        for i in reversed(self.sorted):
             self.behind[i] = self._closure(i)
         for i, closure in enumerate(self.behind):
             if closure and max(self.made[j] for j in closure) > self.made[i]:
                 self.behind[i] = None
+
+    def _sorted(self) -> list[int]:
+        """Return the nodes in a topological order."""
+        nodes = self.program.nodes
+        pending = [len(node.inputs) + len(node.controls) for node in nodes]
+        order = [i for i, count in enumerate(pending) if not count]
+        for i in order:
+            for j in self.successors[i]:
+                pending[j] -= 1
+                if not pending[j]:
+                    order.append(j)
+        # The executor names a node that waits for itself.
+        return order if len(order) == len(nodes) else self.usual
+
+    @cached_property
+    def usual(self) -> list[int]:
+        """The order of TensorFlow's executor."""
+        devices = [0] * len(self.program.nodes)
+        return joint_order(self.program, devices, successors=self.successors)
 
     def _closure(self, i: int) -> frozenset[int] | None:
         """Return all that reads what a node makes, directly or not, for a burst.
@@ -183,53 +215,46 @@ class _Scheduler:
     """
 
     def __init__(
-        self,
-        edges: _Edges,
-        rank: Rank | Mapping[int, int],
-        *,
-        greedy: bool = True,
+        self, edges: _Edges, rank: Rank | Mapping[int, int], *, greedy: bool = True
     ) -> None:
         program = edges.program
-        self._greedy = greedy
-        self._program = program
-        self._edges = edges
+        self._greedy, self._program, self._edges = greedy, program, edges
         self._rank: Sequence[float] = (
-            _ranks(rank, edges.usual, edges.successors)
-            if isinstance(rank, str)
-            else _ranks_around(rank, edges.usual, edges.successors, program)
+            _ranks(edges, rank) if isinstance(rank, str) else _ranks_around(edges, rank)
         )
-        self._buffers = Buffers(program)
+        self._run = Run(program)
+        self._buffers = self._run.buffers
         self._small = negligible_size(program)
         # The tensors in a buffer that are still to be read, where there are several.
         self._sharing: dict[int, dict[int, None]] = {}
         self._left = list(self._buffers.reads)
+        nodes = program.nodes
         self._renewing: dict[int, list[int]] = {}
-        for i, node in enumerate(program.nodes):
+        for i, node in enumerate(nodes):
             for tensor in node.updates:
                 self._renewing.setdefault(tensor, []).append(i)
         # Nodes whose burst has to wait until a variable is read, by its old buffer.
         self._blocked: dict[int, set[int]] = {}
-        nodes = program.nodes
         self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
         self._ready: list[tuple[bool, float, int]] = []
         self._waiting = [False] * len(nodes)
         # Nodes that hold more, as far as is known.
         self._grows = [True] * len(nodes)
-        self._order: list[int] = []
 
-    def order(self) -> list[int]:
-        """Return the numbers of the nodes in their order."""
-        for i in self._edges.usual:
-            if not self._pending[i]:
+    def run(self) -> Simulation:
+        """Simulate the program in its order."""
+        for i, count in enumerate(self._pending):
+            if not count:
                 self._offer(i)
         while self._ready:
             i = heapq.heappop(self._ready)[-1]
             # Offered again since, and run.
             if not self._waiting[i]:
                 continue
-            for j in (self._greedy and self._burst(i)) or (i,):
-                self._run(j)
-        return self._order
+            burst = self._greedy and self._is_growing(i) and self._used_up(i)
+            for j in burst or (i,):
+                self._add(j)
+        return self._run.simulation()
 
     def _offer(self, i: int) -> None:
         is_new = not self._waiting[i]
@@ -246,8 +271,7 @@ class _Scheduler:
         small = self._small
         return self._edges.made[i] > small and self._buffers.growth(i) > small
 
-    def _run(self, i: int) -> None:
-        self._order.append(i)
+    def _add(self, i: int) -> None:
         self._waiting[i] = False
         # What has run is never ready again.
         self._pending[i] = -1
@@ -265,9 +289,8 @@ class _Scheduler:
     def _changed_by(self, i: int) -> list[int]:
         """Run a node; return the nodes that may now free more: the last readers."""
         buffers, inputs = self._buffers, self._program.nodes[i].inputs
-        for tensor, source in buffers.start(i):
+        for tensor, source in self._run.add(i):
             self._sharing.setdefault(source, {source: None})[tensor] = None
-        buffers.end(i)
         changed: list[int] = []
         for tensor in inputs:
             self._left[tensor] -= 1
@@ -283,10 +306,6 @@ class _Scheduler:
                 for other in self._sharing.get(source, [source]):
                     changed += self._edges.readers[other]
         return changed
-
-    def _burst(self, i: int) -> list[int] | None:
-        """Return the nodes to run together from a node that holds more on."""
-        return self._used_up(i) if self._is_growing(i) else None
 
     def _used_up(self, i: int) -> list[int] | None:
         """Return a node and those behind it that use up all that they make, in order.
@@ -319,29 +338,21 @@ class _Scheduler:
         return None if waits else burst
 
 
-def _ranks(
-    rank: Rank, usual: Sequence[int], successors: Sequence[Sequence[int]]
-) -> list[int]:
+def _ranks(edges: _Edges, rank: Rank) -> list[int]:
     """Return for each node what it is picked by, the least first."""
-    if rank == "creation":
-        return list(range(len(usual)))
-    ranks = [0] * len(usual)
+    ranks = list(range(len(edges.sorted)))
     if rank == "usual":
-        for place, i in enumerate(usual):
+        for place, i in enumerate(edges.usual):
             ranks[i] = place
-    else:
-        for i in reversed(usual):
-            ranks[i] = min((ranks[j] for j in successors[i]), default=0) - 1
+    elif rank == "length":
+        for i in reversed(edges.sorted):
+            ranks[i] = min([ranks[j] for j in edges.successors[i]], default=0) - 1
     return ranks
 
 
-def _ranks_around(
-    known: Mapping[int, int],
-    usual: Sequence[int],
-    successors: Sequence[Sequence[int]],
-    program: Program,
-) -> Sequence[float]:
+def _ranks_around(edges: _Edges, known: Mapping[int, int]) -> Sequence[float]:
     """Return the known places, and those of other nodes; see `order_around`."""
+    usual, successors = edges.sorted, edges.successors
     last = len(usual) + max(known.values())
     ranks: list[float] = [known.get(i, last) for i in range(len(usual))]
     for i in reversed(usual):
@@ -352,11 +363,10 @@ def _ranks_around(
         for j in successors[i]:
             if j not in known:
                 behind[j] = max(behind[j], behind[i])
-    nodes, sizes = program.nodes, program.sizes
+    nodes, sizes = edges.program.nodes, edges.program.sizes
     for i, node in enumerate(nodes):
-        made = sum(sizes[t] for t in node.outputs)
-        shrinks = made <= max((sizes[t] for t in node.inputs), default=-1)
-        if i not in known and (shrinks or ranks[i] == last):
+        largest = max((sizes[t] for t in node.inputs), default=-1)
+        if i not in known and (edges.made[i] <= largest or ranks[i] == last):
             ranks[i] = behind[i]
     renewed = {t for node in nodes for t in node.updates}
     read_last: dict[int, float] = {}

@@ -11,7 +11,7 @@ from geutil.memory.buffers import Buffers
 from geutil.memory.executor import execution_order
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
-from geutil.memory.program import Program, phases_of
+from geutil.memory.program import Node, Program, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
@@ -49,87 +49,58 @@ class Simulation:
     def alive(self, step: int) -> list[int]:
         """Return the tensors whose buffers are held at a step, largest first."""
         sizes = self.program.sizes
-        tensors = [
-            tensor
-            for tensor, (born, freed) in enumerate(
-                zip(self.born, self.freed, strict=True)
-            )
-            if 0 <= born <= step <= freed and sizes[tensor]
-        ]
-        return sorted(tensors, key=lambda tensor: -sizes[tensor])
+        spans = enumerate(zip(self.born, self.freed, strict=True))
+        alive = [t for t, (b, f) in spans if 0 <= b <= step <= f and sizes[t]]
+        return sorted(alive, key=lambda tensor: -sizes[tensor])
 
     def timeline(self, source: str = "predicted") -> Timeline:
         """Return the simulation with names in the place of numbers."""
         program, nodes = self.program, self.program.nodes
-        steps = range(len(self.order))
-        at_peak: list[LiveTensor] = []
-        if steps:
-            peak = max(steps, key=self.held.__getitem__)
-            at_peak = [self._live(tensor) for tensor in self.alive(peak)]
-            node = nodes[self.order[peak]]
-            if node.temporary:
-                name = f"{node.name} (temporary)"
-                at_peak.append(LiveTensor(name, node.type, node.temporary))
-            at_peak.sort(key=lambda live: -live.bytes)
+        lives = self._lifetimes()
+        peak = max(range(len(self.order)), key=self.held.__getitem__, default=-1)
+        at_peak = [life.tensor for life in lives if life.first <= peak <= life.last]
+        needs = program.needs()
+        place = {i: step for step, i in enumerate(self.order)}
+        # Nodes go by their number in the program, phases by the place in the order.
+        phases = phases_of(
+            (nodes[i].name, [place[j] for j in needs[i]]) for i in self.order
+        )
+        named = (nodes[i].name for i in self.order)
         return Timeline(
-            moments=tuple(
-                Moment(nodes[i].name, held_bytes, phase)
-                for i, held_bytes, phase in zip(
-                    self.order, self.held, self._phases(), strict=True
-                )
-            ),
-            at_peak=tuple(at_peak),
+            moments=tuple(map(Moment, named, self.held, phases)),
+            at_peak=tuple(sorted(at_peak, key=lambda live: -live.bytes)),
             variable_bytes=program.variable_bytes,
             constant_bytes=program.constant_bytes,
             source=source,
-            lifetimes=tuple(self._lifetimes()),
+            lifetimes=tuple(sorted(lives, key=lambda life: life.first)),
             resident=self.resident,
         )
 
     def _lifetimes(self) -> list[Lifetime]:
-        """Return all buffers by the step that makes them, temporary ones among them."""
-        nodes, sizes = self.program.nodes, self.program.sizes
-        made = [
-            Lifetime(self._live(tensor), nodes[self.order[born]].name, born, freed)
-            for tensor, (born, freed) in enumerate(
-                zip(self.born, self.freed, strict=True)
-            )
-            if born >= 0 and sizes[tensor]
+        """Return all buffers by their tensors, then the temporary ones."""
+        program, nodes = self.program, self.program.nodes
+        spans = enumerate(zip(self.born, self.freed, strict=True))
+        lives = [
+            Lifetime(live_tensor(program, t), nodes[self.order[born]].name, born, freed)
+            for t, (born, freed) in spans
+            if born >= 0 and program.sizes[t]
         ]
-        for step, number in enumerate(self.order):
-            node = nodes[number]
+        for step, node in enumerate(nodes[i] for i in self.order):
             if node.temporary:
-                name = f"{node.name} (temporary)"
-                buffer = LiveTensor(name, node.type, node.temporary)
-                made.append(Lifetime(buffer, node.name, step, step))
-        return sorted(made, key=lambda life: life.first)
+                lives.append(Lifetime(live_scratch(node), node.name, step, step))
+        return lives
 
-    def _phases(self) -> list[str]:
-        """Return the phase of each step; see `phases_of`."""
-        nodes = self.program.nodes
-        place = {number: step for step, number in enumerate(self.order)}
-        maker = {
-            tensor: step
-            for step, number in enumerate(self.order)
-            for tensor in nodes[number].outputs
-        }
-        # Nodes go by their number in the program, phases by the place in the order.
-        return phases_of(
-            (
-                nodes[number].name,
-                [
-                    *(maker[tensor] for tensor in nodes[number].inputs),
-                    *(place[control] for control in nodes[number].controls),
-                ],
-            )
-            for number in self.order
-        )
 
-    def _live(self, tensor: int) -> LiveTensor:
-        node = self.program.nodes[self.order[self.born[tensor]]]
-        place = list(node.outputs).index(tensor)
-        size = self.program.sizes[tensor]
-        return LiveTensor(f"{node.name}:{place}", node.type, size)
+def live_tensor(program: Program, tensor: int) -> LiveTensor:
+    """Return a tensor of a program by name."""
+    node = program.nodes[program.makers[tensor]]
+    place = list(node.outputs).index(tensor)
+    return LiveTensor(f"{node.name}:{place}", node.type, program.sizes[tensor])
+
+
+def live_scratch(node: Node) -> LiveTensor:
+    """Return the temporary bytes of a node."""
+    return LiveTensor(f"{node.name} (temporary)", node.type, node.temporary)
 
 
 @overload
@@ -193,14 +164,42 @@ def simulate(
         order = execution_order(program, seed)
     else:
         _check_order(program, order)
-    buffers = Buffers(program)
-    held_bytes: list[int] = []
+    run = Run(program)
     for i in order:
-        buffers.start(i)
-        held_bytes.append(buffers.held)
+        run.add(i)
+    return run.simulation()
+
+
+class Run:
+    """A simulation to which nodes are added one by one.
+
+    Args:
+        program: the nodes and tensors.
+
+    Attributes:
+        buffers: the buffers that are alive.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.buffers = Buffers(program)
+        self._program = program
+        self._order: list[int] = []
+        self._held: list[int] = []
+
+    def add(self, i: int) -> list[tuple[int, int]]:
+        """Run a node; return its outputs that share a buffer, each with that."""
+        buffers = self.buffers
+        shared = buffers.start(i)
+        self._order.append(i)
+        self._held.append(buffers.held)
         buffers.end(i)
-    buffers.close()
-    return Simulation(program, order, held_bytes, buffers.born, buffers.freed)
+        return shared
+
+    def simulation(self) -> Simulation:
+        """Return the simulation of all nodes that were added."""
+        self.buffers.close()
+        born, freed = self.buffers.born, self.buffers.freed
+        return Simulation(self._program, self._order, self._held, born, freed)
 
 
 SEEDS = 9
@@ -208,15 +207,12 @@ SEEDS = 9
 
 
 def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:
-    """Simulate a program in several of the orders that it may run in.
+    """Return a simulation in the order of median peak, of some that may be taken.
 
     Args:
         program: the step.
         onednn: whether oneDNN is used.
         seeds: how many orders, an odd number.
-
-    Returns:
-        The simulation with the median peak.
     """
     runs = [
         simulate(with_onednn(program, seed) if onednn else program, seed=seed)
@@ -227,15 +223,14 @@ def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:
 
 def _check_order(program: Program, order: Sequence[int]) -> None:
     """Raise if an order repeats or lacks a node, or has one before what it needs."""
-    nodes = program.nodes
+    nodes, makers = program.nodes, program.makers
     done = [False] * len(nodes)
-    is_made = [False] * len(program.sizes)
     for i in order:
         node = nodes[i]
         if done[i]:
             raise PredictionError(f"the order names '{node.name}' twice")
         for tensor in node.inputs:
-            if not is_made[tensor]:
+            if tensor not in makers or not done[makers[tensor]]:
                 raise PredictionError(
                     f"the order has '{node.name}' before what it reads, "
                     f"{_maker(program, tensor)}"
@@ -247,8 +242,6 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
                     "which it waits for"
                 )
         done[i] = True
-        for tensor in node.outputs:
-            is_made[tensor] = True
     if len(order) < len(nodes):
         missing = nodes[done.index(False)].name
         raise PredictionError(
@@ -258,7 +251,6 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
 
 
 def _maker(program: Program, tensor: int) -> str:
-    for node in program.nodes:
-        if tensor in node.outputs:
-            return f"'{node.name}'"
+    if tensor in program.makers:
+        return f"'{program.nodes[program.makers[tensor]].name}'"
     return f"tensor {tensor}, which no node makes"

@@ -1,15 +1,22 @@
-"""The memory of a step at each moment."""
+"""The memory of a step at each moment: predicted or measured, and two compared."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
+from geutil.errors import ArgumentTypeError, MeasurementError
+from geutil.graph.types import type_name
 from geutil.memory.sizes import megabytes
 from geutil.notebook_display import Shown
 
+TRACE = "allocation records of a traced Session"
+ALLOCATOR = "allocator statistics"
+RESIDENT = "resident-set high-water mark"
 _SHOWN = 10
 """How many of the buffers at the peak the text names."""
 
@@ -164,3 +171,274 @@ def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
         size = megabytes(sum(tensor.bytes for tensor in rest))
         lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
     return lines
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a measurement depends on besides the graph.
+
+    Attributes:
+        tensorflow: its version.
+        device: the device whose memory was measured, for example "CPU:0".
+        onednn: whether oneDNN was on.
+        grappler: whether Grappler was on.
+        jit_compile: whether XLA compiled the step.
+        inter_op_threads: how many ops could run at once; None is TensorFlow's default.
+        intra_op_threads: how many threads could share one op; None is the default.
+    """
+
+    tensorflow: str
+    device: str
+    onednn: bool
+    grappler: bool
+    jit_compile: bool
+    inter_op_threads: int | None
+    intra_op_threads: int | None
+
+    def __str__(self) -> str:
+        def on(flag: bool) -> str:
+            return "on" if flag else "off"
+
+        def threads(number: int | None) -> str:
+            return "default" if number is None else str(number)
+
+        return (
+            f"TensorFlow {self.tensorflow} on {self.device}, oneDNN {on(self.onednn)}, "
+            f"Grappler {on(self.grappler)}, XLA {on(self.jit_compile)}, "
+            f"threads: inter-op {threads(self.inter_op_threads)}, "
+            f"intra-op {threads(self.intra_op_threads)}"
+        )
+
+
+@dataclass(frozen=True)
+class DeviceMeasurement:
+    """What one device of a step needed, above what it held before.
+
+    Attributes:
+        device: its full name.
+        trace_peak: as in `Measurement`, of what the device made and received.
+        allocator_peak: that of the device's process; None where it keeps no statistics,
+            or where several devices are of one process.
+        resident_peak: how far the device's process grew; None likewise.
+        timeline: the memory of the device op by op; None where there are no records.
+    """
+
+    device: str
+    trace_peak: int | None
+    allocator_peak: int | None
+    resident_peak: int | None
+    timeline: Timeline | None
+
+    @property
+    def peak(self) -> int | None:
+        """The peak in bytes, from the best source there is; None without any."""
+        for peak in (self.trace_peak, self.allocator_peak, self.resident_peak):
+            if peak is not None:
+                return peak
+        return None
+
+    def __str__(self) -> str:
+        peaks = [
+            (TRACE, self.trace_peak),
+            (ALLOCATOR, self.allocator_peak),
+            (RESIDENT, self.resident_peak),
+        ]
+        parts = [f"{megabytes(p)} by {name}" for name, p in peaks if p is not None]
+        return f"{self.device}: {', '.join(parts) or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a step needed, above what the process held before it.
+
+    Variables, arguments and feeds are held before, and are not counted.
+
+    Attributes:
+        trace_peak: the peak by the allocation records of a traced step: exact, in
+            the bytes that were asked for. A function is traced as a Session that runs
+            its graph, which may order the ops a little differently. None where there
+            are no records.
+        allocator_peak: the peak by the statistics of TensorFlow's allocator, which
+            counts the chunks that it hands out: up to twice what was asked for. On the
+            CPU it counts nothing at all of what is smaller than 256 KiB. None where it
+            keeps none: on the CPU with oneDNN off.
+        resident_peak: how far the process grew. Beside the step it holds what
+            Grappler and XLA needed to compile it, and what the allocator keeps
+            unused. None where the system does not tell: elsewhere than on Linux.
+        timeline: the memory op by op; None where there are no records.
+        seconds: the time of each step; the first step, which compiles, is not one.
+        environment: what else the figures depend on.
+        partly_compiled: whether XLA compiles calls in the step. The records, and the
+            timeline, lack what these make and hold; the allocator counts it. So the
+            larger of both figures is the peak.
+        devices: the devices of the step by name, each for itself. Of several tasks, the
+            peaks and the timeline above are those of the fullest one; of several
+            devices of one process, those of all together.
+    """
+
+    trace_peak: int | None
+    allocator_peak: int | None
+    resident_peak: int | None
+    timeline: Timeline | None
+    seconds: tuple[float, ...]
+    environment: Environment
+    partly_compiled: bool = False
+    devices: tuple[DeviceMeasurement, ...] = ()
+
+    def peak_of(self, device: str) -> int | None:
+        """Return the peak of a device, by its full name; None if it was not there."""
+        peaks = [row.peak for row in self.devices if row.device == device]
+        return peaks[0] if peaks else None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were timed."""
+        return len(self.seconds)
+
+    @property
+    def peak(self) -> int:
+        """The peak in bytes, from the best source there is."""
+        return self._best[0]
+
+    @property
+    def source(self) -> str:
+        """Where `peak` comes from."""
+        return self._best[1]
+
+    @property
+    def _best(self) -> tuple[int, str]:
+        for peak, source in self._peaks():
+            if peak is not None:
+                return peak, source
+        return 0, "nothing"
+
+    def _peaks(self) -> list[tuple[int | None, str]]:
+        peaks = [
+            (self.trace_peak, TRACE),
+            (self.allocator_peak, ALLOCATOR),
+            (self.resident_peak, RESIDENT),
+        ]
+        if self.partly_compiled and (self.allocator_peak or 0) > (self.trace_peak or 0):
+            peaks[:2] = reversed(peaks[:2])
+        return peaks
+
+    def __str__(self) -> str:
+        lines = [f"peak {megabytes(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]
+        lines += [
+            f"  {source}: {'none' if peak is None else megabytes(peak)}"
+            for peak, source in self._peaks()
+            if source != self.source
+        ]
+        times = f"{median(self.seconds):.3g} s" if self.seconds else "none"
+        lines += [f"  step time: {times} (median of {self.steps})"]
+        lines.append(f"  {self.environment}")
+        if len(self.devices) > 1:
+            lines += [f"  {row}" for row in self.devices]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class TimelineComparison(Shown):
+    """What a change did to the memory of a step.
+
+    Attributes:
+        before: the step as it was.
+        after: the step as it is.
+    """
+
+    before: Timeline
+    after: Timeline
+
+    @property
+    def ratio(self) -> float:
+        """The peak after, as a part of the peak before."""
+        if self.before.peak == 0:
+            return 1.0 if self.after.peak == 0 else math.inf
+        return self.after.peak / self.before.peak
+
+    @property
+    def saved(self) -> int:
+        """By how many bytes the peak is lower; negative if it is higher."""
+        return self.before.peak - self.after.peak
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw both over their progress, with the largest tensors at each peak.
+
+        Args:
+            path: the file to write; its suffix (.png, .svg, .pdf) is the format.
+
+        Returns:
+            The path.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            PlotError: the suffix is none of the above.
+
+        Cost: linear in the ops.
+
+        Example:
+            >>> import tempfile
+            >>> from geutil.memory import Moment, Timeline, compare
+            >>> before = Timeline((Moment("a", 8_000_000),), (), 0, 0, "predicted")
+            >>> after = Timeline((Moment("a", 2_000_000),), (), 0, 0, "predicted")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     compare(before, after).plot(f"{folder}/both.svg").name
+            'both.svg'
+        """
+        from geutil.memory.plotting import plot_timelines
+
+        return plot_timelines([("before", self.before), ("after", self.after)], path)
+
+    def __str__(self) -> str:
+        before, after = megabytes(self.before.peak), megabytes(self.after.peak)
+        change = "saves" if self.saved >= 0 else "costs"
+        headline = (
+            f"peak {before} -> {after}: {self.ratio:.2f} of it, {change} "
+            f"{megabytes(abs(self.saved))}"
+        )
+        return f"{headline}\nbefore: {self.before}\nafter: {self.after}"
+
+
+def compare(
+    before: Timeline | Measurement, after: Timeline | Measurement
+) -> TimelineComparison:
+    """Compare the memory of two steps.
+
+    Args:
+        before: a timeline, predicted or measured, or a measurement that has one.
+        after: likewise.
+
+    Returns:
+        Both, with the ratio of their peaks, as text or picture.
+
+    Raises:
+        ArgumentTypeError: one is neither a timeline nor a measurement.
+        MeasurementError: a measurement has no timeline, as under XLA; compare the
+            `peak` of both then.
+
+    Cost: none.
+
+    Example:
+        >>> from geutil.memory import Moment, Timeline, compare
+        >>> before = Timeline((Moment("a", 8_000_000),), (), 0, 0, "predicted")
+        >>> after = Timeline((Moment("a", 2_000_000),), (), 0, 0, "predicted")
+        >>> comparison = compare(before, after)
+        >>> comparison.ratio, comparison.saved
+        (0.25, 6000000)
+    """
+    return TimelineComparison(_timeline(before, "before"), _timeline(after, "after"))
+
+
+def _timeline(side: object, name: str) -> Timeline:
+    if isinstance(side, Measurement):
+        if side.timeline is None:
+            raise MeasurementError(
+                f"the measurement '{name}' has no timeline: only a step that XLA does "
+                "not compile and that is no callable has one; compare the peaks"
+            )
+        return side.timeline
+    if not isinstance(side, Timeline):
+        raise ArgumentTypeError(
+            f"{name}: expected a Timeline or a Measurement, got {type_name(side)}"
+        )
+    return side

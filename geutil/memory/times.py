@@ -17,40 +17,37 @@ from geutil.errors import PlanError
 from geutil.graph.op_types import SHAPE_READERS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.kernels import cpu
+from geutil.memory.kernels.cpu import types_in
 from geutil.memory.sizes import UNKNOWN, bytes_of_shape, known_dims, tensor_elements
 
 Times = Callable[[Operation], float]
 """Returns the time of an op, in any unit."""
 
 
-def _types(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-CONVOLUTIONS = _types(
+CONVOLUTIONS = types_in(
     "Conv Conv2D Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D Conv3DBackpropInput "
     "Conv3DBackpropInputV2 DepthwiseConv2dNative Dilation2D XlaConv XlaConvV2"
 )
-_FILTER_GRADIENTS = _types(
+_FILTER_GRADIENTS = types_in(
     "Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv3DBackpropFilterV2 "
     "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput"
 )
 """Ops of the backward pass alone that take as long as a convolution."""
-PRODUCTS = _types(
+PRODUCTS = types_in(
     "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul SparseMatMul "
     "SparseTensorDenseMatMul XlaDot XlaDotV2 XlaEinsum"
 )
 # Loops, branches and calls: their time is unknown here, and often long.
-BODIES = _types("If PartitionedCall StatelessCase StatelessIf StatelessWhile While")
+BODIES = types_in("If PartitionedCall StatelessCase StatelessIf StatelessWhile While")
 HEAVY = (
     CONVOLUTIONS
     | PRODUCTS
     | BODIES
-    | _types("BlockLSTM BlockLSTMV2 CudnnRNN CudnnRNNV2 CudnnRNNV3 GRUBlockCell")
-    | _types("Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve Qr Svd")
+    | types_in("BlockLSTM BlockLSTMV2 CudnnRNN CudnnRNNV2 CudnnRNNV3 GRUBlockCell")
+    | types_in("Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve Qr Svd")
 )
 """Types of ops that are worth more to keep than their neighbours."""
-_BIAS = _types("BiasAdd BiasAddV1")
+_BIAS = types_in("BiasAdd BiasAddV1")
 
 # From commit f896a26a: two cores with AVX512, the mean of the ops of eleven networks.
 # Not reproduced: benchmarks/op_times.py, on two busy cores, has 5 for _MOVED, 3 to 15

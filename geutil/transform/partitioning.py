@@ -13,12 +13,17 @@ from geutil.graph import adjacency, colocation, edits, op_types, types
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
 from geutil.memory.sizes import megabytes, tensor_bytes
-from geutil.memory.stage_cuts import SequenceCut, cut_any, cut_sequence, lower_largest
 from geutil.memory.times import op_time
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
 from geutil.select.networks.provenance import Origins
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
+from geutil.transform.stage_cuts import (
+    SequenceCut,
+    cut_any,
+    cut_sequence,
+    lower_largest,
+)
 from geutil.transform.stage_memory import (
     StageMemory,
     held_bytes,

@@ -92,7 +92,7 @@ class StageMemory:
 
     def _peak(self, stage: int, start: int, end: int) -> float:
         here = {i for nodes in self.nodes[start:end] for i in nodes}
-        program = self.program.of_device(here, self.program.sizes.__getitem__)
+        program = self.program.held_on(here, received=self.program.sizes.__getitem__)
         once = self.held[start:end].sum() + simulate(program).peak
         return float(once + self._of_others(stage, start)[end - start - 1])
 
@@ -338,7 +338,7 @@ def _without(
     """
     run = simulate(program)
     sizes, found = list(program.sizes), np.zeros(count)
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    maker = program.makers
     for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
         if born < 0 or not is_shared[maker[tensor]]:
             continue
@@ -353,7 +353,7 @@ def _kept_and_working(
 ) -> tuple[Floats, Floats]:
     """Return what each piece keeps for its backward ops, and holds besides."""
     run = simulate(program)
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    maker = program.makers
     kept, changes = np.zeros(count), np.zeros(len(run.order) + 1)
     for tensor, (born, freed) in enumerate(zip(run.born, run.freed, strict=True)):
         if born < 0 or not program.sizes[tensor]:

@@ -15,8 +15,7 @@ from geutil.errors import MeasurementError
 from geutil.gradients import gradients
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import measure, predict_by_device
-from geutil.memory.measuring import worker
-from geutil.memory.measuring.cluster import Worker
+from geutil.memory.measuring.cluster import READ, READY, START_RESIDENT, Worker
 from geutil.memory.placement import default_device, full_name
 from geutil.memory.predicting import executed_step
 from geutil.quantize import quantize
@@ -260,17 +259,17 @@ def test_a_worker_that_nobody_asks_any_more_ends(tmp_path):
     path = tmp_path / "setup"
     with held_ports(1) as (port,):
         addresses = {"worker": {0: f"127.0.0.1:{port}"}}
-        path.write_bytes(pickle.dumps(worker.Setup(addresses, b"")))
+        path.write_bytes(pickle.dumps((addresses, b"")))
         done = run_python(
             "-m",
-            "geutil.memory.measuring.worker",
+            "geutil.memory.measuring.cluster",
             path,
             "worker",
             "0",
             environment={**os.environ, **REUSE},
         )
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().startswith(worker.READY)
+    assert done.stdout.decode().startswith(READY)
 
 
 def test_a_worker_is_a_process_that_starts_reads_meters_and_ends(tmp_path, monkeypatch):
@@ -279,11 +278,11 @@ def test_a_worker_is_a_process_that_starts_reads_meters_and_ends(tmp_path, monke
         monkeypatch.setenv(name, value)
     with held_ports(1) as (port,):
         addresses = {"worker": {0: f"127.0.0.1:{port}"}}
-        path.write_bytes(pickle.dumps(worker.Setup(addresses, b"")))
+        path.write_bytes(pickle.dumps((addresses, b"")))
         process = Worker(path, ("worker", 0))
         assert process.is_ready()
-        assert process.ask(worker.START_RESIDENT) == []
-        allocator, resident = process.ask(worker.READ)
+        assert process.ask(START_RESIDENT) == []
+        allocator, resident = process.ask(READ)
         process.end()
     assert allocator is None
     assert resident >= 0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
 from geutil.memory import Node, Program, predict, predict_by_device
 from geutil.memory.bounds import worst_of
-from geutil.memory.executor import is_receipt, joint_order, split
+from geutil.memory.by_device import split
+from geutil.memory.executor import is_receipt, joint_order
 from geutil.memory.placement import places_of, tasks_of
 from geutil.memory.simulation import simulate
 from tests.memory.networks import attention, chain, training_step, unet

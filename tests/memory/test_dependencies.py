@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.memory import Node, Program, simulate
+from geutil.memory.buffers import buffers_of
 from geutil.memory.dependencies import order_dependencies, plan_order, with_controls
 from geutil.memory.kernels.onednn import fused_groups, with_groups_fused
-from geutil.memory.lifetimes import buffers_of
 from tests.memory.test_simulation import awaited, programs
 from tests.thorough import examples, length
 

@@ -290,15 +290,15 @@ def test_a_device_holds_what_it_makes_and_what_arrives():
     program = Program(nodes, [1, 10, 100, 1000, 10000], [4])
     sizes = program.sizes.__getitem__
     # a and e here: d's result arrives, and a's is kept for e.
-    run = simulate(program.of_device({0, 4}, sizes))
+    run = simulate(program.held_on({0, 4}, received=sizes))
     assert run.peak == 1 + 1000 + 10000
     # b, c and d: a's result is received once, for both of its readers.
-    run = simulate(program.of_device({1, 2, 3}, sizes))
+    run = simulate(program.held_on({1, 2, 3}, received=sizes))
     held = dict(
         zip((run.program.nodes[i].name for i in run.order), run.held, strict=True)
     )
     assert (held["b"], held["c"], held["d"]) == (11, 111, 1110)
     # What is sent is gone for the device, whatever waits for it elsewhere.
-    assert simulate(program.of_device({0}, sizes)).peak == 1
-    everything = simulate(program.of_device(range(5), sizes))
+    assert simulate(program.held_on({0}, received=sizes)).peak == 1
+    everything = simulate(program.held_on(range(5), received=sizes))
     assert everything.held == simulate(program).held

@@ -113,8 +113,8 @@ def _added(terms: Terms) -> tuple[Floats, Floats]:
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
 """What budgets are tried, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
-_TRIED_NODES = 40_000
-_FEWEST_TRIALS = 10
+_TRIED_NODES = 80_000
+_FEWEST_TRIALS = 12
 _MOST_TRIALS = 60
 """Choices are tried out until so many nodes were simulated, within these bounds."""
 _QUICK_NODES = 12_000

@@ -18,78 +18,43 @@ Pairs = Sequence[tuple[int, int]]
 """Pairs of places, of an output and of an input."""
 
 
-def _types(names: str) -> frozenset[str]:
+def types_in(names: str) -> frozenset[str]:
+    """Return the types of ops that a text names."""
     return frozenset(names.split())
 
 
 _FIRST: Pairs = ((0, 0),)
 _NONE: Pairs = ()
 
-HELD = frozenset(
-    (
-        "Const",
-        "Placeholder",
-        "PlaceholderV2",
-        "ReadVariableOp",
-        "VarHandleOp",
-        "Variable",
-        "VariableV2",
-        "_Arg",
-    )
+HELD = types_in(
+    """
+    Const Placeholder PlaceholderV2 ReadVariableOp VarHandleOp Variable VariableV2 _Arg
+    """
 )
 """Their outputs are held anyway: by the graph, the caller or a variable."""
 ONLY_ON_GPUS = frozenset((("FusedBatchNormV3", 5), ("_FusedBatchNormEx", 5)))
 """Outputs, by type and place, that hold nothing on a CPU; their rank is not known."""
 
 # The output is the input, whatever its size.
-_SAME = frozenset(
-    (
-        "Assign",
-        "AssignAdd",
-        "AssignSub",
-        "Bitcast",
-        "CheckNumerics",
-        "DestroyTemporaryVariable",
-        "EnsureShape",
-        "Enter",
-        "Exit",
-        "ExpandDims",
-        "Identity",
-        "LoopCond",
-        "NextIteration",
-        "PlaceholderWithDefault",
-        "PreventGradient",
-        "RefEnter",
-        "RefExit",
-        "RefIdentity",
-        "RefNextIteration",
-        "Reshape",
-        "Snapshot",
-        "Squeeze",
-        "StopGradient",
-    )
+_SAME = types_in(
+    """
+    Assign AssignAdd AssignSub Bitcast CheckNumerics DestroyTemporaryVariable
+    EnsureShape Enter Exit ExpandDims Identity LoopCond NextIteration
+    PlaceholderWithDefault PreventGradient RefEnter RefExit RefIdentity RefNextIteration
+    Reshape Snapshot Squeeze StopGradient
+    """
 )
 # The output is the input where nothing is to be done: no element more or less.
-_SAME_IF_AS_LARGE = frozenset(
-    (
-        "BroadcastTo",
-        "Max",
-        "Mean",
-        "Min",
-        "Pad",
-        "PadV2",
-        "Prod",
-        "Slice",
-        "StridedSlice",
-        "Sum",
-        "Tile",
-    )
+_SAME_IF_AS_LARGE = types_in(
+    """
+    BroadcastTo Max Mean Min Pad PadV2 Prod Slice StridedSlice Sum Tile
+    """
 )
 # An output that takes rows of the first dimension is a part of the input's buffer.
 _ROWS = frozenset(("Slice", "Split", "SplitV", "StridedSlice", "Unpack"))
 _ROW_ALIGNMENT = 64
 
-_UNARY = _types(
+_UNARY = types_in(
     """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e BiasAdd Ceil Conj Cos Cosh
     Digamma Elu Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs
@@ -100,7 +65,7 @@ _UNARY = _types(
     TensorScatterUpdate ZerosLike _MklSwish _UnaryOpsComposition
     """
 )
-_BINARY = _types(
+_BINARY = types_in(
     """
     Add AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Div DivNoNan EluGrad Equal
     FloorDiv FloorMod Greater GreaterEqual InvGrad LeakyReluGrad LeftShift Less
@@ -120,7 +85,7 @@ _OTHER_REUSES: dict[str, Pairs] = {
 _UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
 
 # Run at once, on the thread that made them ready: IsExpensive() is false.
-CHEAP = _types(
+CHEAP = types_in(
     """
     Bitcast Const ControlTrigger EnsureShape Enter Exit ExpandDims Identity IdentityN
     LoopCond Merge NextIteration NoOp Placeholder PlaceholderWithDefault
@@ -130,7 +95,7 @@ CHEAP = _types(
 )
 
 # Rewritten for oneDNN after Grappler, so they come after all others in the order.
-ONEDNN = _types(
+ONEDNN = types_in(
     """
     AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 Conv2D
     Conv2DBackpropFilter Conv2DBackpropFilterWithBias Conv2DBackpropInput Conv3D

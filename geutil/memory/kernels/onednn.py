@@ -44,7 +44,7 @@ def fused_groups(program: Program) -> list[list[int]]:
     Cost: linear in nodes and edges.
     """
     nodes = program.nodes
-    maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
+    maker = program.makers
     after = list(program.successors())
     fetched = frozenset(program.fetched)
     first = list(range(len(nodes)))
@@ -151,7 +151,7 @@ class _NodeEdges:
         self._program = program
         self.nodes = list(program.nodes)
         self.into: dict[int, int] = {}
-        self.maker = {t: i for i, node in enumerate(self.nodes) for t in node.outputs}
+        self.maker = dict(program.makers)
         self.before = [
             [*map(self.maker.__getitem__, node.inputs), *node.controls]
             for node in self.nodes

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,8 @@ from geutil.memory.sizes import bytes_of_shape, dtype_bytes
 DimsOf = Callable[[Tensor], Sequence[int | None] | None]
 Machine = tuple[int, Caches]
 """The threads of an op, and the caches of the processor."""
+Rule = Callable[[Operation, DimsOf], int]
+BlockRule = Callable[[Operation, DimsOf, Machine], int]
 
 _PROCESSORS = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = frozenset(("avx512f", "avx_ne_convert"))
@@ -35,6 +37,8 @@ _CACHE = 30 << 20
 """The last cache that TensorFlow takes the processor to have, in bytes."""
 _CORE_CACHE = 256 << 10
 """The cache of each core."""
+_SMALL_PRODUCT = 128 * 128
+"""Multiplications in a product of a batch that one thread does alone."""
 
 
 def temporary_bytes(
@@ -49,13 +53,43 @@ def temporary_bytes(
 
     Cost: that of reading some shapes.
     """
-    if op.type == "Einsum":
-        return _einsum_bytes(op, dims)
-    if op.type == "MirrorPadGrad":
-        return bytes_of_shape(op.inputs[0].dtype, dims(op.inputs[0])) or 0
-    if op.type not in _WITHOUT_ONEDNN or runs_in_onednn(op, onednn):
+    if op.type in _ALLOCATED:
+        return _ALLOCATED[op.type](op, dims)
+    if op.type not in _ALLOCATED_WITHOUT_ONEDNN or runs_in_onednn(op, onednn):
         return 0
-    return _WITHOUT_ONEDNN[op.type](op, dims)
+    return _ALLOCATED_WITHOUT_ONEDNN[op.type](op, dims)
+
+
+def packed_bytes(
+    op: Operation,
+    onednn: bool | None = None,
+    dims: DimsOf = dims_of,
+    threads: int | None = None,
+    caches: Caches | None = None,
+) -> int:
+    """Return the bytes that an op's kernel takes beside TensorFlow's allocator.
+
+    Blocks and copies that it takes from malloc, less the part of its `temporary_bytes`
+    that it never writes to: no page of memory is there for that. So it may be negative.
+
+    Args:
+        op: as in `temporary_bytes`.
+        onednn: as in `temporary_bytes`.
+        dims: as in `temporary_bytes`.
+        threads: how many one op uses; None for those of this process.
+        caches: those of the processor; None for this one's.
+
+    Cost: that of reading some shapes.
+    """
+    if op.type in _COPIES:
+        return _COPIES[op.type](op, dims)
+    if op.type not in _PACKS:
+        return 0
+    with_eigen, with_onednn = _PACKS[op.type]
+    takes = runs_in_onednn if "Backprop" in op.type else _takes_type
+    if takes(op, onednn):
+        return with_onednn(op, dims) if with_onednn else 0
+    return with_eigen(op, dims, (threads or threads_of_ops(), caches or caches_here()))
 
 
 def runs_in_onednn(op: Operation, onednn: bool | None = None) -> bool:
@@ -106,20 +140,49 @@ def threads_of_ops() -> int:
     return os.cpu_count() or 1
 
 
+def _bytes(tensor: Tensor, dims: DimsOf) -> int:
+    """Return the bytes of a tensor, 0 if they are not known."""
+    return bytes_of_shape(tensor.dtype, dims(tensor)) or 0
+
+
+def _sizes(tensor: Tensor, dims: DimsOf) -> list[int]:
+    return [dim or 0 for dim in dims(tensor) or ()]
+
+
+def _known(op: Operation, dims: DimsOf) -> list[list[int]] | None:
+    """Return the shapes of an op's inputs and of its first output, if all are known."""
+    tensors = (*op.inputs, op.outputs[0])
+    if any((shape := dims(t)) is None or None in shape for t in tensors):
+        return None
+    return [_sizes(t, dims) for t in tensors]
+
+
 class _Columns(NamedTuple):
     """The matrices of a convolution's gradient, for one image.
 
     Attributes:
-        elements: those of the patches of the image, as the columns of a matrix.
-        work: those together with the elements of the filter and of the gradient.
+        pixels: how many patches the image has.
+        patch: the elements of each patch, a column of a matrix.
+        depth: how many filters there are.
         each: the bytes of an element.
         images: how many there are; None if that is not known.
     """
 
-    elements: int
-    work: int
+    pixels: int
+    patch: int
+    depth: int
     each: int
     images: int | None
+
+    @property
+    def work(self) -> int:
+        """The elements of the patches, of the filters and of the gradient."""
+        return (self.pixels + self.depth) * self.patch + self.pixels * self.depth
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the patches of an image."""
+        return self.pixels * self.patch * self.each
 
     @property
     def cached(self) -> int:
@@ -127,72 +190,83 @@ class _Columns(NamedTuple):
         return -(-(_CACHE // self.each) // self.work)
 
     @property
-    def bytes_in_cache(self) -> int:
-        """The bytes of patches of so many images."""
-        return self.cached * self.elements * self.each
-
-    @property
     def untouched(self) -> int:
-        """The bytes of these that are for images that there are not."""
-        images = min(self.cached, self.images or self.cached)
-        return (self.cached - images) * self.elements * self.each
+        """The bytes of patches in the cache that are for images that there are not."""
+        return (self.cached - min(self.cached, self.images or self.cached)) * self.bytes
+
+    def are_single(self, threads: int) -> bool:
+        """Tell whether one image is work enough for all threads, or there is one."""
+        share = self.work // threads
+        return self.images == 1 or share >= _CORE_CACHE // self.each
 
 
-def _columns(filters: Tensor, gradient: Tensor, dims: DimsOf) -> _Columns | None:
-    """Return the matrices; None if they are not known."""
-    kernel, image = dims(filters), dims(gradient)
+def _columns(op: Operation, dims: DimsOf) -> _Columns | None:
+    """Return the matrices of a gradient; None if they are not known."""
+    filters = op.outputs[0] if op.type.endswith("Filter") else op.inputs[1]
+    kernel, image = dims(filters), dims(op.inputs[2])
     if not kernel or not image or None in (*image[1:], *kernel):
         return None
+    *patch, depth = _sizes(filters, dims)
     # On a CPU, channels come last.
     pixels = math.prod(dim or 0 for dim in image[1:3])
-    patch, depth = math.prod(dim or 0 for dim in kernel[:3]), kernel[3] or 0
-    work = pixels * patch + pixels * depth + patch * depth
-    return _Columns(pixels * patch, work, dtype_bytes(filters.dtype), image[0])
+    each = dtype_bytes(filters.dtype)
+    columns = _Columns(pixels, math.prod(patch), depth, each, image[0])
+    return columns if columns.work else None
 
 
-def _filter_gradient_bytes(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of a Conv2DBackpropFilter: patches of many images."""
-    columns = _columns(op.outputs[0], op.inputs[2], dims)
-    return columns.bytes_in_cache if columns and columns.work else 0
+def _filter_patches(op: Operation, dims: DimsOf) -> int:
+    """Return the bytes of the patches of many images."""
+    columns = _columns(op, dims)
+    return columns.cached * columns.bytes if columns else 0
 
 
-def _image_gradient_bytes(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of a Conv2DBackpropInput: patches of one image or of many."""
-    columns = _columns(op.inputs[1], op.inputs[2], dims)
-    if not columns or not columns.work:
-        return 0
-    if _takes_images_singly(columns, threads_of_ops()):
-        return columns.elements * columns.each
-    return columns.bytes_in_cache
+def _image_patches(op: Operation, dims: DimsOf) -> int:
+    """Return the bytes of the patches of one image or of many."""
+    columns = _columns(op, dims)
+    if columns and columns.are_single(threads_of_ops()):
+        return columns.bytes
+    return columns.cached * columns.bytes if columns else 0
 
 
-def _takes_images_singly(columns: _Columns, threads: int) -> bool:
-    """Tell whether one image is work enough for all threads, or there are no more."""
-    share = columns.work // threads
-    return columns.images == 1 or share >= _CORE_CACHE // columns.each
+_BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
+"""The kinds of labels of an Einsum."""
 
 
-def _depthwise_filter_bytes(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of the gradients of each image, which are added up then."""
-    images = (dims(op.inputs[2]) or (None,))[0]
-    size = bytes_of_shape(op.outputs[0].dtype, dims(op.outputs[0]))
-    return ((images or 0) + 1) * (size or 0)
+class _Einsum:
+    """The labels of an Einsum, by kind and by place in the equation.
+
+    Attributes:
+        terms: those of both operands; none if there are not two.
+        result: those of the result.
+    """
+
+    def __init__(self, op: Operation, dims: DimsOf) -> None:
+        equation = op.get_attr("equation").decode().replace(" ", "")
+        left, _, self.result = equation.partition("->")
+        terms = left.split(",")
+        self.terms = terms if len(terms) == 2 and "." not in equation else []
+        self._labels = list(dict.fromkeys(left.replace(",", "") + self.result))
+        self._sizes: dict[str, int] = {}
+        for term, tensor in zip(self.terms, op.inputs, strict=False):
+            self._sizes.update(zip(term, _sizes(tensor, dims), strict=False))
+
+    def elements(self, labels: Iterable[str]) -> int:
+        """Return the elements of what has some labels, 0 if that is not known."""
+        return math.prod(self._sizes.get(label, 0) for label in labels)
+
+    def sorted(self, labels: str, *kinds: int) -> list[str]:
+        """Return those labels that are of some kinds, kind by kind."""
+        found = [(self._kind(x), x) for x in self._labels if x in labels]
+        return [x for kind in kinds for of, x in found if of == kind]
+
+    def _kind(self, label: str) -> int:
+        everywhere = all(label in term for term in self.terms)
+        if label in self.result:
+            return _BATCH if everywhere else _FREE
+        return _CONTRACTED if everywhere else _REDUCED
 
 
-def _maxima_bytes(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of the places of maxima, which are looked for anew."""
-    return 8 * math.prod(dim or 0 for dim in dims(op.inputs[1]) or (0,))
-
-
-_WITHOUT_ONEDNN = {
-    "Conv2DBackpropFilter": _filter_gradient_bytes,
-    "Conv2DBackpropInput": _image_gradient_bytes,
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise_filter_bytes,
-    "MaxPoolGrad": _maxima_bytes,
-}
-
-
-def _einsum_bytes(op: Operation, dims: DimsOf) -> int:
+def _transposed(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of the transposed copies that an Einsum works on.
 
     It multiplies matrices, so the labels of each operand have to be in the order batch,
@@ -200,99 +274,41 @@ def _einsum_bytes(op: Operation, dims: DimsOf) -> int:
     transposed. An operand in another order is copied, and so is a product whose labels
     are in another order than asked for.
     """
-    equation = op.get_attr("equation").decode().replace(" ", "")
-    left, _, result = equation.partition("->")
-    operands = left.split(",")
-    if len(operands) != 2 or "." in equation:
-        return 0
-    number = {
-        label: i for i, label in enumerate(dict.fromkeys("".join(operands) + result))
-    }
-    kinds = {label: _kind(label, operands, result) for label in number}
-    extent: dict[str, int] = {}
-    for labels, tensor in zip(operands, op.inputs, strict=True):
-        extent.update(zip(labels, _sizes(tensor, dims), strict=False))
-    each = dtype_bytes(op.outputs[0].dtype)
-    total = 0
-    for labels in operands:
-        straight = sorted(labels, key=lambda x: (kinds[x], number[x]))
-        turned = sorted(labels, key=lambda x: (_TURNED[kinds[x]], number[x]))
-        if list(labels) not in (straight, turned):
-            total += each * _product(labels, extent)
-    product_labels = [
-        *sorted((x for x in result if kinds[x] == _BATCH), key=number.__getitem__),
-        *(x for labels in operands for x in _free(labels, kinds, number)),
-    ]
-    if list(result) != product_labels:
-        total += each * _product(result, extent)
-    return total
+    einsum = _Einsum(op, dims)
+    copied = []
+    for term in einsum.terms:
+        straight = einsum.sorted(term, _BATCH, _FREE, _CONTRACTED, _REDUCED)
+        turned = einsum.sorted(term, _BATCH, _CONTRACTED, _FREE, _REDUCED)
+        if list(term) not in (straight, turned):
+            copied.append(term)
+    made = einsum.sorted(einsum.result, _BATCH)
+    made += [x for term in einsum.terms for x in einsum.sorted(term, _FREE)]
+    if einsum.terms and list(einsum.result) != made:
+        copied.append(einsum.result)
+    return dtype_bytes(op.outputs[0].dtype) * sum(map(einsum.elements, copied))
 
 
-_BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
-_TURNED = (_BATCH, _CONTRACTED, _FREE, _REDUCED)
+def _first_input(op: Operation, dims: DimsOf) -> int:
+    return _bytes(op.inputs[0], dims)
 
 
-def _kind(label: str, operands: list[str], result: str) -> int:
-    everywhere = all(label in labels for labels in operands)
-    if label in result:
-        return _BATCH if everywhere else _FREE
-    return _CONTRACTED if everywhere else _REDUCED
+_ALLOCATED: Mapping[str, Rule] = {
+    "Einsum": _transposed,
+    "MirrorPadGrad": _first_input,
+}
+_ALLOCATED_WITHOUT_ONEDNN: Mapping[str, Rule] = {
+    "Conv2DBackpropFilter": _filter_patches,
+    "Conv2DBackpropInput": _image_patches,
+    # A gradient of each image, which are added up then.
+    "DepthwiseConv2dNativeBackpropFilter": lambda op, dims: (
+        (1 + (_sizes(op.inputs[2], dims) or [0])[0]) * _bytes(op.outputs[0], dims)
+    ),
+    # The places of maxima, which are looked for anew.
+    "MaxPoolGrad": lambda op, dims: 8 * math.prod(_sizes(op.inputs[1], dims) or (0,)),
+}
 
 
-def _free(labels: str, kinds: dict[str, int], number: dict[str, int]) -> list[str]:
-    return sorted((x for x in labels if kinds[x] == _FREE), key=number.__getitem__)
-
-
-def _sizes(tensor: Tensor, dims: DimsOf) -> list[int]:
-    return [dim or 0 for dim in dims(tensor) or ()]
-
-
-def _product(labels: str, extent: dict[str, int]) -> int:
-    return math.prod(extent.get(label, 0) for label in labels)
-
-
-def packed_bytes(
-    op: Operation,
-    onednn: bool | None = None,
-    dims: DimsOf = dims_of,
-    threads: int | None = None,
-    caches: Caches | None = None,
-) -> int:
-    """Return the bytes that an op's kernel takes beside TensorFlow's allocator.
-
-    Blocks and copies that it takes from malloc, less the part of its `temporary_bytes`
-    that it never writes to: no page of memory is there for that. So it may be negative.
-
-    Args:
-        op: as in `temporary_bytes`.
-        onednn: as in `temporary_bytes`.
-        dims: as in `temporary_bytes`.
-        threads: how many one op uses; None for those of this process.
-        caches: those of the processor; None for this one's.
-
-    Cost: that of reading some shapes.
-    """
-    if op.type in _COPIES:
-        return _COPIES[op.type](op, dims)
-    if op.type not in _PACKS:
-        return 0
-    takes = runs_in_onednn if "Backprop" in op.type else _takes_type
-    if takes(op, onednn):
-        rule = _ONEDNN_PACKS.get(op.type)
-        return rule(op, dims) if rule else 0
-    machine = (threads or threads_of_ops(), caches or caches_here())
-    return _PACKS[op.type](op, dims, machine)
-
-
-def _known(op: Operation, dims: DimsOf) -> list[list[int]] | None:
-    """Return the shapes of an op's inputs and of its first output, if all are known."""
-    shapes = [dims(tensor) for tensor in (*op.inputs, op.outputs[0])]
-    if any(shape is None or None in shape for shape in shapes):
-        return None
-    return [[dim or 0 for dim in shape or ()] for shape in shapes]
-
-
-def _convolution_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _convolution_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     """Return the bytes of a Conv2D or Conv3D: blocks of patches, which are not made.
 
     A convolution of one by one reads the image as it is. Half precision is summed up in
@@ -302,9 +318,8 @@ def _convolution_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
     if shapes is None:
         return 0
     image, filters, result = shapes[0], shapes[1], shapes[-1]
-    strides = op.get_attr("strides")
     flat = len(image) == 4
-    pointwise = flat and max(*filters[:-2], *strides) == 1
+    pointwise = flat and max(*filters[:-2], *op.get_attr("strides")) == 1
     product = Product(
         m=filters[-1],
         n=math.prod(result[:-1]),
@@ -320,34 +335,29 @@ def _convolution_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
     return elements * product.each + max(0, blocks - elements * size)
 
 
-def _filter_gradient_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _filter_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     """Return the bytes of a Conv2DBackpropFilter: blocks, and a part of the sum."""
-    columns = _columns(op.outputs[0], op.inputs[2], dims)
-    if not columns or not columns.work:
+    columns = _columns(op, dims)
+    if not columns:
         return 0
-    *_, depth = dims(op.outputs[0]) or (0,)
-    patch = math.prod(dim or 0 for dim in (dims(op.outputs[0]) or ())[:3])
-    images = min(columns.cached, columns.images or columns.cached)
-    terms = images * (columns.elements // patch)
-    product = Product(depth or 0, patch, terms, columns.each)
-    own = patch * (depth or 0) * columns.each
-    return own + product_bytes(product, *machine) - columns.untouched
+    _, patch, depth, each, images = columns
+    terms = min(columns.cached, images or columns.cached) * columns.pixels
+    blocks = product_bytes(Product(depth, patch, terms, each), *machine)
+    return patch * depth * each + blocks - columns.untouched
 
 
-def _image_gradient_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _image_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     """Return the bytes of a Conv2DBackpropInput: blocks of one image's product."""
-    columns = _columns(op.inputs[1], op.inputs[2], dims)
-    if not columns or not columns.work:
+    columns = _columns(op, dims)
+    if not columns:
         return 0
-    if not _takes_images_singly(columns, machine[0]):
+    if not columns.are_single(machine[0]):
         return -columns.untouched
-    kernel = [dim or 0 for dim in dims(op.inputs[1]) or ()]
-    patch = math.prod(kernel[:3])
-    product = Product(patch, columns.elements // patch, kernel[3], columns.each)
-    return product_bytes(product, *machine)
+    pixels, patch, depth, each, _ = columns
+    return product_bytes(Product(patch, pixels, depth, each), *machine)
 
 
-def _volume_filter_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _volume_filter_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     """Return the bytes of a Conv3DBackpropFilterV2: all operands in another order."""
     shapes = _known(op, dims)
     if shapes is None:
@@ -356,17 +366,17 @@ def _volume_filter_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
     each = dtype_bytes(op.outputs[0].dtype)
     rows, width = math.prod(filters) // (filters[3] or 1), filters[3]
     product = Product(width, rows, math.prod(gradient[:4]), each)
-    copies = math.prod(image) + math.prod(gradient) + math.prod(filters)
+    copies = sum(map(math.prod, (image, gradient, filters)))
     return copies * each + product_bytes(product, *machine)
 
 
-def _matrix_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _matrix_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     """Return the bytes of a product of matrices, or of one after the other."""
-    product = _product_of(op, dims)
+    product = _einsum_product(op, dims) if op.type == "Einsum" else _product(op, dims)
     return product_bytes(product, *machine) if product else 0
 
 
-def _product_of(op: Operation, dims: DimsOf) -> Product | None:
+def _product(op: Operation, dims: DimsOf) -> Product | None:
     """Return the product of matrices that Eigen's kernel of an op works on.
 
     None of small ones of a batch, and of vectors, which other kernels take.
@@ -389,81 +399,36 @@ def _product_of(op: Operation, dims: DimsOf) -> Product | None:
     return Product(m, n, k, each, plain)
 
 
-def _einsum_packs(op: Operation, dims: DimsOf, machine: Machine) -> int:
-    """Return the bytes of an Einsum, which multiplies matrices."""
-    equation = op.get_attr("equation").decode().replace(" ", "")
-    left, _, result = equation.partition("->")
-    operands = left.split(",")
-    if len(operands) != 2 or "." in equation:
-        return 0
-    extent: dict[str, int] = {}
-    for labels, tensor in zip(operands, op.inputs, strict=True):
-        extent.update(zip(labels, _sizes(tensor, dims), strict=False))
-    kinds = {label: _kind(label, operands, result) for label in extent}
-    sizes = [
-        _product("".join(x for x in labels if kinds[x] == kind), extent)
-        for labels, kind in (
-            (operands[1], _FREE),
-            (operands[0], _FREE),
-            (operands[0], _CONTRACTED),
-        )
-    ]
-    batch = _product("".join(x for x in result if kinds[x] == _BATCH), extent)
-    if min(sizes) <= 1 or (batch > 1 and math.prod(sizes) <= _SMALL_PRODUCT):
-        return 0
-    return product_bytes(Product(sizes[0], sizes[1], sizes[2]), *machine)
+def _einsum_product(op: Operation, dims: DimsOf) -> Product | None:
+    """Return the product of matrices that an Einsum comes to."""
+    einsum = _Einsum(op, dims)
+    if not einsum.terms:
+        return None
+    left, right = einsum.terms
+    m = einsum.elements(einsum.sorted(right, _FREE))
+    n = einsum.elements(einsum.sorted(left, _FREE))
+    k = einsum.elements(einsum.sorted(left, _CONTRACTED))
+    batch = einsum.elements(einsum.sorted(einsum.result, _BATCH))
+    if min(m, n, k) <= 1 or (batch > 1 and m * n * k <= _SMALL_PRODUCT):
+        return None
+    return Product(m, n, k)
 
 
-_SMALL_PRODUCT = 128 * 128
-"""Multiplications in a product of a batch that one thread does alone."""
-
-_PACKS = {
-    "BatchMatMul": _matrix_packs,
-    "BatchMatMulV2": _matrix_packs,
-    "BatchMatMulV3": _matrix_packs,
-    "Conv2D": _convolution_packs,
-    "Conv2DBackpropFilter": _filter_gradient_packs,
-    "Conv2DBackpropInput": _image_gradient_packs,
-    "Conv3D": _convolution_packs,
-    "Conv3DBackpropFilterV2": _volume_filter_packs,
-    "Einsum": _einsum_packs,
-    "MatMul": _matrix_packs,
-    "_FusedConv2D": _convolution_packs,
-    "_FusedMatMul": _matrix_packs,
-}
-
-
-def _result_bytes(op: Operation, dims: DimsOf) -> int:
-    return bytes_of_shape(op.outputs[0].dtype, dims(op.outputs[0])) or 0
-
-
-def _scores_bytes(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of a copy of the logits."""
-    return bytes_of_shape(op.inputs[0].dtype, dims(op.inputs[0])) or 0
-
-
-_COPIES = {
-    "LRN": _result_bytes,
-    "SoftmaxCrossEntropyWithLogits": _scores_bytes,
-}
-"""Eigen's own kernels, with oneDNN, too, and copies that they take from malloc."""
-
-
-def _filters_bytes(op: Operation, dims: DimsOf) -> int:
+def _reordered_filters(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of the filters in oneDNN's order; of a sum in float32, too."""
     is_sum = op.type == "Conv2DBackpropFilter"
     filters = op.outputs[0] if is_sum else op.inputs[1]
-    size = bytes_of_shape(filters.dtype, dims(filters)) or 0
-    return size if filters.dtype == tf.float32 or not is_sum else 3 * size
+    times = 1 if filters.dtype == tf.float32 or not is_sum else 3
+    return times * _bytes(filters, dims)
 
 
-def _gemm_bytes(op: Operation, dims: DimsOf) -> int:
+def _gemm_blocks(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of the blocks of oneDNN's product of float32.
 
     Measured with AVX-512, 1 to 14 MB in 92 products: those of the second operand, each
     thread's if there are rows for all, and 1 MB of the first one.
     """
-    product = _product_of(op, dims)
+    product = _product(op, dims)
     if op.outputs[0].dtype != tf.float32 or product is None:
         return 0
     if product.m < 768 or product.n < 512 or product.m * product.n < 1 << 19:
@@ -475,11 +440,22 @@ def _gemm_bytes(op: Operation, dims: DimsOf) -> int:
     return (1 << 20) + product.m * depth * product.each * times
 
 
-_ONEDNN_PACKS = {
-    "Conv2D": _filters_bytes,
-    "Conv2DBackpropFilter": _filters_bytes,
-    "Conv2DBackpropInput": _filters_bytes,
-    "MatMul": _gemm_bytes,
-    "_FusedConv2D": _filters_bytes,
-    "_FusedMatMul": _gemm_bytes,
+_PACKS: Mapping[str, tuple[BlockRule, Rule | None]] = {
+    kind: (with_eigen, with_onednn)
+    for kinds, with_eigen, with_onednn in (
+        ("BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum", _matrix_blocks, None),
+        ("Conv2D _FusedConv2D", _convolution_blocks, _reordered_filters),
+        ("Conv2DBackpropFilter", _filter_blocks, _reordered_filters),
+        ("Conv2DBackpropInput", _image_blocks, _reordered_filters),
+        ("Conv3D", _convolution_blocks, None),
+        ("Conv3DBackpropFilterV2", _volume_filter_blocks, None),
+        ("MatMul _FusedMatMul", _matrix_blocks, _gemm_blocks),
+    )
+    for kind in kinds.split()
 }
+"""The bytes that kernels take from malloc: Eigen's, and oneDNN's if it takes some."""
+_COPIES: Mapping[str, Rule] = {
+    "LRN": lambda op, dims: _bytes(op.outputs[0], dims),
+    "SoftmaxCrossEntropyWithLogits": _first_input,
+}
+"""Eigen's own kernels, with oneDNN, too, and copies that they take from malloc."""

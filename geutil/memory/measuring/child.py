@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,20 @@ import tensorflow as tf
 
 from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
-from geutil.memory.measuring.job import (
+from geutil.memory.measuring.jobs import (
     CallJob,
-    DeviceMeasurement,
-    Environment,
     GraphJob,
     Job,
-    Measurement,
     MeasureOptions,
     VariableSpec,
 )
 from geutil.memory.measuring.received import complete_trace
 from geutil.memory.measuring.trace import timeline_of, timelines_by_device
-from geutil.memory.timeline import Timeline
+from geutil.memory.timeline import DeviceMeasurement, Environment, Measurement, Timeline
 
 Step = Callable[[], Any]
 _ALIGNMENT = 64
 """Bytes, of the buffers of TensorFlow's kernels."""
-
-
-def call_step(job: CallJob) -> Step:
-    """Return a step that calls a callable."""
-    function, args, kwargs = pickle.loads(job.pickled)
-    return lambda: function(*args, **kwargs)
 
 
 class SessionStep:
@@ -91,10 +83,7 @@ class SessionStep:
 class FunctionStep:
     """A step that calls a graph as a function, compiled if that is asked for.
 
-    Args:
-        job: the graph.
-        options: how to run it.
-        values: the values of its variables by key.
+    The arguments are those of `SessionStep`.
     """
 
     def __init__(
@@ -102,9 +91,9 @@ class FunctionStep:
     ) -> None:
         # A function holds its variables weakly.
         self._variables = {key: tf.Variable(value) for key, value in values.items()}
-        function = _function(job, self._variables)
         constants = map(tf.constant, job.feeds.values())
         self._feeds = {f"feed_{i}": value for i, value in enumerate(constants)}
+        function = _function(job, self._variables, self._feeds)
 
         def call(**arguments: Any) -> Any:
             return functions.call_function(function, arguments)
@@ -167,12 +156,8 @@ def session_config(job: GraphJob, options: MeasureOptions) -> Any:
 def _assign(
     session: Any, specs: Sequence[VariableSpec], values: dict[str, Any]
 ) -> None:
-    """Give the variables of a Session's graph their values.
-
-    In one run: each run with new ops costs time for the whole graph.
-    """
-    feeds = {}
-    assigns = []
+    """Give the variables of a Session's graph their values."""
+    feeds, assigns = {}, []
     with session.graph.as_default():
         for spec in specs:
             (holder,) = session.graph.get_operation_by_name(spec.op).outputs
@@ -184,10 +169,13 @@ def _assign(
             else:
                 assign = tf.raw_ops.Assign(ref=holder, value=placeholder).op
             assigns.append(assign)
+    # In one run: each run with new ops costs time for the whole graph.
     session.run(assigns, feeds)
 
 
-def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
+def _function(
+    job: GraphJob, variables: dict[str, Any], feeds: dict[str, tf.Tensor]
+) -> Any:
     """Return the graph as a ConcreteFunction over real variables."""
     graph_def = tf.compat.v1.GraphDef.FromString(job.graph_def)
     by_op = {spec.op: variables[spec.key] for spec in job.variables}
@@ -200,8 +188,8 @@ def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
     graph = functions.new_function_graph("step")
     with graph.as_default():
         inputs = {
-            f"feed_{i}": tf.compat.v1.placeholder(value.dtype, value.shape)
-            for i, value in enumerate(map(tf.constant, job.feeds.values()))
+            name: tf.compat.v1.placeholder(value.dtype, value.shape)
+            for name, value in feeds.items()
         }
         replaced = dict(zip(job.feeds, inputs.values(), strict=True))
         for op, variable in by_op.items():
@@ -219,8 +207,6 @@ def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
 
 
 _STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-_RESET_HIGH_WATER = "5"
 
 
 class ResidentMeter:
@@ -229,7 +215,8 @@ class ResidentMeter:
     def __init__(self) -> None:
         try:
             self._start: int | None = _status("VmRSS")
-            _CLEAR.write_text(_RESET_HIGH_WATER)
+            # This resets the high-water mark (proc(5)).
+            Path("/proc/self/clear_refs").write_text("5")
         except OSError:
             self._start = None
 
@@ -275,14 +262,14 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
     """Run the steps of a job and measure them; once in a process."""
     _configure(job, options)
     device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-    step, session_step = _step(job, options)
+    step = _step(job, options)
     gc.collect()
     resident = ResidentMeter()
     step()
     allocator = AllocatorMeter(device)
     seconds = tuple(timed(step) for _ in range(options.steps))
     allocator_peak, resident_peak = allocator.read(), resident.read()
-    timeline, devices = _traced(job, options, session_step, device)
+    timeline, devices = _traced(job, options, step, device)
     return Measurement(
         trace_peak=None if timeline is None else timeline.peak,
         allocator_peak=allocator_peak,
@@ -333,14 +320,12 @@ def _configure(job: Job, options: MeasureOptions) -> None:
         )
 
 
-def _step(job: Job, options: MeasureOptions) -> tuple[Step, SessionStep | None]:
-    """Return the step, and the same as a Session's if it is one."""
+def _step(job: Job, options: MeasureOptions) -> Step:
     if isinstance(job, CallJob):
-        return call_step(job), None
-    if job.as_function:
-        return FunctionStep(job, options, initial_values(job)), None
-    step = SessionStep(job, options, initial_values(job))
-    return step, step
+        function, args, kwargs = pickle.loads(job.pickled)
+        return partial(function, *args, **kwargs)
+    kind = FunctionStep if job.as_function else SessionStep
+    return kind(job, options, initial_values(job))
 
 
 def timed(step: Step) -> float:
@@ -351,28 +336,24 @@ def timed(step: Step) -> float:
 
 
 def _traced(
-    job: Job, options: MeasureOptions, step: SessionStep | None, device: str
+    job: Job, options: MeasureOptions, step: Step, device: str
 ) -> tuple[Timeline | None, tuple[DeviceMeasurement, ...]]:
     """Return the timeline of one more step, None without records, and by device."""
     if isinstance(job, CallJob) or options.jit_compile:
         return None, ()
     values = initial_values(job)
-    if step is None:
+    if not isinstance(step, SessionStep):
         step = SessionStep(job, options, values)
         # Grappler works and constants are made in the first step.
         step()
     metadata = step.trace()
-    timeline = timeline_of(
-        metadata,
-        job.op_types,
-        device,
-        variable_bytes=sum(int(value.nbytes) for value in values.values()),
-    )
+    size = sum(int(value.nbytes) for value in values.values())
+    timeline = timeline_of(metadata, job.op_types, device, variable_bytes=size)
     by_device = timelines_by_device(metadata, job.op_types, sizes_of(job, values))
-    return timeline, tuple(
-        DeviceMeasurement(name, own.peak, None, None, own)
-        for name, own in by_device.items()
-    )
+    rows = [
+        DeviceMeasurement(n, own.peak, None, None, own) for n, own in by_device.items()
+    ]
+    return timeline, tuple(rows)
 
 
 def sizes_of(job: GraphJob, values: dict[str, Any]) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """The measuring process of a graph on several tasks: `python -m ... .cluster`.
 
-It starts a process for each task, on free ports of this machine, and is their client.
+With JOB RESULT it starts a process for each task, on free ports of this machine, and is
+their client. With SETUP JOB TASK it is such a process: it serves until nobody holds its
+standard input open any more, so it ends with the client, however that ends.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
+
+import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring import worker
 from geutil.memory.measuring.child import (
+    AllocatorMeter,
+    ResidentMeter,
     SessionStep,
     environment_of,
     has_compiled_calls,
@@ -28,17 +33,15 @@ from geutil.memory.measuring.child import (
     sizes_of,
     timed,
 )
-from geutil.memory.measuring.job import (
-    DeviceMeasurement,
-    GraphJob,
-    Measurement,
-    MeasureOptions,
-)
+from geutil.memory.measuring.jobs import GraphJob, MeasureOptions
 from geutil.memory.measuring.trace import timelines_by_device
-from geutil.memory.measuring.worker import READY, Setup
 from geutil.memory.placement import Task, tasks_of
+from geutil.memory.timeline import DeviceMeasurement, Measurement
 
-_MODULE = "geutil.memory.measuring.worker"
+READY = "geutil-worker "
+"""Stands before each answer, and before nothing else that TensorFlow prints."""
+START_RESIDENT, START_ALLOCATOR, READ = "resident", "allocator", "read"
+_MODULE = "geutil.memory.measuring.cluster"
 _HOST = "127.0.0.1"
 _TRIES = 3
 """How often other ports are taken, should another process have been faster."""
@@ -124,11 +127,6 @@ def workers(
 ) -> Iterator[tuple[str, dict[Task, Worker]]]:
     """Start the tasks of a job; yield the target of a Session, and the workers.
 
-    Args:
-        job: the graph.
-        options: how to run it.
-        folder: where to put files for the workers; the caller deletes them.
-
     Raises:
         MeasurementError: a server does not start.
     """
@@ -136,14 +134,14 @@ def workers(
     # All tasks are of this machine, and would take its GPU at once.
     config.device_count["GPU"] = 0
     for attempt in range(_TRIES):
-        setup = Setup(_addresses(job.tasks), config.SerializeToString())
+        addresses = _addresses(job.tasks)
         path = folder / f"setup-{attempt}"
-        path.write_bytes(pickle.dumps(setup))
+        path.write_bytes(pickle.dumps((addresses, config.SerializeToString())))
         started = {task: Worker(path, task) for task in job.tasks}
         try:
             if all(one.is_ready() for one in started.values()):
                 name, number = job.tasks[0]
-                yield f"grpc://{setup.addresses[name][number]}", started
+                yield f"grpc://{addresses[name][number]}", started
                 return
         finally:
             for one in started.values():
@@ -160,11 +158,11 @@ def run(job: GraphJob, options: MeasureOptions, folder: Path) -> Measurement:
     values = initial_values(job)
     with workers(job, options, folder) as (target, started):
         step = SessionStep(job, options, values, target)
-        _tell(started, worker.START_RESIDENT)
+        _tell(started, START_RESIDENT)
         step()
-        _tell(started, worker.START_ALLOCATOR)
+        _tell(started, START_ALLOCATOR)
         seconds = tuple(timed(step) for _ in range(options.steps))
-        peaks = {task: one.ask(worker.READ) for task, one in started.items()}
+        peaks = {task: one.ask(READ) for task, one in started.items()}
         metadata = step.trace()
         step.close()
     timelines = timelines_by_device(metadata, job.op_types, sizes_of(job, values))
@@ -180,8 +178,8 @@ def run(job: GraphJob, options: MeasureOptions, folder: Path) -> Measurement:
     fullest = max(rows, key=lambda row: row.trace_peak or 0)
     return Measurement(
         trace_peak=fullest.trace_peak,
-        allocator_peak=_largest([found[0] for found in peaks.values()]),
-        resident_peak=_largest([found[1] for found in peaks.values()]),
+        allocator_peak=_largest(found[0] for found in peaks.values()),
+        resident_peak=_largest(found[1] for found in peaks.values()),
         timeline=fullest.timeline,
         seconds=seconds,
         environment=environment_of(options, fullest.device),
@@ -195,22 +193,64 @@ def _tell(started: dict[Task, Worker], request: str) -> None:
         one.ask(request)
 
 
-def _largest(peaks: Sequence[int | None]) -> int | None:
-    known = [peak for peak in peaks if peak is not None]
-    return max(known) if known else None
+def _largest(peaks: Iterable[int | None]) -> int | None:
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
-def main(job_path: str, result_path: str) -> None:
-    """Run the pickled job of one file and pickle the measurement into another."""
-    job, options = pickle.loads(Path(job_path).read_bytes())
+def serve(setup_path: Path, job: str, task: int) -> Any:
+    """Start the server of a task of the pickled (addresses, config) of a file.
+
+    Raises:
+        tf.errors.OpError: another process has taken its port.
+    """
+    addresses, config = pickle.loads(setup_path.read_bytes())
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(addresses),
+        job_name=job,
+        task_index=task,
+        protocol="grpc",
+        config=tf.compat.v1.ConfigProto.FromString(config),
+    )
+
+
+def answer(requests: Iterable[str], answers: TextIO) -> None:
+    """Start and read meters, until there are no more requests."""
+    resident: ResidentMeter | None = None
+    allocator: AllocatorMeter | None = None
+    _say(answers, [])
+    for request in requests:
+        found: list[int | None] = []
+        if request.strip() == START_RESIDENT:
+            resident = ResidentMeter()
+        elif request.strip() == START_ALLOCATOR:
+            allocator = AllocatorMeter("CPU:0")
+        else:
+            found = [m.read() if m else None for m in (allocator, resident)]
+        _say(answers, found)
+
+
+def _say(answers: TextIO, found: list[int | None]) -> None:
+    answers.write(f"{READY}{json.dumps(found)}\n")
+    answers.flush()
+
+
+def main(path: str, *rest: str) -> None:
+    """Measure the pickled job of one file into another, or serve a task; see above."""
+    if len(rest) > 1:
+        server = serve(Path(path), rest[0], int(rest[1]))
+        answer(sys.stdin, sys.stdout)
+        # A server of TensorFlow cannot be stopped.
+        del server
+        os._exit(0)
+    job, options = pickle.loads(Path(path).read_bytes())
     try:
-        measurement = run(job, options, Path(job_path).parent)
+        measurement = run(job, options, Path(path).parent)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         # Python would close the Session at its end, and wait for workers that are gone.
         os._exit(1)
-    Path(result_path).write_bytes(pickle.dumps(measurement))
+    Path(rest[0]).write_bytes(pickle.dumps(measurement))
 
 
 if __name__ == "__main__":

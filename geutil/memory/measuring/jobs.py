@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import pickle
 import pickletools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,29 +16,94 @@ from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.graph import call_graph, fetched_subgraph, op_types, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.memory.measuring.job import CallJob, GraphJob, Job, VariableSpec
-from geutil.memory.placement import tasks_of
+from geutil.memory.placement import Task, tasks_of
 from geutil.select.walks import get_backward_walk_ops
 
 
-def variables_of(
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How to measure; see `measure`."""
+
+    steps: int
+    inter_op_threads: int | None
+    intra_op_threads: int | None
+    grappler: bool
+    onednn: bool | None
+    jit_compile: bool
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """A variable of a graph.
+
+    Attributes:
+        op: the op that makes its handle or, of a version 1 variable, its reference.
+        key: variables of the same key are one.
+        dtype: the name of its dtype.
+        value: its value as an array; None for what `initial` yields.
+        initial: the tensor of the initial graph that holds its value, else None.
+    """
+
+    op: str
+    key: str
+    dtype: str
+    value: Any = None
+    initial: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphJob:
+    """A graph to run.
+
+    Attributes:
+        graph_def: the serialized `GraphDef`; every resource variable is a VarHandleOp.
+        op_types: the types of its ops by name.
+        fetches: the names of tensors, and of ops to run.
+        feeds: values by tensor name.
+        variables: what it reads and assigns.
+        initial_graph_def: the serialized `GraphDef` that computes initial values.
+        as_function: whether to run it as a function, and not in a Session.
+        cpus: how many CPU devices it names.
+        tasks: the tasks of a cluster that it names, the Session's target first; () if
+            it runs in one process.
+    """
+
+    graph_def: bytes
+    op_types: Mapping[str, str]
+    fetches: tuple[str, ...]
+    feeds: Mapping[str, Any]
+    variables: tuple[VariableSpec, ...]
+    initial_graph_def: bytes
+    as_function: bool
+    cpus: int
+    tasks: tuple[Task, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallJob:
+    """A callable to call.
+
+    Attributes:
+        pickled: the pickle of (callable, positional arguments, keyword arguments).
+    """
+
+    pickled: bytes
+
+
+Job = GraphJob | CallJob
+
+
+def _variables_of(
     graph: Graph, graph_def: Any, handles: Mapping[str, Any], session: Any
 ) -> tuple[tuple[VariableSpec, ...], list[Tensor]]:
-    """Return the variables of a part of a graph, and what they start with.
+    """Return the variables of a part of a graph, and what their initial values are of.
 
     Args:
         graph: the graph.
         graph_def: the part.
         handles: the eager handle for each op that stands for a captured resource.
         session: a Session that holds the values of the others, or None.
-
-    Returns:
-        The variables in the order of their ops, and the tensors of the graph that
-        initial values are taken from.
-
-    Raises:
-        MeasurementError: a captured resource is no variable, or there is no telling
-            what a variable starts with.
     """
     objects = _objects(graph)
     nodes = [node for node in graph_def.node if node.op in op_types.VARIABLES]
@@ -48,8 +114,7 @@ def variables_of(
             "the like), which only their own process has; measure a callable of an "
             "importable module"
         )
-    specs = []
-    initials = []
+    specs, initials = [], []
     for node in nodes:
         value = initial = None
         if node.name in handles:
@@ -63,30 +128,21 @@ def variables_of(
             initials.append(initial)
         else:
             value = _zeros(node)
-        specs.append(
-            VariableSpec(
-                op=node.name,
-                key=node.attr["shared_name"].s.decode() or node.name,
-                dtype=tf.as_dtype(node.attr["dtype"].type).name,
-                value=value,
-                initial=None if initial is None else initial.name,
-            )
-        )
+        key = node.attr["shared_name"].s.decode() or node.name
+        dtype = tf.as_dtype(node.attr["dtype"].type).name
+        name = None if initial is None else initial.name
+        specs.append(VariableSpec(node.name, key, dtype, value, name))
     return tuple(specs), initials
 
 
 def _objects(graph: Graph) -> dict[str, Any]:
     """Return the variables in the collections of a graph by the name of their op."""
-    keys = (
-        tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,
-        tf.compat.v1.GraphKeys.LOCAL_VARIABLES,
-    )
-    elements = [e for key in keys for e in graph.get_collection(key)]
-    return {
-        e.op.name: e
-        for e in elements
-        if isinstance(getattr(e, "op", None), tf.Operation)
-    }
+    keys = tf.compat.v1.GraphKeys
+    elements = [
+        *graph.get_collection(keys.GLOBAL_VARIABLES),
+        *graph.get_collection(keys.LOCAL_VARIABLES),
+    ]
+    return {e.op.name: e for e in elements if types.is_op(getattr(e, "op", None))}
 
 
 def _zeros(node: Any) -> Any:
@@ -100,10 +156,7 @@ def _zeros(node: Any) -> Any:
     return np.zeros(shape.as_list(), dtype.as_numpy_dtype)
 
 
-_HANDLES = (tf.resource, tf.variant)
-
-
-def graph_job(
+def _graph_job(
     graph: Graph,
     fetches: Sequence[Any],
     feeds: Sequence[tuple[Tensor, Any]],
@@ -121,17 +174,12 @@ def graph_job(
         bound: (eager tensor outside, placeholder) pairs.
         session: a Session that holds the values of the variables, or None.
         as_function: whether to run it as a function, and not in a Session.
-
-    Raises:
-        MeasurementError: the graph cannot be run elsewhere; the message says why.
-
-    Cost: one serialization of the graph, and the values of its variables.
     """
     ops = get_backward_walk_ops(_ops_of(fetches), control_inputs=True)
     needed = {op.name for op in ops}
     value_by_name = {t.name: value for t, value in feeds}
     outside = {t.op.name: e for e, t in bound if t.op.name in needed}
-    handles = {n: e for n, e in outside.items() if e.dtype in _HANDLES}
+    handles = {n: e for n, e in outside.items() if e.dtype in (tf.resource, tf.variant)}
     value_by_name |= {
         f"{n}:0": _array(n, e) for n, e in outside.items() if n not in handles
     }
@@ -149,7 +197,7 @@ def graph_job(
             "them: functions, and what XLA compiles, are measured in one process; pass "
             "(graph, fetches, feeds) without jit_compile"
         )
-    variables, initials = variables_of(graph, graph_def, handles, session)
+    variables, initials = _variables_of(graph, graph_def, handles, session)
     return GraphJob(
         graph_def=graph_def.SerializeToString(),
         op_types={node.name: node.op for node in graph_def.node},
@@ -176,18 +224,14 @@ def _array(name: str, external: Any) -> Any:
 
 
 def _check_placeholders(
-    fetches: Sequence[Any], fed: Sequence[Tensor], outside: dict[str, Any]
+    fetches: Sequence[Any], fed: Sequence[Tensor], outside: Collection[str]
 ) -> None:
     """Raise `MeasurementError` if a placeholder that is needed has no value."""
-    fed_ids = {id(t) for t in fed}
-    seeds = _ops_of(fetch for fetch in fetches if id(fetch) not in fed_ids)
-    missing = [
-        op.name
-        for op in get_backward_walk_ops(seeds, stop_at_ts=fed, control_inputs=True)
-        if op.type == "Placeholder"
-        and op.name not in outside
-        and id(op.outputs[0]) not in fed_ids
-    ]
+    given = {id(t) for t in fed}
+    seeds = _ops_of(fetch for fetch in fetches if id(fetch) not in given)
+    ops = get_backward_walk_ops(seeds, stop_at_ts=fed, control_inputs=True)
+    open_ops = [op for op in ops if op.type == "Placeholder" and op.name not in outside]
+    missing = [op.name for op in open_ops if id(op.outputs[0]) not in given]
     if missing:
         raise MeasurementError(f"placeholders without a value: {missing}; feed them")
 
@@ -206,21 +250,14 @@ def _part(graph: Graph, names: set[str]) -> Any:
     called = call_graph.Library(whole.library).still_called(part.node)
     part.library.CopyFrom(called)
     for node in part.node:
-        _drop_colocation(node, names)
-    return part
-
-
-def _drop_colocation(node: Any, names: set[str]) -> None:
-    """Take off colocation with ops that are not there."""
-    if "_class" in node.attr:
-        places = node.attr["_class"].list.s
-        remaining_places = [
-            p for p in places if p.decode().removeprefix("loc:@") in names
-        ]
-        if len(remaining_places) < len(places):
+        if "_class" in node.attr:
+            # Colocation with ops that are not there.
+            places = node.attr["_class"].list.s
+            kept = [p for p in places if p.decode().removeprefix("loc:@") in names]
             del node.attr["_class"]
-            if remaining_places:
-                node.attr["_class"].list.s.extend(remaining_places)
+            if kept:
+                node.attr["_class"].list.s.extend(kept)
+    return part
 
 
 def _all_nodes(graph_def: Any) -> Iterator[Any]:
@@ -257,11 +294,6 @@ def _cpus(graph_def: Any) -> int:
     return 1 + max(indices, default=0)
 
 
-_ACCEPTED = (
-    "(graph, fetches, feeds), a tf.function, a ConcreteFunction or another callable"
-)
-
-
 def job_of(
     what: Any,
     args: Sequence[Any],
@@ -281,16 +313,17 @@ def job_of(
         return _job_of_graph(what, session, jit_compile), jit_compile
     if session is not None:
         raise ArgumentTypeError("session goes with (graph, fetches, feeds)")
-    if isinstance(what, tf.types.experimental.ConcreteFunction):
-        compiled = jit_compile or fetched_subgraph.is_compiled(what)
-        return _job_of_function(what, args, kwargs, None), compiled
+    function = what
     if isinstance(what, tf.types.experimental.PolymorphicFunction):
-        traced = what.get_concrete_function(*args, **kwargs)
-        compiled = jit_compile or fetched_subgraph.is_compiled(traced)
-        return _job_of_function(traced, args, kwargs, what), compiled
+        function = what.get_concrete_function(*args, **kwargs)
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        compiled = jit_compile or fetched_subgraph.is_compiled(function)
+        traced_from = what if function is not what else None
+        return _job_of_function(function, args, kwargs, traced_from), compiled
     if not callable(what):
         raise ArgumentTypeError(
-            f"cannot measure a {types.type_name(what)}; pass {_ACCEPTED}"
+            f"cannot measure a {types.type_name(what)}; pass (graph, fetches, feeds), "
+            "a tf.function, a ConcreteFunction or another callable"
         )
     if jit_compile:
         raise ArgumentTypeError(
@@ -309,7 +342,7 @@ def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job
         )
     graph, fetches, feeds = what
     bound = bindings(graph) if hasattr(graph, "captures") else []
-    return graph_job(
+    return _graph_job(
         graph,
         _fetched(graph, fetches),
         [_feed(graph, tensor, value) for tensor, value in _pairs(feeds)],
@@ -329,7 +362,7 @@ def _job_of_function(
             f"args and kwargs do not fit the function: {error}"
         ) from error
     fetches = [*function.outputs, *side_effects(function.graph)]
-    return graph_job(function.graph, fetches, [], bound, None, as_function=True)
+    return _graph_job(function.graph, fetches, [], bound, None, as_function=True)
 
 
 def _fetched(graph: Graph, fetches: Any) -> list[Any]:
@@ -389,20 +422,11 @@ def _pairs(feeds: Any) -> Iterable[tuple[Any, Any]]:
             "feeds are a mapping from tensors or their names to values, or a list of "
             "(tensor, value) pairs"
         )
-    return [(_dereferenced(key), value) for key, value in pairs]
-
-
-def _dereferenced(key: Any) -> Tensor:
-    """Return the tensor that `tensor.ref()` stands for, anything else as it is."""
-    return key.deref() if hasattr(key, "deref") else key
+    return [(types.dereference(key), value) for key, value in pairs]
 
 
 def _pickled(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Return a callable and its arguments as a pickle that another process can load.
-
-    Raises:
-        MeasurementError: it can be found in this process only.
-    """
+    """Return a callable and its arguments, as another process can load them."""
     try:
         pickled = pickle.dumps((function, tuple(args), dict(kwargs)))
     # Objects refuse to be pickled by whatever error they like.

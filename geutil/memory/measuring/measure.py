@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring.job import GraphJob, Job, Measurement, MeasureOptions
-from geutil.memory.measuring.jobs import job_of
+from geutil.memory.measuring.jobs import GraphJob, Job, MeasureOptions, job_of
+from geutil.memory.timeline import Measurement
 
 _CHILD = "geutil.memory.measuring.child"
 _CLUSTER = "geutil.memory.measuring.cluster"

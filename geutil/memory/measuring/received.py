@@ -76,10 +76,10 @@ def receipts_of(
     readers = _Readers(run_metadata, device, executions, buffers)
     begins: dict[str, list[int]] = {}
     for i, match in found:
-        begins.setdefault(match[1], []).append(_end(executions[i]))
+        begins.setdefault(match[1], []).append(end_of(executions[i]))
     receipts = []
     for i, match in found:
-        begin = _end(executions[i])
+        begin = end_of(executions[i])
         # In a loop the same edge is received again.
         later = min((b for b in begins[match[1]] if b > begin), default=None)
         name, size = sent.tensor(match[1], match[2])
@@ -161,7 +161,8 @@ def _process(device: str) -> str:
     return device.partition("/device:")[0]
 
 
-def _end(stats: Any) -> int:
+def end_of(stats: Any) -> int:
+    """Return the microsecond in which an execution ended."""
     return int(stats.all_start_micros + stats.all_end_rel_micros)
 
 
@@ -257,7 +258,7 @@ class _Readers:
             if reader in self._sends:
                 # It is sent on, to the caller: nothing tells when that is over.
                 return later
-            ends += [_end(stats) for stats in self._stats.get(reader, ())]
+            ends += [end_of(stats) for stats in self._stats.get(reader, ())]
         return max(
             (e for e in ends if begin <= e and (later is None or e <= later)),
             default=begin,
@@ -295,19 +296,3 @@ class _Readers:
                     and allocated.ptr not in others
                 ):
                     yield node, output.slot
-
-
-def variable_bytes_of(run_metadata: Any, device: str, sizes: Mapping[str, int]) -> int:
-    """Return the bytes of the variables whose ops are on a device.
-
-    Args:
-        run_metadata: as in `receipts_of`.
-        device: the device by its full name.
-        sizes: the bytes of each variable by the name of its op.
-    """
-    return sum(
-        sizes.get(node.name, 0)
-        for part in run_metadata.partition_graphs
-        for node in part.node
-        if node.device == device
-    )

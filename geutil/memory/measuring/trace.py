@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -22,68 +23,46 @@ import tensorflow as tf
 
 from geutil.memory import program
 from geutil.memory.kernels import cpu
-from geutil.memory.measuring.job import TRACE
-from geutil.memory.measuring.received import receipts_of, variable_bytes_of
-from geutil.memory.timeline import LiveTensor, Moment, Timeline
+from geutil.memory.measuring.received import end_of, receipts_of
+from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
 
 
-class Updates:
-    """Tells when the old buffers of variables become free.
+def _updates(
+    nodes: Sequence[Any], executions: Iterable[Any], buffers: Collection[str]
+) -> Mapping[str, int]:
+    """Return when the old buffer of a variable becomes free, by that in its place.
 
     Args:
         nodes: the `NodeDef`s of the graph that ran.
         executions: the `NodeExecStats` of the step.
         buffers: the names of the tensors that buffers were allocated for.
 
-    Cost: linear in nodes and edges.
+    Returns:
+        The microsecond by the name of the new buffer: that of a tensor, or that of an
+        op and " (temporary)".
     """
-
-    def __init__(
-        self,
-        nodes: Iterable[Any],
-        executions: Iterable[Any],
-        buffers: Collection[str],
-    ) -> None:
-        started = {stats.node_name: stats.all_start_micros for stats in executions}
-        ended = {
-            stats.node_name: stats.all_start_micros + stats.all_end_rel_micros
-            for stats in executions
-        }
-        self._free: dict[str, int] = {}
-        nodes = list(nodes)
-        reads = _reads(nodes)
-        readers = _readers(nodes, chain.from_iterable(reads.values()))
-        inputs = {node.name: node.input for node in nodes}
-        seen: set[str] = set()
-        for node in nodes:
-            assigns = node.op == "AssignVariableOp"
-            if node.name not in started or not (
-                assigns or cpu.updates_variable(node.op)
-            ):
-                continue
-            free = ended[node.name]
-            for read in reads.get(_maker(node.input[0]), ()):
-                # A read before the change holds the old buffer for all of its readers.
-                if started.get(read, free) < started[node.name]:
-                    ends = (ended.get(name, 0) for name in readers.get(read, ()))
-                    free = max(free, *ends, 0)
-            if assigns:
-                for buffer in _taken_over(node.input[1], inputs, buffers, seen):
-                    self._free[buffer] = free
-            else:
-                self._free[f"{node.name} (temporary)"] = free
-
-    def free(self, buffer: str) -> int | None:
-        """Return when the buffer is free that another one takes the place of.
-
-        Args:
-            buffer: the name of the other one: that of a tensor, or that of an op and
-                " (temporary)".
-
-        Returns:
-            The microsecond, or None if it takes no variable's place.
-        """
-        return self._free.get(buffer)
+    started = {stats.node_name: stats.all_start_micros for stats in executions}
+    ended = {stats.node_name: end_of(stats) for stats in executions}
+    reads = _reads(nodes)
+    readers = _readers(nodes, chain.from_iterable(reads.values()))
+    inputs = {node.name: node.input for node in nodes}
+    free_at: dict[str, int] = {}
+    seen: set[str] = set()
+    for node in nodes:
+        assigns = node.op == "AssignVariableOp"
+        if node.name not in started or not (assigns or cpu.updates_variable(node.op)):
+            continue
+        free = ended[node.name]
+        for read in reads.get(_maker(node.input[0]), ()):
+            # A read before the change holds the old buffer for all of its readers.
+            if started.get(read, free) < started[node.name]:
+                free = max(free, *(ended.get(n, 0) for n in readers.get(read, ())), 0)
+        if assigns:
+            for buffer in _taken_over(node.input[1], inputs, buffers, seen):
+                free_at[buffer] = free
+        else:
+            free_at[f"{node.name} (temporary)"] = free
+    return free_at
 
 
 def _maker(name: str) -> str:
@@ -104,7 +83,6 @@ def _taken_over(
 
     An op that allocates nothing writes into, or forwards, a buffer of what it reads: a
     gradient's is multiplied in place, subtracted from the variable in place, assigned.
-    What was `seen` on the way from another value is not followed again.
     """
     waiting = [value]
     while waiting:
@@ -152,18 +130,8 @@ _STREAM = "/stream:"
 # What stands around the name of a node where another one reads it.
 _NOT_NAME = re.compile(r"^\^|:\d+$")
 # What hands over something that is there, and ops of the runtime around the graph.
-_NO_WORK = frozenset(
-    (
-        "Const",
-        "Placeholder",
-        "VarHandleOp",
-        "_Arg",
-        "_HostRecv",
-        "_HostSend",
-        "_Recv",
-        "_Retval",
-        "_Send",
-    )
+_NO_WORK = cpu.types_in(
+    "Const Placeholder VarHandleOp _Arg _HostRecv _HostSend _Recv _Retval _Send"
 )
 
 
@@ -218,12 +186,10 @@ def timeline_of(
         for buffer in _buffers(stats, i, types, device)
     ]
     buffer_names = {buffer.tensor.name for buffer in buffers}
-    updates = Updates(nodes, executions, buffer_names)
+    updates = _updates(nodes, executions, buffer_names)
     buffers = [
-        buffer
-        if buffer.end is not None
-        else replace(buffer, end=updates.free(buffer.tensor.name))
-        for buffer in buffers
+        b if b.end is not None else replace(b, end=updates.get(b.tensor.name))
+        for b in buffers
     ]
     names = [stats.node_name for stats in executions]
     if on is not None:
@@ -259,14 +225,13 @@ def timelines_by_device(
 
     Cost: that of `timeline_of` for each device.
     """
-    devices = {
-        node.device for part in run_metadata.partition_graphs for node in part.node
-    }
+    sizes: Counter[str] = Counter()
+    for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
+        sizes[node.device] += variables.get(node.name, 0)
     timelines = {}
-    for name in sorted(devices):
+    for name, size in sorted(sizes.items()):
         kind = name.rpartition("device:")[2]
         if kind == "GPU:0" or kind.startswith("CPU:"):
-            size = variable_bytes_of(run_metadata, name, variables)
             timelines[name] = timeline_of(
                 run_metadata, op_types, kind, variable_bytes=size, on=name
             )
@@ -346,32 +311,19 @@ def _replay(
             at_once = buffer.end <= buffer.begin
             kind = _RELEASE_AT_ONCE if at_once else _RELEASE
             events.append((max(buffer.end, buffer.begin), kind, i))
-    events.sort()
     levels = [0] * len(executions)
+    held: dict[int, LiveTensor] = {}
     held_bytes = peak = 0
-    peak_index = -1
-    for index, (_, kind, i) in enumerate(events):
-        if kind == _START:
-            levels[i] = max(levels[i], held_bytes)
-        elif kind == _ALLOCATION:
-            held_bytes += buffers[i].tensor.bytes
-            execution = buffers[i].execution
-            levels[execution] = max(levels[execution], held_bytes)
-            if held_bytes > peak:
-                peak, peak_index = held_bytes, index
-        else:
-            held_bytes -= buffers[i].tensor.bytes
-    return levels, _held_after(events[: peak_index + 1], buffers)
-
-
-def _held_after(
-    events: list[tuple[int, int, int]], buffers: list[_Buffer]
-) -> tuple[LiveTensor, ...]:
-    """Return the buffers that are held after some events, largest first."""
-    live_tensors: dict[int, LiveTensor] = {}
-    for _, kind, i in events:
+    at_peak: Iterable[LiveTensor] = ()
+    for _, kind, i in sorted(events):
+        if kind in (_RELEASE, _RELEASE_AT_ONCE):
+            held_bytes -= held.pop(i).bytes
+            continue
         if kind == _ALLOCATION:
-            live_tensors[i] = buffers[i].tensor
-        elif kind != _START:
-            del live_tensors[i]
-    return tuple(sorted(live_tensors.values(), key=lambda tensor: -tensor.bytes))
+            held[i] = buffers[i].tensor
+            held_bytes += held[i].bytes
+        execution = i if kind == _START else buffers[i].execution
+        levels[execution] = max(levels[execution], held_bytes)
+        if held_bytes > peak:
+            peak, at_peak = held_bytes, list(held.values())
+    return levels, tuple(sorted(at_peak, key=lambda tensor: -tensor.bytes))

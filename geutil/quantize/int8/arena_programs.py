@@ -27,8 +27,7 @@ from geutil.graph.tflite_arena import (
     measure_op_temporaries,
 )
 from geutil.graph.tflite_order import FileSubgraph, file_subgraphs
-from geutil.memory.arena_offsets import Fit, arena_bytes
-from geutil.memory.least_peak import ArenaProgram, Value
+from geutil.quantize.int8.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
 
 Runtime = Literal["litert", "reference", "micro"]
 RUNTIMES: tuple[Runtime, ...] = ("litert", "reference", "micro")

@@ -22,8 +22,8 @@ from geutil.graph.tflite_order import (
     with_op_order,
 )
 from geutil.graph.types import type_name
-from geutil.memory.arena_search import least_arena
-from geutil.memory.least_peak import ArenaProgram, least_peak
+from geutil.quantize.int8.arena_buffers import ArenaProgram
+from geutil.quantize.int8.arena_orders import least_arena, least_peak
 from geutil.quantize.int8.arena_programs import (
     RUNTIMES,
     Runtime,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil.errors import MeasurementError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import Measurement, Timeline, measure, predict
-from geutil.memory.measuring.job import ALLOCATOR, RESIDENT, TRACE
+from geutil.memory.timeline import ALLOCATOR, RESIDENT, TRACE
 from tests.memory.refusals import refused
 from tests.processes import forked
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring import worker
+from geutil.memory.measuring import cluster
 from geutil.memory.measuring.received import complete_trace, unrecorded_transfers
 from geutil.memory.measuring.trace import timelines_by_device
 
@@ -144,11 +144,11 @@ def test_variables_count_on_their_device():
 
 def test_meters_are_started_and_read_on_request():
     answers = io.StringIO()
-    requests = [f"{worker.READ}\n", f"{worker.START_RESIDENT}\n", f"{worker.READ}\n"]
-    worker.answer(requests, answers)
+    requests = [f"{cluster.READ}\n", f"{cluster.START_RESIDENT}\n", f"{cluster.READ}\n"]
+    cluster.answer(requests, answers)
     lines = answers.getvalue().splitlines()
-    assert all(line.startswith(worker.READY) for line in lines)
-    found = [json.loads(line.removeprefix(worker.READY)) for line in lines]
+    assert all(line.startswith(cluster.READY) for line in lines)
+    found = [json.loads(line.removeprefix(cluster.READY)) for line in lines]
     assert found[:3] == [[], [None, None], []]
     allocator, resident = found[3]
     assert allocator is None

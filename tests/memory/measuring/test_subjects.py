@@ -13,8 +13,7 @@ from tensorflow.python.framework.function import Defun
 from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.memory import measure
 from geutil.memory.measuring.child import FunctionStep, SessionStep, initial_values
-from geutil.memory.measuring.job import GraphJob, MeasureOptions
-from geutil.memory.measuring.jobs import job_of
+from geutil.memory.measuring.jobs import GraphJob, MeasureOptions, job_of
 from tests.memory.refusals import refused
 from tests.settings import evaluate
 

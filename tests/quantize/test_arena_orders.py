@@ -7,9 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.memory.arena_offsets import Buffer, alive_bytes, arena_bytes, greedy_offsets
-from geutil.memory.arena_search import all_orders, least_arena
-from geutil.memory.least_peak import ArenaProgram, Value, least_peak
+from geutil.quantize.int8.arena_buffers import (
+    ArenaBuffer,
+    ArenaProgram,
+    Value,
+    alive_bytes,
+    arena_bytes,
+    greedy_offsets,
+)
+from geutil.quantize.int8.arena_orders import all_orders, least_arena, least_peak
 from tests.thorough import examples
 
 
@@ -108,7 +114,7 @@ def test_the_least_arena(program, tries):
 
 buffers = st.lists(
     st.builds(
-        lambda first, more, size, is_first: Buffer(first, first + more, size, is_first),
+        lambda first, more, *rest: ArenaBuffer(first, first + more, *rest),
         st.integers(0, 9),
         st.integers(0, 5),
         st.integers(0, 99),

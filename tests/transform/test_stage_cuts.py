@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.memory.stage_cuts import cut_any, cut_sequence, lower_largest
+from geutil.transform.stage_cuts import cut_any, cut_sequence, lower_largest
 
 numbers = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 

@@ -1,4 +1,4 @@
-"""Offsets in an arena: each buffer gets a place for the time in which it is alive.
+"""The buffers of an arena, and the place that each gets while it is alive.
 
 Two buffers that are alive at once must not overlap; the arena is as large as the end of
 the last one. This is dynamic storage allocation, which is hard to solve exactly, so
@@ -9,15 +9,19 @@ interpreters of TFLite files place the largest buffer first (Pisarchyk and Lee 2
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
+
+from geutil.errors import PlanError
 
 Fit = Literal["tightest", "first"]
 """Which gap a buffer gets: the one that leaves least, or the first."""
 
 
-class Buffer(NamedTuple):
+class ArenaBuffer(NamedTuple):
     """A buffer and the time in which it is alive.
 
     Attributes:
@@ -35,7 +39,7 @@ class Buffer(NamedTuple):
 
 
 def greedy_offsets(
-    buffers: Sequence[Buffer], *, alignment: int = 64, fit: Fit = "tightest"
+    buffers: Sequence[ArenaBuffer], *, alignment: int = 64, fit: Fit = "tightest"
 ) -> list[int]:
     """Return the offset of each buffer: the largest is placed first.
 
@@ -53,7 +57,8 @@ def greedy_offsets(
         each of a thousand.
 
     Example:
-        >>> a, b, c = Buffer(0, 1, 100), Buffer(1, 2, 300), Buffer(2, 3, 50)
+        >>> ends = [(0, 1, 100), (1, 2, 300), (2, 3, 50)]
+        >>> a, b, c = [ArenaBuffer(*end) for end in ends]
         >>> greedy_offsets([a, b, c])
         [320, 0, 320]
     """
@@ -80,7 +85,7 @@ def greedy_offsets(
 
 
 def arena_bytes(
-    buffers: Sequence[Buffer], *, alignment: int = 64, fit: Fit = "tightest"
+    buffers: Sequence[ArenaBuffer], *, alignment: int = 64, fit: Fit = "tightest"
 ) -> int:
     """Return the bytes of the arena in which buffers are placed greedily.
 
@@ -92,7 +97,8 @@ def arena_bytes(
     Cost: that of `greedy_offsets`.
 
     Example:
-        >>> arena_bytes([Buffer(0, 1, 100), Buffer(1, 2, 300), Buffer(2, 3, 50)])
+        >>> ends = [(0, 1, 100), (1, 2, 300), (2, 3, 50)]
+        >>> arena_bytes([ArenaBuffer(*end) for end in ends])
         420
     """
     offsets = greedy_offsets(buffers, alignment=alignment, fit=fit)
@@ -101,7 +107,7 @@ def arena_bytes(
     return _aligned(end, alignment) if fit == "first" else end
 
 
-def alive_bytes(buffers: Sequence[Buffer], steps: int) -> list[int]:
+def alive_bytes(buffers: Sequence[ArenaBuffer], steps: int) -> list[int]:
     """Return how many bytes are alive in each step: no arena is smaller than the most.
 
     Args:
@@ -109,7 +115,7 @@ def alive_bytes(buffers: Sequence[Buffer], steps: int) -> list[int]:
         steps: how many steps there are.
 
     Example:
-        >>> alive_bytes([Buffer(0, 1, 100), Buffer(1, 2, 300)], 3)
+        >>> alive_bytes([ArenaBuffer(0, 1, 100), ArenaBuffer(1, 2, 300)], 3)
         [100, 400, 300]
     """
     changes = [0] * (steps + 1)
@@ -123,7 +129,92 @@ def alive_bytes(buffers: Sequence[Buffer], steps: int) -> list[int]:
     return alive
 
 
-def _turns(buffers: Sequence[Buffer], sizes: Sequence[int], fit: Fit) -> list[int]:
+class Value(NamedTuple):
+    """What operations make, read, and share one buffer for.
+
+    Attributes:
+        size: in bytes.
+        maker: the first operation that writes it; -1 if it is there from the start,
+            which takes no memory if nothing uses or keeps it.
+        users: the others that read it or write into it.
+        is_kept: whether it is alive to the end.
+    """
+
+    size: int
+    maker: int
+    users: tuple[int, ...] = ()
+    is_kept: bool = False
+
+
+@dataclass(frozen=True)
+class ArenaProgram:
+    """Operations, numbered in an order in which they can run, and what they make.
+
+    Attributes:
+        count: how many operations there are.
+        values: what they make and read.
+        temporaries: for each operation, the bytes of buffers that are alive only while
+            it runs.
+        after: pairs (earlier, later) of operations that must keep this order besides:
+            the later one reads what the earlier one wrote into a shared buffer, say.
+    """
+
+    count: int
+    values: Sequence[Value]
+    temporaries: Sequence[Sequence[int]] = ()
+    after: Sequence[tuple[int, int]] = ()
+
+    def __post_init__(self) -> None:
+        for before, behind in self.edges:
+            if before >= behind:
+                raise PlanError(
+                    f"operation {behind} runs before {before}, whose result it needs; "
+                    "number them in an order in which they can run"
+                )
+
+    @cached_property
+    def edges(self) -> list[tuple[int, int]]:
+        """The pairs (earlier, later) of operations: by values, and given ones."""
+        pairs = dict.fromkeys(self.after)
+        for value in self.values:
+            if value.maker >= 0:
+                pairs.update(dict.fromkeys((value.maker, u) for u in value.users))
+        return list(pairs)
+
+    def buffers(self, order: Sequence[int]) -> list[ArenaBuffer]:
+        """Return the buffers of an order: of the values, then the temporary ones."""
+        place = [0] * self.count
+        for step, i in enumerate(order):
+            place[i] = step
+        end = self.count - 1
+        buffers = []
+        for value in self.values:
+            first = place[value.maker] if value.maker >= 0 else 0
+            last = max((place[u] for u in value.users), default=first)
+            last = end if value.is_kept else last
+            stays = value.is_kept and not first
+            is_needed = value.maker >= 0 or value.is_kept or bool(value.users)
+            buffers.append(ArenaBuffer(first, last, is_needed * value.size, stays))
+        for i, sizes in enumerate(self.temporaries):
+            buffers += [ArenaBuffer(place[i], place[i], size) for size in sizes]
+        return buffers
+
+    def alive(self, order: Sequence[int]) -> list[int]:
+        """Return how many bytes are alive in each step of an order.
+
+        Cost: linear in operations and values.
+        """
+        return alive_bytes(self.buffers(order), self.count)
+
+    def peak(self, order: Sequence[int]) -> int:
+        """Return the most bytes that are alive at once in an order.
+
+        Cost: linear in operations and values.
+        """
+        return max(self.alive(order), default=0)
+
+
+def _turns(buffers: Sequence[ArenaBuffer], sizes: Sequence[int], fit: Fit) -> list[int]:
     """Return the buffers in the order in which they are placed."""
     numbers = range(len(buffers))
     if fit == "first":

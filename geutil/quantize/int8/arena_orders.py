@@ -1,4 +1,4 @@
-"""The order of operations in which the fewest bytes are alive at once.
+"""Orders of operations that need little memory at once.
 
 A *state* is the set of operations that have run; how many bytes are alive in it does
 not depend on their order. So whether there is an order within a limit is a question
@@ -9,107 +9,33 @@ Most states need not be looked at. The bytes alive are submodular in the state: 
 has run before an operation, the more it frees. So where some operations end with no
 more bytes alive than before, and stay within the limit on the way, they may run at
 once: in any order within the limit they can be moved there.
+
+The bytes alive are not all: offsets in an arena leave gaps. Greedy offsets depend on
+the order in ways that no bound describes, so orders are tried: one operation is moved
+at a time, and what makes the arena no larger is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from geutil.errors import PlanError
-from geutil.memory.arena_offsets import Buffer, alive_bytes
+from geutil.quantize.int8.arena_buffers import ArenaProgram
+
+Order = Sequence[int]
 
 _LONGEST_BURST = 48
 """So many operations are looked ahead for what ends with no more bytes alive."""
-
-
-class Value(NamedTuple):
-    """What operations make, read, and share one buffer for.
-
-    Attributes:
-        size: in bytes.
-        maker: the first operation that writes it; -1 if it is there from the start,
-            which takes no memory if nothing uses or keeps it.
-        users: the others that read it or write into it.
-        is_kept: whether it is alive to the end.
-    """
-
-    size: int
-    maker: int
-    users: tuple[int, ...] = ()
-    is_kept: bool = False
-
-
-@dataclass(frozen=True)
-class ArenaProgram:
-    """Operations, numbered in an order in which they can run, and what they make.
-
-    Attributes:
-        count: how many operations there are.
-        values: what they make and read.
-        temporaries: for each operation, the bytes of buffers that are alive only while
-            it runs.
-        after: pairs (earlier, later) of operations that must keep this order besides:
-            the later one reads what the earlier one wrote into a shared buffer, say.
-    """
-
-    count: int
-    values: Sequence[Value]
-    temporaries: Sequence[Sequence[int]] = ()
-    after: Sequence[tuple[int, int]] = ()
-
-    def __post_init__(self) -> None:
-        for before, behind in self.edges:
-            if before >= behind:
-                raise PlanError(
-                    f"operation {behind} runs before {before}, whose result it needs; "
-                    "number them in an order in which they can run"
-                )
-
-    @cached_property
-    def edges(self) -> list[tuple[int, int]]:
-        """The pairs (earlier, later) of operations: by values, and given ones."""
-        pairs = dict.fromkeys(self.after)
-        for value in self.values:
-            if value.maker >= 0:
-                pairs.update(dict.fromkeys((value.maker, u) for u in value.users))
-        return list(pairs)
-
-    def buffers(self, order: Sequence[int]) -> list[Buffer]:
-        """Return the buffers of an order: of the values, then the temporary ones."""
-        place = [0] * self.count
-        for step, i in enumerate(order):
-            place[i] = step
-        end = self.count - 1
-        buffers = []
-        for value in self.values:
-            first = place[value.maker] if value.maker >= 0 else 0
-            last = max((place[u] for u in value.users), default=first)
-            last = end if value.is_kept else last
-            stays = value.is_kept and not first
-            is_needed = value.maker >= 0 or value.is_kept or bool(value.users)
-            buffers.append(Buffer(first, last, is_needed * value.size, stays))
-        for i, sizes in enumerate(self.temporaries):
-            buffers += [Buffer(place[i], place[i], size) for size in sizes]
-        return buffers
-
-    def alive(self, order: Sequence[int]) -> list[int]:
-        """Return how many bytes are alive in each step of an order.
-
-        Cost: linear in operations and values.
-        """
-        return alive_bytes(self.buffers(order), self.count)
-
-    def peak(self, order: Sequence[int]) -> int:
-        """Return the most bytes that are alive at once in an order.
-
-        Cost: linear in operations and values.
-        """
-        return max(self.alive(order), default=0)
+_NEAR = 0.5
+"""Half of the moves start from an operation near the step where most is alive."""
+_RUNS = 0.5
+"""Half of the moves swap two runs of operations."""
+_LONGEST_RUN = 12
+_WINDOW = 6
+"""As near as this."""
 
 
 class LeastPeak(NamedTuple):
@@ -150,6 +76,7 @@ def least_peak(
     Example:
         A sum of two branches; the one whose result is small had better run first:
 
+        >>> from geutil.quantize.int8.arena_buffers import ArenaProgram, Value
         >>> x, large = Value(10, -1, (0, 1)), Value(40, 0, (3,))
         >>> wide, small = Value(90, 1, (2,)), Value(10, 2, (3,))
         >>> program = ArenaProgram(4, [x, large, wide, small, Value(1, 3)])
@@ -376,3 +303,170 @@ def _places(mask: int) -> Iterator[int]:
 def _flags(mask: int, count: int) -> np.ndarray[Any, Any]:
     raw = np.frombuffer(mask.to_bytes(-(-count // 8), "little"), np.uint8)
     return np.unpackbits(raw, count=count, bitorder="little").astype(bool)
+
+
+class LeastArena(NamedTuple):
+    """An order, and whether it is known that none is better.
+
+    Attributes:
+        order: the operations.
+        is_least: whether no order has a smaller arena: it is no larger than what is
+            enough, or all orders were tried.
+    """
+
+    order: list[int]
+    is_least: bool
+
+
+def least_arena(
+    program: ArenaProgram,
+    cost: Callable[[Order], tuple[int, ...]],
+    orders: Iterable[Order],
+    *,
+    enough: int,
+    tries: int = 200,
+    seed: int = 0,
+) -> LeastArena:
+    """Return the best of some orders, and of such that one move after another leads to.
+
+    Where there are no more orders than tries, all are tried.
+
+    Args:
+        program: the operations.
+        cost: the bytes of the arena in an order; what follows them decides between
+            orders of one size.
+        orders: that are known; of equal ones the first is taken.
+        enough: no order is looked for if the arena is no larger than this.
+        tries: how many are tried besides; as many from each that is known.
+        seed: of the moves.
+
+    Cost: `tries` times that of `cost`, and linear in operations and edges.
+
+    Example:
+        >>> from geutil.quantize.int8.arena_buffers import ArenaProgram, Value
+        >>> values = [Value(8, 0, (1,)), Value(1, 1), Value(8, 2, (3,)), Value(1, 3)]
+        >>> program = ArenaProgram(4, values)
+        >>> least_arena(program, lambda o: (program.peak(o),), [[0, 2, 1, 3]], enough=9)
+        LeastArena(order=[0, 1, 2, 3], is_least=True)
+    """
+    starts = sorted((list(order) for order in orders), key=cost)
+    best = starts[0]
+    if cost(best)[0] <= enough:
+        return LeastArena(best, True)
+    every = all_orders(program, tries)
+    if every is not None:
+        better = min(every, key=cost)
+        return LeastArena(better if cost(better) < cost(best) else best, True)
+    mover = _Mover(program, random.Random(seed))
+    for start in starts:
+        order = _descent(start, cost, mover, enough, tries // len(starts))
+        best = order if cost(order) < cost(best) else best
+    return LeastArena(best, cost(best)[0] <= enough)
+
+
+def _descent(
+    order: list[int],
+    cost: Callable[[Order], tuple[int, ...]],
+    mover: _Mover,
+    enough: int,
+    tries: int,
+) -> list[int]:
+    """Return where moves lead from an order of which none costs more."""
+    least = cost(order)
+    for _ in range(tries):
+        if least[0] <= enough:
+            break
+        moved = mover.moved(order)
+        found = cost(moved)
+        if found <= least:
+            order, least = moved, found
+    return order
+
+
+def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
+    """Return every order of a program; None if there are more than `most`.
+
+    Cost: `most` times operations and edges.
+
+    Example:
+        >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 5)
+        [[0, 1, 2], [0, 2, 1], [2, 0, 1]]
+        >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 2)
+    """
+    waits = [0] * program.count
+    behind: list[list[int]] = [[] for _ in waits]
+    for before, later in program.edges:
+        waits[later] += 1
+        behind[before].append(later)
+    found: list[list[int]] = []
+    order: list[int] = []
+    # What may still run in each step, behind what has run; the last is tried next.
+    choices = [[i for i, n in enumerate(waits) if not n][::-1]]
+    ready = [list(choices[0])]
+    while choices:
+        if len(order) == program.count:
+            found.append(list(order))
+            if len(found) > most:
+                return None
+        if choices[-1]:
+            i = choices[-1].pop()
+            order.append(i)
+            for j in behind[i]:
+                waits[j] -= 1
+            new = [j for j in behind[i] if not waits[j]]
+            left = sorted([*(j for j in ready[-1] if j != i), *new], reverse=True)
+            ready.append(left)
+            choices.append(list(left))
+            continue
+        choices.pop()
+        ready.pop()
+        if order:
+            for j in behind[order.pop()]:
+                waits[j] += 1
+    return found
+
+
+class _Mover:
+    """Moves operations within what they need and what needs them."""
+
+    def __init__(self, program: ArenaProgram, chance: random.Random) -> None:
+        self._program = program
+        self._chance = chance
+        self._before: list[list[int]] = [[] for _ in range(program.count)]
+        self._behind: list[list[int]] = [[] for _ in range(program.count)]
+        for before, behind in program.edges:
+            self._before[behind].append(before)
+            self._behind[before].append(behind)
+
+    def moved(self, order: Order) -> list[int]:
+        """Return an order in which one operation, or a run, stands elsewhere."""
+        at = self._place(order)
+        if self._chance.random() < _RUNS:
+            return self._swapped(order, at)
+        places = {i: place for place, i in enumerate(order)}
+        i = order[at]
+        low = max((places[j] for j in self._before[i]), default=-1) + 1
+        high = min((places[j] for j in self._behind[i]), default=len(order)) - 1
+        to = self._chance.randint(low, high)
+        left = [*order[:at], *order[at + 1 :]]
+        return [*left[:to], i, *left[to:]]
+
+    def _swapped(self, order: Order, at: int) -> list[int]:
+        """Swap two runs that meet at a place, as far as the later one can go."""
+        size = self._chance.randint(1, _LONGEST_RUN)
+        run = order[at : at + size]
+        needed = {j for i in run for j in self._before[i]}
+        low = at
+        lowest = max(at - self._chance.randint(1, _LONGEST_RUN), 0)
+        while low > lowest and order[low - 1] not in needed:
+            low -= 1
+        return [*order[:low], *run, *order[low:at], *order[at + size :]]
+
+    def _place(self, order: Order) -> int:
+        count = len(order)
+        if self._chance.random() < _NEAR:
+            alive = self._program.alive(order)
+            near = max(range(count), key=alive.__getitem__)
+            place = near + self._chance.randint(-_WINDOW, _WINDOW)
+            return min(max(place, 0), count - 1)
+        return self._chance.randrange(count)
