@@ -27,11 +27,11 @@ from geutil.graph.adjacency import topological_sort
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
+from geutil.memory.executor import SEEDS, Simulation, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import negligible_size, quick_order
-from geutil.memory.simulation import SEEDS, Simulation, simulate, typical
 from geutil.memory.sizes import known_dims, tensor_bytes
 
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})

@@ -8,12 +8,11 @@ from geutil.memory.by_device import (
     MemoryByDevice,
     predict_by_device,
 )
-from geutil.memory.executor import execution_order
+from geutil.memory.executor import Simulation, execution_order, simulate
 from geutil.memory.measuring.measure import measure
 from geutil.memory.pipeline import Pipeline, PipelineRun, Stage
 from geutil.memory.predicting import predict, step_program
 from geutil.memory.program import Node, Program
-from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import bytes_of
 from geutil.memory.timeline import (
     DeviceMeasurement,

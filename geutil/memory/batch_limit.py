@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.types import type_name
@@ -37,17 +37,14 @@ class BatchFit:
     tried: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
-        if not self.batch:
-            of = megabytes(self.memory)
-            if not self.tried:
-                return f"no batch fits into {of}: there is no such step"
-            rows, size = min(self.tried)
-            take = "one row takes" if rows == 1 else f"{rows} rows take"
-            return f"no batch fits: {take} {megabytes(size)} of {of}"
-        return (
-            f"batch size {self.batch}: {megabytes(self.bytes)} of "
-            f"{megabytes(self.memory)}"
-        )
+        of = megabytes(self.memory)
+        if self.batch:
+            return f"batch size {self.batch}: {megabytes(self.bytes)} of {of}"
+        if not self.tried:
+            return f"no batch fits into {of}: there is no such step"
+        rows, size = min(self.tried)
+        take = "one row takes" if rows == 1 else f"{rows} rows take"
+        return f"no batch fits: {take} {megabytes(size)} of {of}"
 
 
 def largest_batch(
@@ -100,11 +97,7 @@ def largest_batch(
 
 
 def checked_limit(memory: int | str) -> int:
-    """Return a limit in bytes.
-
-    Raises:
-        ArgumentTypeError: it is no number of bytes.
-    """
+    """Return a limit in bytes; raise ArgumentTypeError if it is none."""
     limit = byte_count(memory)
     if limit is None:
         raise ArgumentTypeError(
@@ -114,8 +107,7 @@ def checked_limit(memory: int | str) -> int:
     return limit
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """The bytes of a step at its peak, and those that do not depend on the batch."""
 
     peak: int
@@ -136,15 +128,10 @@ def fit_batch(
     first: int = FIRST,
     most: int = MOST,
 ) -> BatchFit:
-    """Return the largest batch size within a limit.
+    """Return the largest batch size within a limit in bytes.
 
-    Args:
-        held: returns the bytes for a batch size; None if there is no such step.
-        limit: in bytes.
-        first: the batch size to try first.
-        most: as in `largest_batch`.
-
-    Cost: three to five calls of `held` where bytes grow in proportion.
+    `held` returns the bytes for a batch size, None if there is no such step; it is
+    called three to five times where bytes grow in proportion. `first` is tried first.
     """
     search = _Search(limit, most)
     batch = min(first, most)
@@ -161,7 +148,6 @@ class _Search:
     Attributes:
         fits: the largest batch size that fits, or 0.
         too_large: the smallest that does not, or one more than is of interest.
-        tried: the bytes of each that was tried.
     """
 
     def __init__(self, limit: int, most: int) -> None:
@@ -203,9 +189,7 @@ class _Search:
 
     def _meets_limit(self, ends: list[int]) -> float | None:
         """Return where the line through two batch sizes meets the limit."""
-        known = [
-            (batch, self._points[batch]) for batch in ends if batch in self._points
-        ]
+        known = [(b, self._points[b]) for b in ends if b in self._points]
         if len(known) < 2 or known[0][1] == known[1][1]:
             return None
         (b0, h0), (b1, h1) = known

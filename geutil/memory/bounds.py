@@ -26,11 +26,10 @@ from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.buffers import Buffer, Buffers, buffers_of
-from geutil.memory.executor import execution_order
+from geutil.memory.executor import execution_order, live_scratch, live_tensor
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
-from geutil.memory.simulation import live_scratch, live_tensor
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 
@@ -202,15 +201,8 @@ def check_threads(threads: Any) -> None:
 def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
     """Return the most that a program can hold under any schedule.
 
-    Args:
-        program: the nodes and their edges.
-        threads: how many nodes run at once at the most; None is without a limit.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-        MissingExtraError: OR-Tools is not installed.
-
-    Cost: as in `worst_case`, without what prepares the step.
+    Arguments, errors and cost are those of `worst_case`, without what prepares the
+    step.
     """
     nodes = [
         node.changed(temporary=node.temporary + node.surge, surge=0)

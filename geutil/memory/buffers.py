@@ -72,8 +72,7 @@ class Buffers:
     def start(self, i: int) -> list[tuple[int, int]]:
         """Allocate the outputs of a node and its temporary bytes.
 
-        Returns:
-            Its outputs that share a buffer, each with that.
+        Returns its outputs that share a buffer, each with that.
         """
         self._step += 1
         sizes, reads, holders = self._sizes, self.reads, self.holders
@@ -147,19 +146,11 @@ class Buffers:
         return growth
 
     def still_read(self, i: int, readers: Collection[int]) -> Iterator[int]:
-        """Yield the old buffers of variables that a node updates, with other readers.
-
-        Args:
-            i: the node.
-            readers: the nodes that do not count as others.
-        """
-        for source in {self.buffer[tensor] for tensor in self._nodes[i].updates}:
-            count = sum(
-                self.buffer[tensor] == source
-                for j in readers
-                for tensor in self._nodes[j].inputs
-            )
-            if self.holders[source] > count:
+        """Yield old buffers of variables that a node updates and others are to read."""
+        buffer, nodes = self.buffer, self._nodes
+        for source in {buffer[tensor] for tensor in nodes[i].updates}:
+            own = sum(buffer[t] == source for j in readers for t in nodes[j].inputs)
+            if self.holders[source] > own:
                 yield source
 
     def _renew(self, node: Node) -> None:
@@ -202,9 +193,6 @@ def buffers_of(program: Program) -> list[Buffer]:
     input, or one that takes over a buffer which nobody else can still hold then. What
     might be taken over is taken to be new, so no schedule holds more than these
     buffers do.
-
-    Args:
-        program: the nodes and their edges.
 
     Raises:
         PredictionError: nodes wait for each other.

@@ -10,15 +10,21 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.placement import share_memory
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
-from geutil.memory.executor import RECEIVE, RECEIVED, joint_order
+from geutil.memory.executor import (
+    RECEIVE,
+    RECEIVED,
+    SEEDS,
+    Simulation,
+    joint_order,
+    simulate,
+)
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.placement import share_memory
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.simulation import SEEDS, Simulation, simulate
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 
@@ -204,25 +210,18 @@ def predict_by_device(
     parts = _split(step, names)
     step.check()
     timelines = _timelines(step, parts, names, onednn)
-    rows = []
-    program = with_onednn(parts.program) if onednn else parts.program
-    devices = parts.numbers(program)
-    for number, name in enumerate(names):
-        found = None
-        if worst:
-            here = {i for i, n in enumerate(devices) if n == number}
-            found = worst_of(program.held_on(here, in_place=True), threads)
-            found = replace(found, tensors=tuple(map(_plain, found.tensors)))
-        rows.append(
-            DeviceMemory(
-                name,
-                timelines[number],
-                found,
-                measured.peak_of(name) if measured is not None else None,
-                sum(c.bytes for c in parts.crossings if c.target == number),
-                sum(c.bytes for c in parts.crossings if c.source == number),
-            )
+    worst_cases = _worst_cases(parts, names, onednn, threads) if worst else {}
+    rows = [
+        DeviceMemory(
+            name,
+            timelines[number],
+            worst_cases.get(number),
+            measured.peak_of(name) if measured is not None else None,
+            sum(c.bytes for c in parts.crossings if c.target == number),
+            sum(c.bytes for c in parts.crossings if c.source == number),
         )
+        for number, name in enumerate(names)
+    ]
     return MemoryByDevice(tuple(rows), tuple(_cuts(parts, names)))
 
 
@@ -279,8 +278,6 @@ def split(
         size_of: the bytes of a tensor, by number, also where `Program.sizes` has 0.
         shared: tells whether one device reads another's tensors where they are.
         home: the device that fetched tensors are sent to.
-
-    Cost: linear in nodes and edges.
     """
     made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
     reads = {(t, home) for t in program.fetched}
@@ -321,7 +318,7 @@ def split(
                 name = f"{node.name}:{out}{RECEIVED} {target}"
                 nodes.append(Node(name, RECEIVE, [tensor], [there[tensor, target]]))
                 device_of[name] = target
-    nodes = [n.changed(controls=[place[c] for c in n.controls]) for n in nodes]
+    nodes = [node.renumbered(place) for node in nodes]
     fetched = [there.get((t, home), t) for t in program.fetched]
     program = replace(program, nodes=nodes, sizes=sizes, fetched=fetched)
     return Split(program, device_of, crossings)
@@ -370,6 +367,20 @@ def _cuts(parts: Split, names: Sequence[str]) -> list[Cut]:
     return cuts
 
 
+def _worst_cases(
+    parts: Split, names: Sequence[str], onednn: bool, threads: int | None
+) -> dict[int, WorstCase]:
+    """Return the most that each device can hold, by number."""
+    program = with_onednn(parts.program) if onednn else parts.program
+    devices = parts.numbers(program)
+    found = {}
+    for number in range(len(names)):
+        here = {i for i, device in enumerate(devices) if device == number}
+        worst = worst_of(program.held_on(here, in_place=True), threads)
+        found[number] = replace(worst, tensors=tuple(map(_plain, worst.tensors)))
+    return found
+
+
 def _timelines(
     step: Step, parts: Split, names: Sequence[str], onednn: bool
 ) -> list[Timeline]:
@@ -400,27 +411,21 @@ def _own_part(
     run: Simulation, whole: Timeline, devices: Sequence[int], device: int
 ) -> Timeline:
     """Return the timeline of one device: its ops, and the buffers that they made."""
-    program: Program = run.program
     own = [at for at, i in enumerate(run.order) if devices[i] == device]
-    by_name = dict(zip((n.name for n in program.nodes), devices, strict=True))
-    lives = [life for life in whole.lifetimes if by_name[life.op] == device]
+    made_here = {whole.moments[at].op for at in own}
+    lives = [life for life in whole.lifetimes if life.op in made_here]
     moves = [0] * (len(run.order) + 1)
     for life in lives:
         moves[life.first] += life.tensor.bytes
         moves[life.last + 1] -= life.tensor.bytes
     levels = list(accumulate(moves))
-    peak = max(own, key=levels.__getitem__, default=None)
-    at_peak = [
-        life.tensor
-        for life in lives
-        if peak is not None and life.first <= peak <= life.last
-    ]
+    peak = max(own, key=levels.__getitem__, default=-1)
+    at_peak = [life.tensor for life in lives if life.first <= peak <= life.last]
     return replace(
         whole,
         moments=tuple(
-            replace(whole.moments[at], op=_plain_name(moment.op), bytes=levels[at])
-            for at in own
-            for moment in [whole.moments[at]]
+            replace(moment, op=_plain_name(moment.op), bytes=levels[at])
+            for at, moment in ((at, whole.moments[at]) for at in own)
         ),
         at_peak=tuple(sorted(map(_plain, at_peak), key=lambda live: -live.bytes)),
         lifetimes=tuple(

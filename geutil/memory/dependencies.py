@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from geutil.memory.buffers import Buffers
+from geutil.memory.executor import Simulation
 from geutil.memory.program import Node, Program
 from geutil.memory.schedule import planned_order
-from geutil.memory.simulation import Simulation
 
 _PARTS = 100
 """Tensors of less than this part of the peak are small."""
@@ -154,7 +154,9 @@ def plan_order(
     later: Mapping[int, Sequence[int]] = _NONE,
     known: Mapping[int, int] = _NONE,
 ) -> OrderPlan:
-    """Return an order of a program in which it holds little, and what holds it to that.
+    """Return a low-memory schedule and the control dependencies that enforce it.
+
+    Cost and errors are those of `planned_order`.
 
     Args:
         program: the nodes and their edges.
@@ -163,11 +165,6 @@ def plan_order(
         may_await: as there.
         later: for nodes that the plan has after others, those others.
         known: the places of nodes in an order that is tried besides.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: that of `planned_order`.
     """
     plan = OrderPlan(
         partial(_planned, program, later, known),
@@ -418,10 +415,7 @@ def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]
 
 
 def _own(node: Node, buffer: list[int]) -> list[int]:
-    """Return what a node makes a buffer for; note whose buffer the rest shares.
-
-    What it takes over by chance is its own: somebody else may still hold it.
-    """
+    """Return what a node makes a buffer for; note whose buffer the rest shares."""
     shared = {node.outputs[out]: node.inputs[place] for out, place in node.aliases}
     for tensor, source in shared.items():
         buffer[tensor] = buffer[source]

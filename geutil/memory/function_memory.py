@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from geutil.graph import function_calls, op_types, shape_inference
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
+from geutil.memory.executor import simulate
 from geutil.memory.kernels.cpu import HELD, Pairs, passes_on
 from geutil.memory.program import Program
-from geutil.memory.simulation import simulate
 from geutil.memory.sizes import UNKNOWN
 from geutil.memory.times import op_time
 
@@ -42,9 +42,7 @@ class Piled:
 class Loops:
     """The loops of a graph that are functions, with how often they run.
 
-    Args:
-        loops: for each op of such a loop, its condition and its body.
-        size_of: the bytes of a tensor in a body.
+    `loops` has for each op of such a loop its condition and its body.
     """
 
     def __init__(
@@ -173,11 +171,7 @@ def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
 
 
 class ListSizes:
-    """What the lists of a graph hold, op by op.
-
-    Args:
-        size_of: the bytes of a tensor of the graph.
-    """
+    """What the lists of a graph hold, op by op."""
 
     def __init__(self, size_of: Callable[[Tensor], int]) -> None:
         self._size_of = size_of
@@ -263,11 +257,7 @@ class LoopBody:
 
 
 def _static(tensor: Tensor) -> Any:
-    """Return the value of a tensor if it is a constant, or a dimension that is known.
-
-    `tf.get_static_value` knows no element of a constant, and no dimension of what has
-    others that are open.
-    """
+    """Return the value of a constant tensor, or of a dimension that is known."""
     op = tensor.op
     if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
         return tf.get_static_value(tensor)
@@ -334,19 +324,12 @@ def called_functions(
     size_of: SizeOf,
     among: Collection[Operation] | None = None,
 ) -> dict[Operation, Called]:
-    """Return what the functions hold that a graph's ops run.
+    """Return what the functions hold that a graph's ops run, or those `among` them.
 
     The larger branch of a conditional counts; of a loop two iterations, since one
     begins before the last one has ended, and the lists that it adds to each time, if
-    constants tell how often it runs.
-
-    Args:
-        graph: the graph of the calls.
-        read: how to read a body.
-        size_of: the bytes of a tensor in a body.
-        among: the ops that count; all if None.
-
-    Cost: linear in the ops of the bodies, each once for the shapes of its calls.
+    constants tell how often it runs. Cost: linear in the ops of the bodies, each once
+    for the shapes of its calls.
     """
     return _Functions(read, size_of).called_in(graph, among)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import add
 from typing import Literal
 
 from geutil.errors import PlanError
@@ -185,21 +186,23 @@ def run_pipeline(pipeline: Pipeline) -> PipelineRun:
             neighbour = links.send(stage, batch, free[stage], is_backward=is_backward)
             if neighbour is not None:
                 waiting.append(neighbour)
-    exchanged = [_exchanged(s, pipeline.replicas) for s in stages]
-    ends = [
-        end + _exchange_time(size, pipeline)
-        for end, size in zip(free, exchanged, strict=True)
-    ]
-    in_flight = [_most_in_flight(order) for order in orders]
+    # A ring sums up the gradients of replicas in so many messages of equal size.
+    messages = 2 * (pipeline.replicas - 1)
+    exchanged = [messages * s.gradients // pipeline.replicas for s in stages]
+    summing = [n / pipeline.bandwidth + messages * pipeline.latency for n in exchanged]
+    # A pass forwards takes up a micro-batch, one backwards lets go of it.
+    taken_up = ([1 - 2 * is_backward for is_backward, _ in order] for order in orders)
+    in_flight = [max(accumulate(changes)) for changes in taken_up]
+    peaks = (
+        s.held + n * s.kept + s.transient
+        for s, n in zip(stages, in_flight, strict=True)
+    )
     return PipelineRun(
         pipeline,
-        max(ends),
+        max(map(add, free, summing)),
         tuple(count * (s.forward + s.backward) / pipeline.speed for s in stages),
         tuple(in_flight),
-        tuple(
-            s.held + n * s.kept + s.transient
-            for s, n in zip(stages, in_flight, strict=True)
-        ),
+        tuple(peaks),
         tuple(2 * count * s.sent for s, _ in pairwise(stages)),
         tuple(exchanged),
     )
@@ -237,22 +240,3 @@ class _Links:
         self._free[link] = begins + size / pipeline.bandwidth
         self._arrived[target, batch, is_backward] = self._free[link] + pipeline.latency
         return target
-
-
-def _exchanged(stage: Stage, replicas: int) -> int:
-    """Return the bytes that a device sends when replicas sum their gradients."""
-    return 2 * (replicas - 1) * stage.gradients // replicas
-
-
-def _exchange_time(size: int, pipeline: Pipeline) -> float:
-    messages = 2 * (pipeline.replicas - 1)
-    return size / pipeline.bandwidth + messages * pipeline.latency
-
-
-def _most_in_flight(order: Sequence[tuple[bool, int]]) -> int:
-    """Return the most micro-batches between their passes, in an order of passes."""
-    now = most = 0
-    for is_backward, _ in order:
-        now += -1 if is_backward else 1
-        most = max(most, now)
-    return most

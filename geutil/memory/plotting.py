@@ -28,14 +28,7 @@ imported here."""
 
 
 def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
-    """Draw labelled timelines over one another, and what is held at each peak.
-
-    Args:
-        timelines: one timeline, or two to compare; with its label.
-        path: the file to write.
-
-    Returns:
-        The path.
+    """Draw one labelled timeline, or two to compare, and what is held at each peak.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -52,12 +45,7 @@ def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def drawn_axes(path: str | os.PathLike[str], x: str, y: str) -> Iterator[Any]:
-    """Give axes to draw on, and write the picture at the end of the block.
-
-    Args:
-        path: the file to write.
-        x: what the horizontal axis shows.
-        y: what the vertical one shows.
+    """Give axes to draw on, labelled `x` and `y`; write the picture at the end.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
+from geutil.graph.placement import checked_default, places_of
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
+from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
-from geutil.memory.placement import checked_default, places_of
 from geutil.memory.program import Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
-from geutil.memory.simulation import simulate, typical
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
 from geutil.select.conversions import graph_of_all
@@ -172,21 +172,10 @@ def device_peaks(
 ) -> tuple[int, ...]:
     """Predict the peak of a step on each of several devices, one thread to each.
 
-    As `predict`, without what Grappler and oneDNN change. What a device receives is
-    held from the earliest moment at which it can arrive.
-
-    Args:
-        ys_or_fetches: as in `predict`.
-        devices: the devices.
-        device_of: tells the device of an op.
-
-    Returns:
-        For each device the bytes, without variables, constants and what is fed.
-
-    Raises:
-        ArgumentTypeError, SelectionError, PredictionError: as `predict` does.
-
-    Cost: that of `step_program`, and linear in its nodes for each device.
+    As `predict`, without what Grappler and oneDNN change; variables, constants and what
+    is fed do not count. What a device receives is held from the earliest moment at
+    which it can arrive. Cost: that of `step_program`, and linear in its nodes for each
+    device.
     """
     program = step_program(ys_or_fetches)
     graph: Any = graph_of_all(_fetches(ys_or_fetches))

@@ -117,6 +117,12 @@ class Node(NamedTuple):
         """Return the node with some attributes changed."""
         return self._replace(**changes)
 
+    def renumbered(self, place: Mapping[int, int] | Sequence[int]) -> Node:
+        """Return the node with new numbers of those that it waits for."""
+        if not self.controls:
+            return self
+        return self.changed(controls=list({place[c]: None for c in self.controls}))
+
 
 @dataclass(frozen=True)
 class Program:
@@ -231,14 +237,12 @@ class Program:
         left = [i for i in range(len(nodes)) if i not in instead]
         place = {i: n for n, i in enumerate(left)}
         place |= {i: place[j] for i, j in instead.items()}
-        changed = [
-            nodes[i].changed(
-                inputs=[same.get(t, t) for t in nodes[i].inputs],
-                controls=list(dict.fromkeys(place[c] for c in nodes[i].controls)),
-            )
-            for i in left
+        read = [[same.get(t, t) for t in nodes[i].inputs] for i in left]
+        kept = [nodes[i].renumbered(place) for i in left]
+        merged = [
+            n.changed(inputs=inputs) for n, inputs in zip(kept, read, strict=True)
         ]
-        return replace(self, nodes=changed)
+        return replace(self, nodes=merged)
 
     def without(
         self, numbers: Collection[int], most: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,36 +81,28 @@ class Shapes:
             # At most all axes; only the value tells.
             dims = types.dims_of(tensor.op.inputs[0])
         size = bytes_of_shape(tensor.dtype, dims)
-        if size is None and hasattr(tensor.graph, "outer_graph"):
-            size = bytes_of_shape(tensor.dtype, self._in_a_function(tensor))
-        elif size is None:
-            shape = self._given.get(tensor.name)
-            if shape is None:
-                shape = self._static(tensor.name)
-            if shape is not None and shape.rank is not None:
-                size = bytes_of_shape(tensor.dtype, shape.as_list())
+        if size is None:
+            size = bytes_of_shape(tensor.dtype, self._said_of(tensor))
         if size is None:
             self._open.append(tensor)
-            return 0
-        return size
+        return size or 0
 
-    def _in_a_function(self, tensor: Tensor) -> list[int | None] | None:
-        """Return what the function says from which the body of a call was made."""
-        body = functions.body_graph(self._graph, tensor.graph.name)
-        if body is None:
-            return None
-        try:
-            shape = body.get_tensor_by_name(tensor.name).shape
-        except (KeyError, ValueError):
-            return None  # The optimizer made it.
-        return None if shape.rank is None else shape.as_list()
+    def _said_of(self, tensor: Tensor) -> list[int | None] | None:
+        """Return what the caller says of a tensor, by `set_shape` even of what follows.
 
-    def _static(self, name: str) -> tf.TensorShape | None:
-        """Return what the caller's graph says, by `set_shape` beyond what follows."""
-        try:
-            return self._graph.get_tensor_by_name(name).shape
-        except (KeyError, ValueError):
-            return None  # The optimizer made it.
+        In the body of a call, what the function says from which that was made.
+        """
+        graph = self._graph
+        if hasattr(tensor.graph, "outer_graph"):
+            graph = functions.body_graph(graph, tensor.graph.name)
+            shape = None
+        else:
+            shape = self._given.get(tensor.name)
+        if shape is None and graph is not None:
+            # What is not there was made by the optimizer.
+            with suppress(KeyError, ValueError):
+                shape = graph.get_tensor_by_name(tensor.name).shape
+        return None if shape is None or shape.rank is None else shape.as_list()
 
     def check(self, fed: Iterable[Tensor]) -> None:
         """Raise `PredictionError` if the bytes of some tensor were not known.
@@ -149,15 +142,10 @@ def calls_in(
     among: Collection[Operation] | None = None,
     onednn: bool | None = None,
 ) -> dict[Operation, Called]:
-    """Return what the functions hold that a graph's ops run.
+    """Return what the functions hold that a graph's ops run, or those `among` them.
 
-    Args:
-        graph: the graph of the calls.
-        size_of: the bytes of a tensor of the graph or of a function's body.
-        among: the ops that count; all if None.
-        onednn: whether oneDNN is used; None for what this process does.
-
-    Cost: linear in the ops of the bodies, each once for the shapes of its calls.
+    The other arguments are those of `read_ops`. Cost: linear in the ops of the bodies,
+    each once for the shapes of its calls.
     """
 
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
@@ -172,14 +160,10 @@ def calls_of(
 ) -> dict[Operation, Called]:
     """Return what the functions hold that some ops of a graph run.
 
-    What has no known shape in a body counts nothing.
-
-    Args:
-        ops: the ops.
-        edits: planned edits of loops, each of which `write`s itself into a `GraphDef`.
-
-    Cost: linear in the ops of the graph, and of the bodies; with loops, a copy of the
-        ops besides, in which their shapes are inferred.
+    What has no known shape in a body counts nothing. `edits` are planned edits of
+    loops, each of which `write`s itself into a `GraphDef`. Cost: linear in the ops of
+    the graph, and of the bodies; with loops, a copy of the ops besides, in which their
+    shapes are inferred.
     """
     if not any(op.type in op_types.LOOPS for op in ops):
         for op in ops:
@@ -202,23 +186,19 @@ def calls_of(
 
 
 class Edges(Protocol):
-    """The edges of ops: those of the graph, or as they are to be."""
+    """The edges of ops: those of their graph, or as they are to be."""
 
     def inputs(self, op: Operation) -> Sequence[Tensor]:
         """Return the tensors that an op reads."""
-
-    def control_inputs(self, op: Operation) -> Sequence[Operation]:
-        """Return the ops that an op waits for."""
-
-
-class _GraphEdges:
-    """The edges of ops in their graph."""
-
-    def inputs(self, op: Operation) -> Sequence[Tensor]:
         return op.inputs
 
     def control_inputs(self, op: Operation) -> Sequence[Operation]:
+        """Return the ops that an op waits for."""
         return adjacency.control_inputs(op)
+
+
+class _GraphEdges(Edges):
+    """The edges of ops in their graph."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,60 +243,129 @@ def read_ops(
 
     Cost: linear in the ops and their edges.
     """
-    calls, edges = calls or {}, edges or _GraphEdges()
+    edges = edges or _GraphEdges()
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))
     given = dict.fromkeys(op for op in read if op not in members)
-    places = {op: i for i, op in enumerate((*given, *ops))}
-    tensors: dict[int, int] = {}
-    sizes: list[int] = []
-    lists = ListSizes(size_of)
-    for op in places:
-        is_held = cpu.is_held(op) or op in given
-        listed = {} if is_held else lists.add(op, calls.get(op, NOTHING).results)
-        for i, tensor in enumerate(op.outputs):
-            tensors[id(tensor)] = len(sizes)
-            sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
-    nodes = []
-    for op in places:
-        # TensorFlow makes a constant of a Fill that is held: it reads nothing.
-        is_folded = op.type == "Fill" and cpu.is_held(op)
-        if op in given or is_folded:
-            outputs = [tensors[id(t)] for t in op.outputs]
-            kind = "Const" if is_folded else "_Arg"
-            nodes.append(Node(op.name, kind, outputs=outputs, cheap=True))
-            continue
-        called = calls.get(op, NOTHING)
-        temporary = called.temporary + scratch.temporary_bytes(op, onednn, dims)
-        node = _node(op, edges, tensors, places, called, temporary)
-        packed = called.packed + scratch.packed_bytes(op, onednn, dims)
-        nodes.append(node.changed(packed=packed))
-    _add_updates(places, tensors, nodes, sizes)
-    maxima = _add_places_of_maxima(edges, places, tensors, nodes, sizes, onednn)
+    reader = _Reader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
     program = Program(
-        nodes=nodes,
-        sizes=sizes,
-        fetched=[tensors[id(t)] for t in fetched],
+        nodes=reader.nodes,
+        sizes=reader.sizes,
+        fetched=[reader.tensors[id(t)] for t in fetched],
         variable_bytes=sum(variable_bytes(op) for op in ops),
         constant_bytes=constant_bytes(ops, size_of),
     )
-    return Reading(program, places, tensors, maxima)
+    return Reading(program, reader.places, reader.tensors, reader.maxima)
+
+
+class _Reader:
+    """Makes the nodes of some ops; those `given` are held by others."""
+
+    def __init__(
+        self,
+        ops: Sequence[Operation],
+        given: Collection[Operation],
+        calls: Mapping[Operation, Called],
+        edges: Edges,
+        size_of: SizeOf,
+        onednn: bool | None,
+        dims: DimsOf,
+    ) -> None:
+        self._calls, self._edges, self._onednn, self._dims = calls, edges, onednn, dims
+        self.places = {op: i for i, op in enumerate(ops)}
+        self.tensors: dict[int, int] = {}
+        self.sizes: list[int] = []
+        lists = ListSizes(size_of)
+        for op in ops:
+            is_held = cpu.is_held(op) or op in given
+            piled = calls.get(op, NOTHING).results
+            listed = {} if is_held else lists.add(op, piled)
+            for i, tensor in enumerate(op.outputs):
+                self.tensors[id(tensor)] = len(self.sizes)
+                self.sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
+        self.nodes = [self._node(op, op in given) for op in ops]
+        self._add_updates()
+        self.maxima = self._add_places_of_maxima()
+
+    def _node(self, op: Operation, is_given: bool) -> Node:
+        """Return the node of an op, its edges given by number."""
+        outputs = [self.tensors[id(t)] for t in op.outputs]
+        # TensorFlow makes a constant of a Fill that is held: it reads nothing.
+        is_folded = op.type == "Fill" and cpu.is_held(op)
+        if is_given or is_folded:
+            kind = "Const" if is_folded else "_Arg"
+            return Node(op.name, kind, outputs=outputs, cheap=True)
+        inputs = self._edges.inputs(op)
+        # Programs have no cycles: a loop is simulated without its back edge.
+        if op.type in op_types.MERGES:
+            inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
+        controls = self._edges.control_inputs(op)
+        called, of_kernel = self._calls.get(op, NOTHING), (op, self._onednn, self._dims)
+        return Node(
+            name=op.name,
+            type=op.type,
+            inputs=[self.tensors[id(t)] for t in inputs],
+            outputs=outputs,
+            controls=[self.places[c] for c in controls if c in self.places],
+            aliases=aliases_of(op, called) if inputs else (),
+            reuses=cpu.reuses(op),
+            temporary=called.temporary + scratch.temporary_bytes(*of_kernel),
+            surge=called.surge,
+            cheap=op.type in CHEAP,
+            packed=called.packed + scratch.packed_bytes(*of_kernel),
+        )
+
+    def _add_updates(self) -> None:
+        """Let ops that change a variable make a buffer for it, if its own is in use."""
+        reads: dict[int, list[int]] = {}
+        for op in self.places:
+            if op.type == "ReadVariableOp" and op.inputs:
+                read = self.tensors[id(op.outputs[0])]
+                reads.setdefault(id(op.inputs[0]), []).append(read)
+        for op, i in self.places.items():
+            if cpu.updates_variable(op.type) and id(op.inputs[0]) in reads:
+                node = self.nodes[i]
+                outputs, updates = [len(self.sizes)], reads[id(op.inputs[0])]
+                self.nodes[i] = node.changed(outputs=outputs, updates=updates)
+                # What is added is as large, should the handle come from elsewhere.
+                added = max(self.sizes[tensor] for tensor in node.inputs)
+                self.sizes.append(variable_bytes(op.inputs[0].op) or added)
+
+    def _add_places_of_maxima(self) -> dict[int, int]:
+        """Let pools of maxima hold where the maxima are, which their gradients read.
+
+        oneDNN's kernel writes a byte for each. The gradient of what is no pool, or
+        without oneDNN, looks for them anew.
+        """
+        found: dict[int, int] = {}
+        nodes, sizes = self.nodes, self.sizes
+        for op, i in self.places.items():
+            if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, self._onednn):
+                continue
+            maxima = self._edges.inputs(op)[1]
+            number, pool = self.tensors[id(maxima)], self.places[maxima.op]
+            if nodes[pool].type != "MaxPool":
+                size = scratch.temporary_bytes(op, False)
+                nodes[i] = nodes[i].changed(temporary=size)
+                continue
+            if number not in found:
+                found[number] = len(sizes)
+                sizes.append(sizes[number] // (maxima.dtype.size or 1))
+                outputs = [*nodes[pool].outputs, found[number]]
+                nodes[pool] = nodes[pool].changed(outputs=outputs)
+            nodes[i] = nodes[i].changed(inputs=[*nodes[i].inputs, found[number]])
+        return found
 
 
 def equal_constants(
     ops: Iterable[Operation], fetched: Iterable[Tensor] = ()
 ) -> dict[Operation, Operation]:
-    """Map constants to the first ones of their values.
+    """Map constants to the first ones of their values, but for `fetched` ones.
 
     The executor's common subexpression elimination makes one node of them. Of nodes
     that wait for nothing, those made first run first: with a constant of its own, the
-    update of each weight would come after all the rest.
-
-    Args:
-        ops: the ops.
-        fetched: tensors that stay what they are.
-
-    Cost: linear in the ops and the bytes of the constants.
+    update of each weight would come after all the rest. Cost: linear in the ops and the
+    bytes of the constants.
     """
     stays = {t.op for t in fetched}
     first: dict[tuple[str, bytes], Operation] = {}
@@ -335,93 +384,9 @@ def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
     return sum(size_of(op.outputs[0]) for op in ops if op.type == "Const")
 
 
-def _node(
-    op: Operation,
-    edges: Edges,
-    tensors: Mapping[int, int],
-    places: Mapping[Operation, int],
-    called: Called,
-    temporary: int,
-) -> Node:
-    """Return the node of an op, its edges given by number."""
-    inputs = edges.inputs(op)
-    # Programs have no cycles: a loop is simulated without its back edge.
-    if op.type in ("Merge", "RefMerge"):
-        inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
-    controls = edges.control_inputs(op)
-    return Node(
-        name=op.name,
-        type=op.type,
-        inputs=[tensors[id(t)] for t in inputs],
-        outputs=[tensors[id(t)] for t in op.outputs],
-        controls=[places[c] for c in controls if c in places],
-        aliases=aliases_of(op, called) if inputs else (),
-        reuses=cpu.reuses(op),
-        temporary=temporary,
-        surge=called.surge,
-        cheap=op.type in CHEAP,
-    )
-
-
 def aliases_of(op: Operation, called: Called) -> Pairs:
     """Return which outputs of an op are the buffer of which input."""
     return called.results.aliases or called.forwarded or cpu.aliases(op)
-
-
-def _add_updates(
-    places: Mapping[Operation, int],
-    tensors: Mapping[int, int],
-    nodes: list[Node],
-    sizes: list[int],
-) -> None:
-    """Let ops that change a variable make a buffer for it, if its own is in use."""
-    reads: dict[int, list[int]] = {}
-    for op in places:
-        if op.type == "ReadVariableOp" and op.inputs:
-            reads.setdefault(id(op.inputs[0]), []).append(tensors[id(op.outputs[0])])
-    for op, i in places.items():
-        if cpu.updates_variable(op.type) and id(op.inputs[0]) in reads:
-            node = nodes[i]
-            nodes[i] = node.changed(
-                outputs=[len(sizes)], updates=reads[id(op.inputs[0])]
-            )
-            # What is added is as large, should the handle come from elsewhere.
-            added = max(sizes[tensor] for tensor in node.inputs)
-            sizes.append(variable_bytes(op.inputs[0].op) or added)
-
-
-def _add_places_of_maxima(
-    edges: Edges,
-    places: Mapping[Operation, int],
-    tensors: Mapping[int, int],
-    nodes: list[Node],
-    sizes: list[int],
-    onednn: bool | None,
-) -> dict[int, int]:
-    """Let pools of maxima hold where the maxima are, which their gradients read.
-
-    oneDNN's kernel writes a byte for each. The gradient of what is no pool, or without
-    oneDNN, looks for them anew.
-
-    Returns:
-        The tensor of the places for each output of such a pool, by number.
-    """
-    found: dict[int, int] = {}
-    for op, i in places.items():
-        if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, onednn):
-            continue
-        maxima = edges.inputs(op)[1]
-        number, pool = tensors[id(maxima)], places[maxima.op]
-        if nodes[pool].type != "MaxPool":
-            nodes[i] = nodes[i].changed(temporary=scratch.temporary_bytes(op, False))
-            continue
-        if number not in found:
-            found[number] = len(sizes)
-            sizes.append(sizes[number] // (maxima.dtype.size or 1))
-            outputs = [*nodes[pool].outputs, found[number]]
-            nodes[pool] = nodes[pool].changed(outputs=outputs)
-        nodes[i] = nodes[i].changed(inputs=[*nodes[i].inputs, found[number]])
-    return found
 
 
 def variable_bytes(op: Operation) -> int:

@@ -8,9 +8,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from geutil.memory.executor import joint_order
+from geutil.memory.executor import Run, Simulation, joint_order, simulate
 from geutil.memory.program import Program
-from geutil.memory.simulation import Run, Simulation, simulate
 
 Rank = Literal["length", "usual", "creation"]
 """What decides between nodes that hold more: the longest way from them to the end, the
@@ -34,21 +33,14 @@ def planned_order(
     """Simulate a program in the best of several orders.
 
     No order is best for all networks, so `frugal_order` is tried with each rank, and
-    the executor's own order as well.
-
-    Args:
-        program: the nodes and their edges.
-        known: the places of nodes in an order that is tried besides. The others run
-            as in `order_around`.
-
-    Returns:
-        The simulation with the least peak; of equal ones, the first that was tried.
+    the executor's own order as well; with `known`, the places of some nodes, also
+    `order_around` these. Of equal peaks the first counts.
 
     Raises:
         PredictionError: nodes wait for each other.
 
     Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
-        some 80 us for each node.
+    some 80 us for each node.
     """
     edges = _Edges(program)
     tried = [_Scheduler(edges, r) for r in ("length", "usual", "creation")]
@@ -89,18 +81,8 @@ def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
     the meantime. (List scheduling by critical path, Coffman and Graham 1972, after what
     is for free.)
 
-    Args:
-        program: the nodes and their edges.
-        rank: what decides between nodes that hold more.
-
-    Returns:
-        The numbers of the nodes.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
     Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
-        some 15 us for each node.
+    some 15 us for each node.
 
     Example:
         The sum waits for `long`, so `short` had better run after it:
@@ -125,13 +107,7 @@ def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
     Of the others, those that make no more than the largest tensor that they read run
     right behind what they need, and so do those that no node needs; the rest just
     before the first node that needs them. What changes a variable comes behind what
-    reads its old value.
-
-    Args:
-        program: the nodes and their edges.
-        known: the places of nodes; several may have the same.
-
-    Cost: as that of `frugal_order`.
+    reads its old value. Several nodes may have the same place in `known`.
 
     Example:
         >>> from geutil.memory.program import Node, Program
@@ -206,13 +182,7 @@ class _Edges:
 
 
 class _Scheduler:
-    """List scheduling of one program.
-
-    Args:
-        edges: those of the program.
-        rank: what decides between nodes that hold more.
-        greedy: whether nodes that hold no more come first, whatever their rank.
-    """
+    """List scheduling of one program; `greedy` takes first what holds no more."""
 
     def __init__(
         self, edges: _Edges, rank: Rank | Mapping[int, int], *, greedy: bool = True

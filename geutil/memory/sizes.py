@@ -32,16 +32,8 @@ def megabytes(size: int) -> str:
     return f"{amount:.1f} MB" if abs(amount) >= 1 else f"{amount:.2g} MB"
 
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def byte_count(amount: Any) -> int | None:
@@ -122,10 +114,7 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
 
 
 def known_dims(tensor: Tensor) -> Dims | None:
-    """Return the shape of a tensor, as far as it is known, given or assumed.
-
-    None where the rank is not known.
-    """
+    """Return the shape of a tensor as known, given or assumed; None without a rank."""
     dims = types.dims_of(tensor)
     if dims is not None and None not in dims:
         return dims
@@ -151,11 +140,7 @@ def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
     """Return the size of a tensor in bytes, by the shape it has or is taken to have.
 
     Handles, variants and strings count nothing: what they refer to is elsewhere. So
-    does a tensor of unknown rank.
-
-    Args:
-        tensor: the tensor.
-        unknown: what an unknown dimension counts as.
+    does a tensor of unknown rank. An unknown dimension counts as `unknown`.
     """
     dtype = tensor.dtype
     if dtype.name in _SIZED_ELSEWHERE:

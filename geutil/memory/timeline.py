@@ -157,11 +157,7 @@ class Timeline(Shown):
 
 
 def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
-    """Return a line for each of the first tensors, and one for the rest.
-
-    Args:
-        tensors: the largest first.
-    """
+    """Return a line for each of the first tensors, and one for the rest."""
     shown, rest = tensors[:_SHOWN], tensors[_SHOWN:]
     width = max((len(tensor.name) for tensor in shown), default=0)
     lines = [
@@ -232,19 +228,23 @@ class DeviceMeasurement:
     @property
     def peak(self) -> int | None:
         """The peak in bytes, from the best source there is; None without any."""
-        for peak in (self.trace_peak, self.allocator_peak, self.resident_peak):
-            if peak is not None:
-                return peak
-        return None
+        return next((peak for peak, _ in _peaks_of(self) if peak is not None), None)
 
     def __str__(self) -> str:
-        peaks = [
-            (TRACE, self.trace_peak),
-            (ALLOCATOR, self.allocator_peak),
-            (RESIDENT, self.resident_peak),
-        ]
-        parts = [f"{megabytes(p)} by {name}" for name, p in peaks if p is not None]
+        peaks = [(p, name) for p, name in _peaks_of(self) if p is not None]
+        parts = [f"{megabytes(p)} by {name}" for p, name in peaks]
         return f"{self.device}: {', '.join(parts) or 'nothing'}"
+
+
+def _peaks_of(
+    row: DeviceMeasurement | Measurement,
+) -> list[tuple[int | None, str]]:
+    """Return the peaks of a measurement with their sources, the best source first."""
+    return [
+        (row.trace_peak, TRACE),
+        (row.allocator_peak, ALLOCATOR),
+        (row.resident_peak, RESIDENT),
+    ]
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,7 @@ class Measurement:
 
     def peak_of(self, device: str) -> int | None:
         """Return the peak of a device, by its full name; None if it was not there."""
-        peaks = [row.peak for row in self.devices if row.device == device]
-        return peaks[0] if peaks else None
+        return next((row.peak for row in self.devices if row.device == device), None)
 
     @property
     def steps(self) -> int:
@@ -307,17 +306,11 @@ class Measurement:
 
     @property
     def _best(self) -> tuple[int, str]:
-        for peak, source in self._peaks():
-            if peak is not None:
-                return peak, source
-        return 0, "nothing"
+        known = ((peak, source) for peak, source in self._peaks() if peak is not None)
+        return next(known, (0, "nothing"))
 
     def _peaks(self) -> list[tuple[int | None, str]]:
-        peaks = [
-            (self.trace_peak, TRACE),
-            (self.allocator_peak, ALLOCATOR),
-            (self.resident_peak, RESIDENT),
-        ]
+        peaks = _peaks_of(self)
         if self.partly_compiled and (self.allocator_peak or 0) > (self.trace_peak or 0):
             peaks[:2] = reversed(peaks[:2])
         return peaks

@@ -106,7 +106,7 @@ def multiply_adds(op: Operation) -> int:
 
 
 def _moved_elements(op: Operation) -> int:
-    return sum(tensor_elements(t) for t in (*op.inputs, *op.outputs))
+    return sum(map(tensor_elements, (*op.inputs, *op.outputs)))
 
 
 def _convolution(op: Operation) -> int:
@@ -120,11 +120,9 @@ def _convolution(op: Operation) -> int:
 
 
 def _product(op: Operation) -> int:
-    """Count each kind of dimension once.
-
-    In |left| x |right| x |out| each counts twice, except one of a batch, which all
-    three have: it counts three times.
-    """
+    """Count each kind of dimension once."""
+    # In |left| x |right| x |out| each counts twice, except one of a batch, which all
+    # three have: it counts three times.
     sizes = (tensor_elements(t) for t in (*op.inputs, op.outputs[0]))
     shared = _shared_by_einsum(op) if op.type == "Einsum" else _shared_batch(op)
     return math.isqrt(math.prod(sizes) // shared) if shared else 0
@@ -197,13 +195,11 @@ def op_times(
         ops: the ops.
         called_times: for ops that run functions, the estimated time of these: all
             iterations of a loop.
-        measured: whether to run each kind of op.
+        measured: whether to run each kind of op, which takes the time of that.
         in_seconds: whether times in another unit are refused.
 
     Raises:
         PlanError: they have to be seconds, and no op can be measured.
-
-    Cost: with `measured`, that of running each kind of op.
     """
     ops = list(ops)
 
@@ -261,19 +257,16 @@ def measured_times(ops: Iterable[Operation]) -> dict[str, float]:
 
 def _measured_times(ops: Sequence[Operation]) -> dict[str, float]:
     known: dict[str, float | None] = {}
-    times: dict[str, float] = {}
+    times: dict[str, float | None] = {}
     for op in ops if tf.executing_eagerly() else ():
         read, written = (sum(map(_bytes, ts)) for ts in (op.inputs, op.outputs))
-        if read + written < _SMALL:
-            continue
-        inputs = [(t.dtype.name, known_dims(t), _few_integers(t)) for t in op.inputs]
-        key = repr((op.type, inputs, written, _attributes(op)))
-        if key not in known:
-            known[key] = _seconds(op)
-        seconds = known[key]
-        if seconds is not None:
-            times[op.name] = seconds
-    return times
+        if read + written >= _SMALL:
+            like = [(t.dtype.name, known_dims(t), _few_integers(t)) for t in op.inputs]
+            key = repr((op.type, like, written, _attributes(op)))
+            if key not in known:
+                known[key] = _seconds(op)
+            times[op.name] = known[key]
+    return {name: time for name, time in times.items() if time is not None}
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -314,10 +307,8 @@ def _made_up(tensor: Tensor) -> tf.Tensor | None:
 
 
 _SHAPE_INPUTS = {
-    "Conv2DBackpropFilter": 1,
-    "Conv2DBackpropInput": 0,
-    "DepthwiseConv2dNativeBackpropFilter": 1,
-    "DepthwiseConv2dNativeBackpropInput": 0,
+    **dict.fromkeys(("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput"), 0),
+    **dict.fromkeys(("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter"), 1),
     "Reshape": 1,
 }
 """Ops that read the shape of their result, with the number of that input."""
@@ -362,8 +353,8 @@ def _arguments(
         if argument.number_attr:
             arguments[name] = list(islice(left, op.get_attr(argument.number_attr)))
         elif argument.type_list_attr:
-            count = len(op.get_attr(argument.type_list_attr))
-            arguments[name] = list(islice(left, count))
+            types = op.get_attr(argument.type_list_attr)
+            arguments[name] = list(islice(left, len(types)))
         else:
             arguments[name] = next(left)
     return arguments

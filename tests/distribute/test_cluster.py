@@ -14,9 +14,9 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import MeasurementError
 from geutil.gradients import gradients
 from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.placement import default_device, full_name
 from geutil.memory import measure, predict_by_device
 from geutil.memory.measuring.cluster import READ, READY, START_RESIDENT, Worker
-from geutil.memory.placement import default_device, full_name
 from geutil.memory.predicting import executed_step
 from geutil.quantize import quantize
 from tests.distribute.cluster import TASKS, Cluster, Net, v1

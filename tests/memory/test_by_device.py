@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
+from geutil.graph.placement import places_of, tasks_of
 from geutil.memory import Node, Program, predict, predict_by_device
 from geutil.memory.bounds import worst_of
 from geutil.memory.by_device import split
-from geutil.memory.executor import is_receipt, joint_order
-from geutil.memory.placement import places_of, tasks_of
-from geutil.memory.simulation import simulate
+from geutil.memory.executor import is_receipt, joint_order, simulate
 from tests.memory.networks import attention, chain, training_step, unet
 from tests.memory.refusals import refused
 from tests.memory.test_simulation import programs

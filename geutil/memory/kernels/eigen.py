@@ -82,13 +82,6 @@ def product_bytes(product: Product, threads: int, caches: Caches) -> int:
     """Return the bytes of the blocks that Eigen packs for a product.
 
     Those that it writes: malloc returns more, which no page of memory is needed for.
-
-    Args:
-        product: the product.
-        threads: how many threads work on it.
-        caches: those of the processor.
-
-    Cost: constant.
     """
     m, n, k, each, plain = product
     if min(product[:4]) <= 0:

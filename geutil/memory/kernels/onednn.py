@@ -16,17 +16,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from geutil.memory.executor import ORDERED_EDGES
 from geutil.memory.kernels.cpu import ONEDNN
 from geutil.memory.program import Node, Program
 
+ORDERED_EDGES = 8
+"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
+changes from Session to Session."""
 _PRODUCERS = {
-    "Conv2D": frozenset(("Pad",)),
-    "BiasAdd": frozenset(("Conv2D", "DepthwiseConv2dNative", "MatMul")),
-    "Elu": frozenset(("BiasAdd",)),
-    "LeakyRelu": frozenset(("BiasAdd",)),
-    "Relu": frozenset(("BiasAdd",)),
-    "Relu6": frozenset(("BiasAdd",)),
+    "Conv2D": ("Pad",),
+    "BiasAdd": ("Conv2D", "DepthwiseConv2dNative", "MatMul"),
+    **dict.fromkeys(("Elu", "LeakyRelu", "Relu", "Relu6"), ("BiasAdd",)),
 }
 """For an op type, those that it is joined with if nothing else reads what they make."""
 
@@ -34,14 +33,8 @@ _PRODUCERS = {
 def fused_groups(program: Program) -> list[list[int]]:
     """Return the nodes in groups that TensorFlow may run as one op each.
 
-    Args:
-        program: the nodes, as the ops of a graph.
-
-    Returns:
-        Every node once. A group begins with the node whose inputs are the group's, but
-        a filter gradient comes before the bias gradients that are summed along with it.
-
-    Cost: linear in nodes and edges.
+    Every node is there once. A group begins with the node whose inputs are the group's,
+    but a filter gradient comes before the bias gradients that are summed along with it.
     """
     nodes = program.nodes
     maker = program.makers
@@ -69,25 +62,10 @@ def fused_groups(program: Program) -> list[list[int]]:
 
 
 def with_groups_fused(program: Program, groups: Sequence[Sequence[int]]) -> Program:
-    """Return a program with one node for each group.
-
-    Args:
-        program: the nodes.
-        groups: from `fused_groups`; their places are the numbers of the new nodes.
-
-    Cost: linear in nodes and edges.
-    """
+    """Return a program with one node for each group, numbered as the groups are."""
     place = {i: number for number, group in enumerate(groups) for i in group}
     nodes = [_fused_parts([program.nodes[i] for i in group]) for group in groups]
-    return replace(
-        program,
-        nodes=[
-            node.changed(controls=list(dict.fromkeys(place[c] for c in node.controls)))
-            if node.controls
-            else node
-            for node in nodes
-        ],
-    )
+    return replace(program, nodes=[node.renumbered(place) for node in nodes])
 
 
 def _fused_parts(parts: Sequence[Node]) -> Node:
@@ -112,15 +90,10 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
     """Return the program with its convolutions merged and oneDNN's ops last.
 
     A bias is added, and a bias's gradient summed, within the convolution at its side; a
-    padding that only a convolution reads is done within it.
-
-    Args:
-        program: the nodes in the order in which TensorFlow made them.
-        seed: stands for the addresses of edges, on which the order depends where a node
-            has many.
-
-    Cost: linear in nodes and edges, for nodes of up to eight edges; a sort of oneDNN's
-    nodes.
+    padding that only a convolution reads is done within it. Nodes come in the order in
+    which TensorFlow made them; `seed` stands for the addresses of edges, on which the
+    order depends where a node has many. Cost: linear in nodes and edges, for nodes of
+    up to eight edges; a sort of oneDNN's nodes.
     """
     graph = _NodeEdges(program)
     rng = random.Random(seed)
@@ -142,8 +115,7 @@ class _NodeEdges:
     Attributes:
         nodes: the nodes, merged ones after the others.
         into: for a node that was merged away, the one it is part of.
-        before: the nodes behind each node, once for each edge.
-        after: the nodes ahead of it.
+        after: the nodes ahead of each node, once for each edge.
         maker: the node that makes each tensor.
     """
 
@@ -152,12 +124,12 @@ class _NodeEdges:
         self.nodes = list(program.nodes)
         self.into: dict[int, int] = {}
         self.maker = dict(program.makers)
-        self.before = [
+        self._before = [
             [*map(self.maker.__getitem__, node.inputs), *node.controls]
             for node in self.nodes
         ]
         self.after: list[list[int]] = [[] for _ in self.nodes]
-        for i, before in enumerate(self.before):
+        for i, before in enumerate(self._before):
             for j in before:
                 self.after[j].append(i)
         self._fetched = frozenset(program.fetched)
@@ -173,7 +145,7 @@ class _NodeEdges:
         before = [self.maker[t] for t in node.inputs if t not in inside]
         before += node.controls
         self.nodes.append(node)
-        self.before.append(before)
+        self._before.append(before)
         self.after.append([])
         for j in before:
             self.after[j].append(new)
@@ -182,19 +154,16 @@ class _NodeEdges:
             for i in self.after[part]:
                 if i not in parts:
                     self.after[new].append(i)
-                    self.before[i] = [new if j == part else j for j in self.before[i]]
-            for j in self.before[part]:
+                    self._before[i] = [new if j == part else j for j in self._before[i]]
+            for j in self._before[part]:
                 _remove(self.after[j], part)
         for tensor in node.outputs:
             self.maker[tensor] = new
 
     def places(self, rng: random.Random) -> list[int]:
         """Return the place of each node in reverse postorder, depth first."""
-        stack = [
-            i
-            for i, before in enumerate(self.before)
-            if not before and i not in self.into
-        ]
+        before = enumerate(self._before)
+        stack = [i for i, edges in before if not edges and i not in self.into]
         rng.shuffle(stack)
         seen = [False] * len(self.nodes)
         left: list[int] = []
@@ -219,16 +188,8 @@ class _NodeEdges:
         place = {i: at for at, i in enumerate(order)}
         for i in reversed(self.into):
             place[i] = place[self.into[i]]
-        nodes = [self.nodes[i] for i in order]
-        return replace(
-            self._program,
-            nodes=[
-                node.changed(controls=list({place[c]: None for c in node.controls}))
-                if node.controls
-                else node
-                for node in nodes
-            ],
-        )
+        nodes = [self.nodes[i].renumbered(place) for i in order]
+        return replace(self._program, nodes=nodes)
 
 
 def _remove(edges: list[int], node: int) -> None:

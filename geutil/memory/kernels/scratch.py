@@ -46,12 +46,12 @@ def temporary_bytes(
 ) -> int:
     """Return the bytes that the kernel of an op allocates for itself.
 
+    What depends on dimensions that are not known counts nothing.
+
     Args:
-        op: the op; what depends on dimensions that are not known counts nothing.
+        op: the op.
         onednn: whether TensorFlow uses oneDNN; None for what this process does.
         dims: tells the shape of a tensor.
-
-    Cost: that of reading some shapes.
     """
     if op.type in _ALLOCATED:
         return _ALLOCATED[op.type](op, dims)
@@ -71,15 +71,7 @@ def packed_bytes(
 
     Blocks and copies that it takes from malloc, less the part of its `temporary_bytes`
     that it never writes to: no page of memory is there for that. So it may be negative.
-
-    Args:
-        op: as in `temporary_bytes`.
-        onednn: as in `temporary_bytes`.
-        dims: as in `temporary_bytes`.
-        threads: how many one op uses; None for those of this process.
-        caches: those of the processor; None for this one's.
-
-    Cost: that of reading some shapes.
+    `threads` and `caches` are those of this process and processor, if they are None.
     """
     if op.type in _COPIES:
         return _COPIES[op.type](op, dims)
@@ -97,10 +89,6 @@ def runs_in_onednn(op: Operation, onednn: bool | None = None) -> bool:
 
     These take no explicit padding in gradients. Processors of which they take float16
     are rare, so that it is taken to be none of theirs.
-
-    Args:
-        op: the op.
-        onednn: as in `temporary_bytes`.
     """
     return _takes_type(op, onednn) and op.get_attr("padding") != b"EXPLICIT"
 

@@ -234,11 +234,7 @@ def _status(field: str) -> int:
 
 
 class AllocatorMeter:
-    """Measures what TensorFlow's allocator hands out from now on.
-
-    Args:
-        device: "CPU:0" or "GPU:0".
-    """
+    """Measures what TensorFlow's allocator hands out on a device from now on."""
 
     def __init__(self, device: str) -> None:
         self._device = device

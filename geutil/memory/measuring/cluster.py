@@ -22,6 +22,7 @@ from typing import Any, TextIO, cast
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
+from geutil.graph.placement import Task, tasks_of
 from geutil.memory.measuring.child import (
     AllocatorMeter,
     ResidentMeter,
@@ -35,7 +36,6 @@ from geutil.memory.measuring.child import (
 )
 from geutil.memory.measuring.jobs import GraphJob, MeasureOptions
 from geutil.memory.measuring.trace import timelines_by_device
-from geutil.memory.placement import Task, tasks_of
 from geutil.memory.timeline import DeviceMeasurement, Measurement
 
 READY = "geutil-worker "
@@ -50,12 +50,7 @@ _PATIENCE = 10.0
 
 
 class Worker:
-    """A process that serves a task.
-
-    Args:
-        setup_path: the file of the cluster.
-        task: the job and the number of the task.
-    """
+    """A process that serves a task, set up by a file."""
 
     def __init__(self, setup_path: Path, task: Task) -> None:
         job, number = task
@@ -71,11 +66,7 @@ class Worker:
         return self._heard() is not None
 
     def ask(self, request: str) -> list[int | None]:
-        """Send a request, and return the answer.
-
-        Raises:
-            MeasurementError: the process has ended.
-        """
+        """Send a request, and return the answer; raise if the process has ended."""
         heard = None
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(f"{request}\n")
@@ -125,11 +116,7 @@ def _addresses(tasks: Sequence[Task]) -> dict[str, dict[int, str]]:
 def workers(
     job: GraphJob, options: MeasureOptions, folder: Path
 ) -> Iterator[tuple[str, dict[Task, Worker]]]:
-    """Start the tasks of a job; yield the target of a Session, and the workers.
-
-    Raises:
-        MeasurementError: a server does not start.
-    """
+    """Start the tasks of a job; yield the target of a Session, and the workers."""
     config = session_config(job, options)
     # All tasks are of this machine, and would take its GPU at once.
     config.device_count["GPU"] = 0
@@ -150,11 +137,7 @@ def workers(
 
 
 def run(job: GraphJob, options: MeasureOptions, folder: Path) -> Measurement:
-    """Run the steps of a job on tasks of its own and measure each; once in a process.
-
-    Raises:
-        MeasurementError: a server does not start, or ends.
-    """
+    """Measure the steps of a job on tasks of its own; once in a process."""
     values = initial_values(job)
     with workers(job, options, folder) as (target, started):
         step = SessionStep(job, options, values, target)
@@ -198,11 +181,7 @@ def _largest(peaks: Iterable[int | None]) -> int | None:
 
 
 def serve(setup_path: Path, job: str, task: int) -> Any:
-    """Start the server of a task of the pickled (addresses, config) of a file.
-
-    Raises:
-        tf.errors.OpError: another process has taken its port.
-    """
+    """Start the server of a task of the pickled (addresses, config) of a file."""
     addresses, config = pickle.loads(setup_path.read_bytes())
     return tf.distribute.Server(
         tf.train.ClusterSpec(addresses),

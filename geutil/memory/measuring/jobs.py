@@ -15,8 +15,8 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.graph import call_graph, fetched_subgraph, op_types, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
+from geutil.graph.placement import Task, tasks_of
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.memory.placement import Task, tasks_of
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -82,11 +82,7 @@ class GraphJob:
 
 @dataclass(frozen=True)
 class CallJob:
-    """A callable to call.
-
-    Attributes:
-        pickled: the pickle of (callable, positional arguments, keyword arguments).
-    """
+    """A callable to call: the pickle of it, its arguments and its keyword arguments."""
 
     pickled: bytes
 
@@ -97,13 +93,10 @@ Job = GraphJob | CallJob
 def _variables_of(
     graph: Graph, graph_def: Any, handles: Mapping[str, Any], session: Any
 ) -> tuple[tuple[VariableSpec, ...], list[Tensor]]:
-    """Return the variables of a part of a graph, and what their initial values are of.
+    """Return the variables of a part of a graph, and the tensors they start with.
 
-    Args:
-        graph: the graph.
-        graph_def: the part.
-        handles: the eager handle for each op that stands for a captured resource.
-        session: a Session that holds the values of the others, or None.
+    `handles` has the eager handle for each op that stands for a captured resource;
+    `session` holds the values of the others, if it is not None.
     """
     objects = _objects(graph)
     nodes = [node for node in graph_def.node if node.op in op_types.VARIABLES]
@@ -167,13 +160,8 @@ def _graph_job(
 ) -> GraphJob:
     """Return the job that runs a graph.
 
-    Args:
-        graph: a `tf.Graph` or FuncGraph.
-        fetches: its ops and tensors that are wanted.
-        feeds: (tensor, array) pairs.
-        bound: (eager tensor outside, placeholder) pairs.
-        session: a Session that holds the values of the variables, or None.
-        as_function: whether to run it as a function, and not in a Session.
+    `bound` are pairs of an eager tensor outside and the placeholder that stands for it;
+    `session` holds the values of the variables, if it is not None.
     """
     ops = get_backward_walk_ops(_ops_of(fetches), control_inputs=True)
     needed = {op.name for op in ops}
@@ -301,10 +289,7 @@ def job_of(
     session: Any,
     jit_compile: bool,
 ) -> tuple[Job, bool]:
-    """Return the job that measures something, and whether XLA compiles it.
-
-    See `measure` for the arguments.
-    """
+    """Return the job that `measure` is asked for, and whether XLA compiles it."""
     if isinstance(what, tuple):
         if args or kwargs:
             raise ArgumentTypeError(
@@ -410,10 +395,7 @@ def _in_graph(graph: Graph, element: Any) -> Any:
 
 
 def _pairs(feeds: Any) -> Iterable[tuple[Any, Any]]:
-    """Return (tensor or name, value) for each feed.
-
-    Tensors of a FuncGraph cannot be keys of a dictionary, so pairs will do.
-    """
+    """Return (tensor or name, value) for each feed."""
     if feeds is None:
         return []
     pairs = list(feeds.items() if isinstance(feeds, Mapping) else feeds)

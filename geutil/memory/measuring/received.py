@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from geutil.errors import MeasurementError
 from geutil.graph.op_types import MERGES
+from geutil.memory.timeline import LiveTensor
 
 # The end of the label of a transfer's record.
 _TRANSFER = re.compile(r"(\S+) from (\S+) to (\S+)$")
@@ -31,19 +32,17 @@ _TRIES = 50
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """A tensor that a device has received from another process.
+class TracedBuffer:
+    """A buffer of a traced step.
 
     Attributes:
-        name: the tensor that was sent.
-        bytes: its size.
-        execution: the place of the transfer's record among those of the device.
-        begin: the microsecond in which it has come.
-        end: the one in which its buffer is free; None if it is held to the end.
+        tensor: what it was made for.
+        execution: the place of the record that made it among those of the device.
+        begin: the microsecond in which it is there.
+        end: the one in which it is free; None if it is held to the end.
     """
 
-    name: str
-    bytes: int
+    tensor: LiveTensor
     execution: int
     begin: int
     end: int | None
@@ -54,7 +53,7 @@ def receipts_of(
     device: str,
     executions: Sequence[Any],
     buffers: Collection[str],
-) -> list[Receipt]:
+) -> list[TracedBuffer]:
     """Return what a device received in a step, in the order of the records.
 
     Args:
@@ -62,8 +61,6 @@ def receipts_of(
         device: the device by its full name.
         executions: the `NodeExecStats` of the device.
         buffers: the names of the tensors that the device allocated buffers for.
-
-    Cost: linear in the nodes, edges and records.
     """
     found = [
         (i, match)
@@ -84,20 +81,18 @@ def receipts_of(
         later = min((b for b in begins[match[1]] if b > begin), default=None)
         name, size = sent.tensor(match[1], match[2])
         end = readers.last_end(match[1], size, begin, later)
-        receipts.append(Receipt(name, size, i, begin, end))
+        tensor = LiveTensor(f"{name} (received)", "_Recv", size)
+        receipts.append(TracedBuffer(tensor, i, begin, end))
     return receipts
 
 
 def complete_trace(trace: Callable[[], Any]) -> Any:
     """Return the `RunMetadata` of a step that has a record of each transfer.
 
-    Args:
-        trace: runs a step, and returns its `RunMetadata`, with the partition graphs.
+    `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
 
     Raises:
         MeasurementError: each of fifty steps lacked some.
-
-    Cost: a step, and time linear in its nodes, edges and records; seldom another.
     """
     for _ in range(_TRIES):
         run_metadata = trace()
@@ -114,13 +109,7 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
 def unrecorded_transfers(run_metadata: Any) -> list[str]:
     """Return the edges between processes that carried more than the records tell.
 
-    Args:
-        run_metadata: the `RunMetadata` of the step, with the partition graphs.
-
-    Returns:
-        Labels of edges, sorted.
-
-    Cost: linear in the nodes, edges and records.
+    Labels of edges, sorted. Cost: linear in the nodes, edges and records.
     """
     recorded: Counter[tuple[str, str]] = Counter()
     ran: Counter[tuple[str, str]] = Counter()
@@ -152,7 +141,7 @@ def _carried(nodes: Sequence[Any], ran: Mapping[tuple[str, str], int]) -> Counte
         times = ran.get((node.device, node.name), 0) if node.op not in MERGES else 0
         for name in node.input:
             if not name.startswith(_CONTROL):
-                maker, _ = _maker(name)
+                maker, _ = maker_of(name)
                 carried[maker] = max(carried[maker], times, node.op == "_Send")
     return carried
 
@@ -166,9 +155,9 @@ def end_of(stats: Any) -> int:
     return int(stats.all_start_micros + stats.all_end_rel_micros)
 
 
-def _maker(name: str) -> tuple[str, int]:
+def maker_of(name: str) -> tuple[str, int]:
     """Return the node and the output that an input names."""
-    node, _, place = name.partition(":")
+    node, _, place = name.removeprefix(_CONTROL).partition(":")
     return node, int(place or 0)
 
 
@@ -191,7 +180,7 @@ class _Sent:
 
     def tensor(self, edge: str, device: str) -> tuple[str, int]:
         """Return the name of what goes over an edge, and its size in bytes."""
-        node, slot = _maker(self._inputs[edge, device])
+        node, slot = maker_of(self._inputs[edge, device])
         # What only orders the step is sent as a constant without elements.
         return f"{node}:{slot}", self._sizes.get((device, node, slot), 0)
 
@@ -239,19 +228,15 @@ class _Readers:
             self._sends.add(node.name)
         for name in node.input:
             if not name.startswith(_CONTROL):
-                self._after.setdefault(_maker(name), []).append(node.name)
-                self._inputs.setdefault(node.name, []).append(_maker(name))
+                self._after.setdefault(maker_of(name), []).append(node.name)
+                self._inputs.setdefault(node.name, []).append(maker_of(name))
 
     def last_end(
         self, edge: str, size: int, begin: int, later: int | None
     ) -> int | None:
-        """Return when a buffer is free that has come over an edge.
+        """Return when a buffer is free that has come over an edge at a time.
 
-        Args:
-            edge: the edge.
-            size: the bytes of the buffer.
-            begin: when it has come.
-            later: when the next one comes over the edge, None if none does.
+        `later` is when the next one comes over the edge, None if none does.
         """
         ends = []
         for reader in self._reading(self._receives[edge], size):

@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -23,7 +23,12 @@ import tensorflow as tf
 
 from geutil.memory import program
 from geutil.memory.kernels import cpu
-from geutil.memory.measuring.received import end_of, receipts_of
+from geutil.memory.measuring.received import (
+    TracedBuffer,
+    end_of,
+    maker_of,
+    receipts_of,
+)
 from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
 
 
@@ -37,15 +42,17 @@ def _updates(
         executions: the `NodeExecStats` of the step.
         buffers: the names of the tensors that buffers were allocated for.
 
-    Returns:
-        The microsecond by the name of the new buffer: that of a tensor, or that of an
-        op and " (temporary)".
+    Returns the microsecond by the name of the new buffer: that of a tensor, or that of
+    an op and " (temporary)".
     """
     started = {stats.node_name: stats.all_start_micros for stats in executions}
     ended = {stats.node_name: end_of(stats) for stats in executions}
-    reads = _reads(nodes)
-    readers = _readers(nodes, chain.from_iterable(reads.values()))
-    inputs = {node.name: node.input for node in nodes}
+    inputs: dict[str, list[str]] = {}
+    after: dict[str, list[Any]] = {}
+    for node in nodes:
+        inputs[node.name] = [name for name in node.input if not name.startswith("^")]
+        for name in inputs[node.name]:
+            after.setdefault(maker_of(name)[0], []).append(node)
     free_at: dict[str, int] = {}
     seen: set[str] = set()
     for node in nodes:
@@ -53,24 +60,17 @@ def _updates(
         if node.name not in started or not (assigns or cpu.updates_variable(node.op)):
             continue
         free = ended[node.name]
-        for read in reads.get(_maker(node.input[0]), ()):
+        for read in after.get(maker_of(node.input[0])[0], ()):
             # A read before the change holds the old buffer for all of its readers.
-            if started.get(read, free) < started[node.name]:
-                free = max(free, *(ended.get(n, 0) for n in readers.get(read, ())), 0)
+            is_read = read.op == "ReadVariableOp"
+            if is_read and started.get(read.name, free) < started[node.name]:
+                free = max(free, *(ended.get(n, 0) for n in _readers(read, after)), 0)
         if assigns:
             for buffer in _taken_over(node.input[1], inputs, buffers, seen):
                 free_at[buffer] = free
         else:
             free_at[f"{node.name} (temporary)"] = free
     return free_at
-
-
-def _maker(name: str) -> str:
-    return name.removeprefix("^").partition(":")[0]
-
-
-def _tensor(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
 
 
 def _taken_over(
@@ -86,40 +86,23 @@ def _taken_over(
     """
     waiting = [value]
     while waiting:
-        tensor = _tensor(waiting.pop())
+        maker, slot = maker_of(waiting.pop())
+        tensor = f"{maker}:{slot}"
         if tensor in buffers:
             yield tensor
         elif tensor not in seen:
             seen.add(tensor)
-            read = inputs.get(_maker(tensor), ())
-            waiting += [name for name in read if not name.startswith("^")]
+            waiting += inputs.get(maker, ())
 
 
-def _reads(nodes: Iterable[Any]) -> Mapping[str, list[str]]:
-    """Map each handle's op to the nodes that read the variable."""
-    reads: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.op == "ReadVariableOp":
-            reads.setdefault(_maker(node.input[0]), []).append(node.name)
-    return reads
-
-
-def _readers(nodes: Iterable[Any], reads: Iterable[str]) -> Mapping[str, list[str]]:
-    """Map each of some nodes to those that read its buffer."""
-    after: dict[str, list[Any]] = {}
-    for node in nodes:
-        for name in node.input:
-            if not name.startswith("^"):
-                after.setdefault(_maker(name), []).append(node)
-    readers = {}
-    for read in reads:
-        reader_nodes = list(after.get(read, ()))
-        # The list grows while it is gone through.
-        for node in reader_nodes:
-            if cpu.passes_on(node.op):
-                reader_nodes += after.get(node.name, ())
-        readers[read] = [node.name for node in reader_nodes]
-    return readers
+def _readers(read: Any, after: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the nodes that read the buffer of a node's result."""
+    readers = list(after.get(read.name, ()))
+    # The list grows while it is gone through.
+    for node in readers:
+        if cpu.passes_on(node.op):
+            readers += after.get(node.name, ())
+    return [node.name for node in readers]
 
 
 # What happens in one microsecond is ordered so: a kernel takes longer on a large
@@ -127,20 +110,10 @@ def _readers(nodes: Iterable[Any], reads: Iterable[str]) -> Mapping[str, list[st
 _RELEASE, _START, _ALLOCATION, _RELEASE_AT_ONCE = range(4)
 _GPU_ALLOCATOR = re.compile(r"gpu_(async_)?0", re.IGNORECASE)
 _STREAM = "/stream:"
-# What stands around the name of a node where another one reads it.
-_NOT_NAME = re.compile(r"^\^|:\d+$")
 # What hands over something that is there, and ops of the runtime around the graph.
 _NO_WORK = cpu.types_in(
     "Const Placeholder VarHandleOp _Arg _HostRecv _HostSend _Recv _Retval _Send"
 )
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    tensor: LiveTensor
-    execution: int
-    begin: int
-    end: int | None
 
 
 def timeline_of(
@@ -193,18 +166,16 @@ def timeline_of(
     ]
     names = [stats.node_name for stats in executions]
     if on is not None:
-        for r in receipts_of(run_metadata, on, executions, buffer_names):
-            names[r.execution] = f"{r.name} (received)"
-            tensor = LiveTensor(names[r.execution], "_Recv", r.bytes)
-            buffers.append(_Buffer(tensor, r.execution, r.begin, r.end))
+        receipts = receipts_of(run_metadata, on, executions, buffer_names)
+        for receipt in receipts:
+            names[receipt.execution] = receipt.tensor.name
+        buffers += receipts
     levels, at_peak = _replay(executions, buffers)
     allocating = {buffer.execution for buffer in buffers}
     moments = tuple(
-        Moment(name, level, phase)
-        for i, (name, level, phase) in enumerate(
-            zip(names, levels, _phases(names, nodes), strict=True)
-        )
-        if i in allocating or types.get(name, "_Arg") not in _NO_WORK
+        moment
+        for i, moment in enumerate(map(Moment, names, levels, _phases(names, nodes)))
+        if i in allocating or types.get(moment.op, "_Arg") not in _NO_WORK
     )
     # With what Grappler folded.
     constant_bytes = sum(_constant_bytes(node) for node in nodes)
@@ -216,14 +187,8 @@ def timelines_by_device(
 ) -> dict[str, Timeline]:
     """Return the timeline of each device of a step by its full name, in their order.
 
-    Of GPUs only the first one of a process has records that are read.
-
-    Args:
-        run_metadata: as in `timeline_of`.
-        op_types: as in `timeline_of`.
-        variables: the bytes of each variable by the name of its op.
-
-    Cost: that of `timeline_of` for each device.
+    Of GPUs only the first one of a process has records that are read. `variables` has
+    the bytes of each variable by the name of its op; the rest is as in `timeline_of`.
     """
     sizes: Counter[str] = Counter()
     for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
@@ -240,9 +205,7 @@ def timelines_by_device(
 
 def _phases(names: Sequence[str], nodes: Iterable[Any]) -> list[str]:
     """Return the phase of each op that ran, by the edges of the graph that ran."""
-    inputs = {
-        node.name: [_NOT_NAME.sub("", name) for name in node.input] for node in nodes
-    }
+    inputs = {node.name: [maker_of(name)[0] for name in node.input] for node in nodes}
     ran: dict[str, int] = {}
     steps: list[tuple[str, list[int]]] = []
     for place, name in enumerate(names):
@@ -261,7 +224,7 @@ def _constant_bytes(node: Any) -> int:
 
 def _buffers(
     stats: Any, execution: int, types: Mapping[str, str], device: str
-) -> Iterator[_Buffer]:
+) -> Iterator[TracedBuffer]:
     """Yield what one kernel allocated."""
     slots = [
         (o.tensor_description.allocation_description.allocated_bytes, o.slot)
@@ -279,13 +242,10 @@ def _buffers(
         for micros, size in records:
             if size > 0:
                 ends = released.get(size)
-                tensor = LiveTensor(
-                    _name(stats.node_name, slots, size),
-                    types.get(stats.node_name, ""),
-                    size,
-                )
+                name = _name(stats.node_name, slots, size)
+                tensor = LiveTensor(name, types.get(stats.node_name, ""), size)
                 end = ends.pop() if ends else None
-                yield _Buffer(tensor, execution, micros, end)
+                yield TracedBuffer(tensor, execution, micros, end)
 
 
 def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
@@ -298,7 +258,7 @@ def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
 
 
 def _replay(
-    executions: list[Any], buffers: list[_Buffer]
+    executions: list[Any], buffers: list[TracedBuffer]
 ) -> tuple[list[int], tuple[LiveTensor, ...]]:
     """Return the most that is held during each execution, and the buffers at the peak.
 

@@ -9,7 +9,7 @@ and those that read a shape only with what they read.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -54,21 +54,13 @@ def full_name(device: str, default: str) -> str:
 
 
 def default_device(devices: Iterable[str]) -> str:
-    """Return the full name of the device of ops that name none.
-
-    Args:
-        devices: those that other ops name.
-    """
+    """Return the full name of the device of ops that name none, by those of others."""
     job, task = next(iter(tasks_of(devices)), (LOCALHOST, 0))
     return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
 
 
 def checked_default(device: str | None, devices: Iterable[str]) -> str:
-    """Return the full name of the device of ops that name none, given or not.
-
-    Raises:
-        ArgumentTypeError: it is no device.
-    """
+    """Return the full name of the device of ops that name none, if it is a device."""
     default = default_device(devices)
     if device is None:
         return default
@@ -83,11 +75,7 @@ def checked_default(device: str | None, devices: Iterable[str]) -> str:
 def share_memory(one: str, other: str) -> bool:
     """Tell whether tensors go from one device to another without a copy.
 
-    So they do among the CPU devices of a process.
-
-    Args:
-        one: a device by its full name.
-        other: another one.
+    So they do among the CPU devices of a process. Both are given by their full names.
     """
     specs = _spec(one), _spec(other)
     tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
@@ -104,8 +92,8 @@ def places_of(
         fed: those whose outputs are fed, which come in at the default device.
         default: the full name of the device of ops that name none.
 
-    Cost: linear in the ops and their edges, some 10 us for each op where several
-    devices are named.
+    Cost: linear in ops and edges, some 10 us for each op where several devices are
+    named.
     """
     named = {op.device for op in ops}
     if len(named) <= 1:
@@ -138,21 +126,15 @@ def _merged(ops: Sequence[Operation], default: str) -> dict[str, str]:
             places[op.name] = places.get(op.inputs[0].op.name, places[op.name])
         elif not op.inputs and len(op.outputs) == 1:
             makers.append(op)
-    readers = _readers(ops)
+    readers: dict[str, list[str]] = {}
+    for op in ops:
+        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+            readers.setdefault(before.name, []).append(op.name)
     for op in makers:
         found = {places[reader] for reader in readers.get(op.name, ())}
         if len(found) == 1:
             places[op.name] = found.pop()
     return places
-
-
-def _readers(ops: Sequence[Operation]) -> Mapping[str, list[str]]:
-    """Return the ops that read or await an op, by name."""
-    readers: dict[str, list[str]] = {}
-    for op in ops:
-        for before in (*(t.op for t in op.inputs), *op.control_inputs):
-            readers.setdefault(before.name, []).append(op.name)
-    return readers
 
 
 def _groups(ops: Sequence[Operation]) -> dict[str, str]:
