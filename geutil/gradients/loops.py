@@ -93,9 +93,6 @@ class Loop:
 def find_loops(step: PlainStep) -> list[Loop]:
     """Return the loops of a step that are differentiated, in the order of its ops.
 
-    Args:
-        step: the step with plain gradients.
-
     Cost: none without loops; otherwise linear in the ops of the step and of the bodies,
         but for the cuts (`least_cut`).
     """

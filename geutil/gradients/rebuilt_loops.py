@@ -77,13 +77,13 @@ class _Elements:
 
 @dataclass(frozen=True, eq=False)
 class Rebuilt:
-    """What two loops are when one computes values again.
+    """Two loops of which one computes values again.
 
     Attributes:
         callers: the loops, with the functions that they call otherwise.
         bodies: the new body of each: a `FunctionDef`.
-        lists: what the lists hold that the forward loop begins with, where that
-            changes.
+        lists: the elements of the lists that the forward loop begins with, where these
+            change.
     """
 
     callers: tuple[Caller, Caller]
@@ -102,10 +102,7 @@ class Rebuilt:
             elements.write(graph_def, nodes[elements.lists[0].op.name])
 
     def apply(self) -> None:
-        """Let the loops run the new bodies.
-
-        Cost: linear in the bodies, and in the attributes of the ops.
-        """
+        """Let the loops run the new bodies."""
         for caller, body in zip(self.callers, self.bodies, strict=True):
             graph, name = caller.op.graph, body.signature.name
             function_defs.register(body)
@@ -120,13 +117,9 @@ class Rebuilt:
 
 
 def rebuild(loop: Loop, level: int) -> Rebuilt:
-    """Return bodies for two loops, one of which computes values again.
+    """Return bodies for two loops, one of which computes the values of a cut again.
 
     The graph stays as it is until `Rebuilt.apply`.
-
-    Args:
-        loop: the loops.
-        level: which of the cuts of the loop.
 
     Raises:
         PlanError: TensorFlow does not take a body apart.
@@ -304,11 +297,7 @@ class LoopChoices:
         self._time = sum(map(step.op_times(), step.ops())) if loops else 0.0
 
     def planned(self, levels: Sequence[int]) -> Levels:
-        """Return a choice that was made for the same step before.
-
-        Raises:
-            PlanError: it was made for another one.
-        """
+        """Return a choice made before, or raise `PlanError` if for another step."""
         found = len(self.loops)
         levels = tuple(levels) or (0,) * found
         pairs = zip(self.loops, levels, strict=False)
@@ -341,8 +330,6 @@ class LoopChoices:
 
         Raises:
             PlanError: TensorFlow does not take one of them apart.
-
-        Cost: that of rebuilding the loops, once for each choice of each.
         """
         loops = [self._with(i, level) for i, level in enumerate(levels) if level]
         if not loops:

@@ -85,10 +85,7 @@ class GraphCalls:
         self.ends.update(dict.fromkeys(step.backward, ends))
 
     def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
-        """Return the ends of the calls whose backward pass comes just before ops.
-
-        Cost: linear in the backward ops in between, and their inputs.
-        """
+        """Return the ends of the calls whose backward pass comes just before ops."""
 
         def is_between(op: Operation) -> bool:
             return op not in self.ends and adjacency.creation_index(op) >= self.first
@@ -271,11 +268,6 @@ def _move_gradients(
         before: how many ops its graph had before it was built.
         stand_in_gradients: the gradient in `graph` for each stand-in.
         graph: the other graph, a FuncGraph.
-
-    Returns:
-        The gradients of the step, in `graph`.
-
-    Cost: linear in the ops that are copied and their inputs.
     """
     there = types.MutableIdentityMap(stand_in_gradients)
     new_ops = frozenset(state.ops_since(step.graph, before))

@@ -53,9 +53,6 @@ def _call_in_graph(
         function: takes nothing; what it reads from outside is found in the graph.
         options: how to choose and hold checkpoints.
         alone: whether the graph was made for this call.
-
-    Returns:
-        The result of the function, with stand-ins for its differentiable tensors.
     """
     graph = tf.compat.v1.get_default_graph()
     before = state.count_ops(graph)

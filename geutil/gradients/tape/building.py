@@ -21,11 +21,9 @@ _BLOCK = 8
 
 
 def additions(count: int) -> list[tuple[int, int]]:
-    """Return in what pairs `AddN` adds: it takes up to nine, then eight at a time.
+    """Return the pairs in which `AddN` adds: it takes up to nine, then eight at a time.
 
-    Args:
-        count: how many tensors are added. They are numbered from 0, and the results of
-            the pairs from `count` on.
+    The `count` tensors are numbered from 0, and the results of pairs from `count` on.
 
     Example:
         >>> additions(4)
@@ -61,13 +59,6 @@ def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
     a constant of the sum's size that is never freed, in an order that is left to
     chance. Sums of two it leaves alone, with something between them that keeps it from
     joining them.
-
-    Args:
-        tensors: the tensors, of one graph.
-        scope: the name scope of the new ops.
-        device: their device.
-
-    Cost: linear in the tensors.
     """
     parts = list(tensors)
     graph = parts[0].graph
@@ -184,7 +175,7 @@ def tape_gradients(
     options: Mapping[str, Any],
     engine: TapeEngine,
 ) -> list[Any]:
-    """Return what `tf.gradients` does, by ops that a tape builds.
+    """Return the gradients of `tf.gradients`, by ops that a tape builds.
 
     Where gradients of a tensor are added up ahead of time, what comes after in the
     order of the tape waits for the sum: else all would be started at once, and nothing
@@ -201,8 +192,6 @@ def tape_gradients(
     Raises:
         ArgumentTypeError: an option is for TensorFlow's own engine.
         TapeError: an op has no gradient, or is in a loop or conditional of version 1.
-
-    Cost: linear in ops and edges, and the gradient functions.
     """
     _check(options)
     captured = CapturedTensors()
@@ -252,11 +241,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def engine_of(engine: Any) -> TapeEngine:
-    """Return how a tape works, as an engine or as its name.
-
-    Raises:
-        ArgumentTypeError: there is no such engine.
-    """
+    """Return how a tape works, given an engine or its name."""
     if isinstance(engine, TapeEngine):
         return engine
     if engine == "tape":

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TapeError
 from geutil.gradients.tape.entries import Tape, TapeEntry, number_of, tensor_id
+from geutil.graph import op_types
 
 
 class VSpace(NamedTuple):
@@ -173,15 +174,10 @@ def _fits(gradient: Any, tensor: Any) -> bool:
     return tuple(shape) == tuple(other)
 
 
-ACCEPTS_NONE = frozenset(
-    (
-        "FusedBatchNorm",
-        "FusedBatchNormV2",
-        "FusedBatchNormV3",
-        "SoftmaxCrossEntropyWithLogits",
-        "SparseSoftmaxCrossEntropyWithLogits",
-    )
-)
+ACCEPTS_NONE = op_types.FUSED_NORMS | {
+    "SoftmaxCrossEntropyWithLogits",
+    "SparseSoftmaxCrossEntropyWithLogits",
+}
 """Types of ops whose gradient takes None for all outputs but the first.
 
 None takes the place of zeros that would cost memory: a norm makes statistics besides
@@ -191,8 +187,6 @@ its result, and the second output of a cross entropy is its own gradient.
 
 class Run:
     """One walk back along a tape.
-
-    Gradients of a tensor are added up ahead of time where they are many.
 
     Args:
         vspace: the space that the gradients are in.
@@ -261,10 +255,7 @@ class Run:
                     ready.append(op)
 
     def gradient(self, tensor: Any) -> Any:
-        """Return the gradient of a stop or watched tensor; None if it has none.
-
-        Of the same tensor it is the same one each time.
-        """
+        """Return the gradient of a stop or watched tensor, always the same, or None."""
         number = self._space.tensor_id(tensor)
         if number not in self._totals and number in self._stops:
             self._totals[number] = self._take(number)
@@ -273,9 +264,10 @@ class Run:
     def _needed(
         self, targets: Iterable[int], entries: dict[int, TapeEntry]
     ) -> tuple[dict[int, TapeEntry], Counter[int]]:
-        """Return the entries that targets depend on, and how often each tensor is read.
+        """Take the entries that targets depend on out of `entries`.
 
-        They are taken out of `entries`.
+        Returns:
+            These entries, and how often they read each tensor.
         """
         uses: Counter[int] = Counter()
         needed: dict[int, TapeEntry] = {}

@@ -24,8 +24,8 @@ from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 class Identifiers:
     """Gives each object a number of its own.
 
-    The number that Python itself gives an object is used again once the object is
-    gone, and on a tape it must not be.
+    Python's own number of an object is used again once the object is gone, and on a
+    tape it must not be.
     """
 
     def __init__(self) -> None:
