@@ -19,12 +19,12 @@ from geutil.gradients.choices import (
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.prediction import program_of
-from geutil.gradients.reference_variables import let_out_when_read
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
+from geutil.gradients.updates import let_out_when_read
 from geutil.graph import adjacency, function_calls, image_layouts, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops

@@ -20,9 +20,9 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.candidate import Candidate
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
-from geutil.gradients.loops.choosing import LoopValues
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
+from geutil.gradients.rebuilt_loops import LoopValues
 from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
 from geutil.gradients.step import PlainStep
