@@ -46,13 +46,6 @@ class Candidate:
         """The time of the step within a budget, its peak otherwise."""
         if self.in_budget:
             return (1 + self._extra) * self._longer
-        return self.peak
-
-    @cached_property
-    def peak(self) -> int:
-        """The most bytes held at once, in one order."""
-        if self.keeping.peak is not None:
-            return self.keeping.peak
         return program_of(self.plan.step).peak(self.plan.segments, self.plan.places)
 
     @cached_property

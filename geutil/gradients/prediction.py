@@ -172,28 +172,37 @@ class StepProgram:
         return max(len(self._nodes), 1)
 
     def plain_peak(self) -> int:
-        """Return the most bytes that plain gradients hold in the executor's order.
+        """Return the resident bytes of plain gradients in the executor's order.
 
         Cost: as that of `plain`.
         """
-        return self._plain.peak
+        return self._plain.simulation.resident
 
     def peak(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> int:
-        """Return the most bytes held at once; without segments, by order alone.
+        """Return the most resident bytes at once (`Simulation.resident`).
+
+        The arguments and the cost are those of `quick`.
+        """
+        return self.quick(segments, places).resident
+
+    def quick(
+        self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
+    ) -> Simulation:
+        """Simulate the step in one order that holds little.
 
         Args:
-            segments: what is run again.
+            segments: what is run again; nothing for order alone.
             places: as in `Recomputation`.
 
         Cost: linear in nodes and edges; some 25 us for each node.
         """
         program = self.program(segments)
         if not self._ordered:
-            return simulate(program).peak
+            return simulate(program)
         controlled = with_controls(program, self.later(program).items())
-        return quick_order(controlled, _places_of(program, places)).peak
+        return quick_order(controlled, _places_of(program, places))
 
     def plan(
         self,

@@ -112,7 +112,13 @@ class Prepared:
         is_later = is_ordered_later and not compiled
         report = make_report(self.candidate, sent, ordered=ordered, is_later=is_later)
         if compiled:
-            report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
+            report = replace(
+                report,
+                resident=None,
+                plan=None,
+                plain_plan=None,
+                plain_plan_held=None,
+            )
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
 

@@ -168,7 +168,6 @@ class Keeping:
         bound: no schedule within that takes less extra time, as a part of the step's.
         time_of: tells how long an op takes.
         extra_time: what runs again takes, where a plan says so.
-        peak: the predicted peak in bytes, where it is known.
     """
 
     mode: str
@@ -181,7 +180,6 @@ class Keeping:
     bound: float = 0.0
     time_of: Times = op_time
     extra_time: float | None = None
-    peak: int | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -271,7 +269,6 @@ def _resolve_mode(
         always,
         plan=choice.plan,
         time_of=search.time_of,
-        peak=choice.peak,
     )
     if choice.reason is not None:
         keeping.warnings.append(f"{PLAIN}: {choice.reason}")

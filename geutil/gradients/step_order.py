@@ -95,11 +95,13 @@ class OrderedStep:
         waits: the ops that were added so that others wait.
         peak: the bytes held at once, in the order of the plan or in one that the
             executor has: tensors that are small in all of the step are held to none.
+        resident: likewise, with what kernels take beside TensorFlow's allocator.
     """
 
     plan: OrderPlan
     waits: tuple[Operation, ...]
     peak: int
+    resident: int
 
 
 @runtime.without_collector()
@@ -183,8 +185,9 @@ def order_step(
         {place_of[op]: place_of[same] for op, same in instead}
     )
     # The order of the plan is one of those that the executor may choose.
-    peak = max(plan.peak, executed(turned).peak)
-    return OrderedStep(plan, tuple(waits), peak)
+    runs = plan.simulation, executed(turned)
+    peak, resident = max(r.peak for r in runs), max(r.resident for r in runs)
+    return OrderedStep(plan, tuple(waits), peak, resident)
 
 
 _Turn: TypeAlias = tuple[int, int, Sequence[int]]

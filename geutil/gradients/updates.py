@@ -340,13 +340,19 @@ class _Orders:
             if held > _MUCH * plan.peak:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
-        if whole and limit is not None and ordered.peak > _OVER * limit:
-            peaks = {"peak": ordered.peak, "before": report.peak}
+        if whole and limit is not None and ordered.resident > _OVER * limit:
+            peaks = {"peak": ordered.resident, "before": report.resident}
             notes.append(_OVER_BUDGET.format(**peaks, limit=limit))
         for note in notes:
             self._warn(note)
         warnings = (*report.warnings, *notes)
-        report = replace(report, peak=ordered.peak, plan=plan, warnings=warnings)
+        report = replace(
+            report,
+            peak=ordered.peak,
+            resident=ordered.resident,
+            plan=plan,
+            warnings=warnings,
+        )
         self._report = report
         replace_last(before, report, self._graph)
 

@@ -47,7 +47,7 @@ def planned_order(
     if known:
         tried += [_Scheduler(edges, known, greedy=greedy) for greedy in (True, False)]
     runs = [simulate(program, edges.usual), *(scheduler.run() for scheduler in tried)]
-    return min(runs, key=lambda run: run.peak)
+    return min(runs, key=lambda run: run.resident)
 
 
 def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Simulation:
@@ -67,7 +67,7 @@ def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Sim
     if not known:
         return run
     around = _Scheduler(edges, known, greedy=False).run()
-    return min(run, around, key=lambda run: run.peak)
+    return min(run, around, key=lambda run: run.resident)
 
 
 def frugal_order(program: Program, rank: Rank = "length") -> list[int]:

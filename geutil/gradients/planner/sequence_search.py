@@ -61,7 +61,10 @@ _SLOT = np.dtype([(name, np.int64) for name in ("node", "last", "before", "after
 run, its own if nothing reads it; the slots of the runs of its node before and after it,
 or -1."""
 _NOW = np.dtype(
-    [(n, np.int64) for n in ("span", "length", "best_length", "logged", "loose", "slid")]
+    [
+        (n, np.int64)
+        for n in ("span", "length", "best_length", "logged", "loose", "slid")
+    ]
     + [(n, np.float64) for n in ("excess", "time", "best_time", "budget")]
     + [("dice", np.uint64)]
 )
