@@ -41,7 +41,7 @@ class BatchSizes:
         Raises:
             CommandError: as `TrainingStep`.
 
-        Cost: three to five predicted steps for each, and one search of plans.
+        Cost: two to five predicted steps for each, and one search of plans.
         """
         plain, _ = self._fit(None, order=False)
         yield "plain", plain
