@@ -22,7 +22,7 @@ class BatchSizes:
     Args:
         model: the model.
         shapes_of: returns the shapes of inputs for a batch size.
-        memory: in bytes.
+        memory: resident bytes, as the limit of a container counts them.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BatchSizes:
         Raises:
             CommandError: as `TrainingStep`.
 
-        Cost: three to five predicted steps for each, and one search of plans.
+        Cost: two to five predicted steps for each, and one search of plans.
         """
         plain, _ = self._fit(None, order=False)
         yield "plain", plain
@@ -75,7 +75,7 @@ class BatchSizes:
         def held(rows: int) -> Any:
             built = self._step(rows).built(checkpoints, order=order)
             times[rows] = built.report.extra_time
-            return held_by(built.timeline())
+            return held_by(built.timeline(), resident=True)
 
         fit = fit_batch(held, self._memory, first=first or FIRST)
         return fit, times.get(fit.batch, 0.0)

@@ -47,6 +47,8 @@ __all__ = [
 
 if typing.TYPE_CHECKING:
     from geutil.gradients.api import (
+        GradientError,
+        encoding_errors,
         gradients,
         gradients_collection,
         gradients_memory,
@@ -55,7 +57,6 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
-    from geutil.gradients.loops.choosing import LoopValues
     from geutil.gradients.op_lists import capture_ops, format_ops, toposort
     from geutil.gradients.pipeline_report import PipelinedStep
     from geutil.gradients.pipelining import pipelined
@@ -70,8 +71,8 @@ if typing.TYPE_CHECKING:
         larger_than,
         not_,
     )
+    from geutil.gradients.rebuilt_loops import LoopValues
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
-    from geutil.gradients.rounding_errors import GradientError, encoding_errors
     from geutil.gradients.updates import order_updates
     from geutil.gradients.wrapping import checkpointed
 else:
@@ -79,6 +80,8 @@ else:
         __name__,
         {
             "api": (
+                "GradientError",
+                "encoding_errors",
                 "gradients",
                 "gradients_collection",
                 "gradients_memory",
@@ -91,7 +94,7 @@ else:
                 "plan_curve",
             ),
             "encodings": ("EncodedTensor",),
-            "loops.choosing": ("LoopValues",),
+            "rebuilt_loops": ("LoopValues",),
             "op_lists": (
                 "capture_ops",
                 "format_ops",
@@ -119,10 +122,6 @@ else:
                 "RecomputedOp",
                 "Report",
                 "last_report",
-            ),
-            "rounding_errors": (
-                "GradientError",
-                "encoding_errors",
             ),
             "updates": ("order_updates",),
             "wrapping": ("checkpointed",),

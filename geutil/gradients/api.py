@@ -1,15 +1,17 @@
-"""Gradients that hold less: `tf.gradients` with checkpoints."""
+"""Gradients that hold less, and how far encodings move them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import updates
-from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options
-from geutil.gradients.dry_run import explain
+from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.dry_run import explained
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
@@ -17,7 +19,7 @@ from geutil.gradients.preparing import prepare
 from geutil.gradients.report import publish
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.building import TapeEngine
-from geutil.graph.types import GivenShapes, is_func_graph
+from geutil.graph.types import GivenShapes, Tensor, is_func_graph
 
 
 @tf.autograph.experimental.do_not_convert
@@ -166,7 +168,7 @@ def gradients(
         require_targets(ys)[0].graph
     ):
         # In a graph that stays, what cannot be done is refused on a copy.
-        explain(ys, xs, grad_ys, **vars(options), **kwargs)
+        explained(ys, xs, grad_ys, options, kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     step, report = prepared.build()
     publish(report, step.graph)
@@ -181,19 +183,8 @@ def gradients_speed(
     """Return `gradients(..., checkpoints="speed")`; can replace `tf.gradients`.
 
     Convolutions, matrix products and the like run once; what lies between them is
-    computed again.
-
-    Args:
-        ys: as in `gradients`.
-        xs: as in `gradients`.
-        grad_ys: as in `gradients`.
-        *args: the further arguments of `tf.gradients`, in its order.
-        **kwargs: as in `gradients`.
-
-    Raises:
-        The same as `gradients`.
-
-    Cost: that of `gradients`.
+    computed again. Arguments, errors and cost are those of `gradients`; by position,
+    `args` are the further ones of `tf.gradients`, in its order.
 
     Example:
         >>> import tensorflow as tf
@@ -214,19 +205,9 @@ def gradients_memory(
 ) -> list[Any]:
     """Return `gradients(..., checkpoints="memory")`; can replace `tf.gradients`.
 
-    The least predicted peak at no more than one extra forward pass.
-
-    Args:
-        ys: as in `gradients`.
-        xs: as in `gradients`.
-        grad_ys: as in `gradients`.
-        *args: the further arguments of `tf.gradients`, in its order.
-        **kwargs: as in `gradients`.
-
-    Raises:
-        The same as `gradients`.
-
-    Cost: that of `gradients`.
+    The least predicted peak at no more than one extra forward pass. Arguments, errors
+    and cost are those of `gradients`; by position, `args` are the further ones of
+    `tf.gradients`, in its order.
 
     Example:
         >>> import tensorflow as tf
@@ -248,19 +229,9 @@ def gradients_collection(
 ) -> list[Any]:
     """Return `gradients(..., checkpoints="collection")`; can replace `tf.gradients`.
 
-    Keeps the tensors of the graph collection `checkpoints`.
-
-    Args:
-        ys: as in `gradients`.
-        xs: as in `gradients`.
-        grad_ys: as in `gradients`.
-        *args: the further arguments of `tf.gradients`, in its order.
-        **kwargs: as in `gradients`.
-
-    Raises:
-        The same as `gradients`.
-
-    Cost: that of `gradients`.
+    Keeps the tensors of the graph collection `checkpoints`. Arguments, errors and cost
+    are those of `gradients`; by position, `args` are the further ones of
+    `tf.gradients`, in its order.
 
     Example:
         >>> import tensorflow as tf
@@ -293,3 +264,80 @@ def _named(args: tuple[Any, ...]) -> dict[str, Any]:
             "tf.gradients takes them; pass the others by name"
         )
     return dict(zip(_POSITIONAL, args, strict=False))
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """How far a gradient is from that of `tf.gradients`.
+
+    Attributes:
+        name: the name of what it is the gradient by.
+        relative: the Euclidean norm of the difference, over that of the gradient.
+        largest: the largest difference of an element, over the largest element.
+    """
+
+    name: str
+    relative: float
+    largest: float
+
+
+def encoding_errors(
+    loss: Callable[..., Any], xs: Sequence[Any], *batch: Any, **options: Any
+) -> tuple[GradientError, ...]:
+    """Return how far each gradient is off with `encode="bfloat16"`, on one batch.
+
+    Both kinds of gradients are computed behind the same forward pass, which runs once,
+    with its effects: moving averages move, and dropout draws.
+
+    Args:
+        loss: computes what is differentiated from a batch.
+        xs: variables, the same in each call.
+        *batch: tensors or arrays.
+        **options: those of `gradients`; `encode` is "bfloat16" unless given, and
+            `checkpoints` is None.
+
+    Returns:
+        An error for each x that the loss depends on.
+
+    Raises:
+        Whatever `gradients` raises.
+
+    Cost: two backward passes.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import encoding_errors
+        >>> w = tf.Variable(tf.random.stateless_normal([64, 64], (1, 2)) / 8, name="w")
+        >>> def loss(x):
+        ...     return tf.reduce_mean(tf.square(tf.tanh(tf.tanh(x @ w) @ w)))
+        >>> (error,) = encoding_errors(loss, [w], tf.ones([32, 64]))
+        >>> error.name, 0 < error.relative < 0.01
+        ('w:0', True)
+    """
+    options = {"encode": BFLOAT16, "checkpoints": None, **options, "order": False}
+    sources = list(xs)
+
+    @tf.function(autograph=False)
+    def compare(*args: Any) -> list[Any]:
+        value = loss(*args)
+        plain = tf.gradients(value, sources)
+        encoded = gradients(value, sources, **options)
+        return [
+            None if p is None else _differences(tf.convert_to_tensor(p), e)
+            for p, e in zip(plain, encoded, strict=True)
+        ]
+
+    compared = compare(*map(tf.convert_to_tensor, batch))
+    return tuple(
+        GradientError(x.name, *(float(number) for number in numbers))
+        for x, numbers in zip(sources, compared, strict=True)
+        if numbers is not None
+    )
+
+
+def _differences(plain: Tensor, encoded: Any) -> tuple[Tensor, Tensor]:
+    """Return the norm and the largest element of a difference, as parts."""
+    difference = tf.convert_to_tensor(encoded) - plain
+    relative = tf.math.divide_no_nan(tf.norm(difference), tf.norm(plain))
+    largest = (tf.reduce_max(tf.abs(t)) for t in (difference, plain))
+    return relative, tf.math.divide_no_nan(*largest)

@@ -1,16 +1,11 @@
 """Gradients of the same bits as plain ones.
 
-Grappler's rounding, and sums in an order left to chance.
-
 Grappler joins what has a single reader with that reader: sums of sums (AddOpsRewrite)
 and products of products (MinimizeBroadcasts), which it computes in an order of its own,
 and, for oneDNN, a Pad with the convolution behind it. In plain gradients the backward
 pass reads much of the forward pass, which keeps those ops apart. With recomputation it
 reads copies, and an original and its copy may be left with one reader each. And
 Grappler joins nothing that another op waits for.
-
-What is left to chance: of products of several constants and tensors Grappler joins the
-constants (ConstantPushDown) in an order that depends on the whole graph.
 
 `AddN` adds into the buffer of the first input that nothing else holds any more, and
 begins with that input. Of three or more terms this decides how the sum is rounded. An
@@ -22,8 +17,10 @@ What the backward pass reads of such a sum's inputs holds them in any case, and 
 order is fixed. It must not change where the backward pass reads copies instead. So such
 a sum is not run a second time, and what held its inputs is made up for.
 
-What is left to chance: sums that Grappler joins with what reads them, and those whose
-inputs are read by forward ops alone, some of which run again.
+Left to chance are sums that Grappler joins with what reads them, those whose inputs are
+read by forward ops alone, some of which run again, and products of several constants
+and tensors: Grappler joins the constants (ConstantPushDown) in an order that depends on
+the whole graph.
 """
 
 from __future__ import annotations
@@ -31,10 +28,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 
 from geutil.gradients import segments
-from geutil.gradients.step import PlainStep, tensors_of
+from geutil.gradients.step import PlainStep, reached, tensors_of
 from geutil.graph import op_types
 from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
+from geutil.memory.kernels import cpu
 from geutil.select.walks import get_backward_walk_ops
 
 JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
@@ -43,13 +41,9 @@ Readers = IdentityMap[list[tuple[Operation, int]]]
 
 
 def readers_of(step: PlainStep) -> Readers:
-    """Return who reads the values of each tensor: ops that the step needs, by input.
-
-    Cost: linear in the ops that the step needs, and their inputs.
-    """
+    """Return the ops of a step that read the values of each tensor, by input."""
     readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
-    needed = get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)])
-    for op in needed:
+    for op in get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)]):
         if op.type in op_types.VALUE_BLIND:
             continue
         for index, t in enumerate(op.inputs):
@@ -74,23 +68,20 @@ def keep_apart(
         before: who read what with plain gradients.
         copies: forward ops that run again, each with its copy and an op that runs after
             it in any case.
-
-    Cost: linear in the ops that the step needs, and their inputs.
     """
     after = readers_of(step)
     for op, copy, later in copies:
         for t, copied in zip(op.outputs, copy.outputs, strict=True):
-            if len(before.get(t, ())) > 1:
-                if len(after.get(t, ())) == 1:
-                    add_control_edges(later, [_hand_on(t).op])
-                readers = after.get(copied, ())
-                # oneDNN computes the gradient of a pool that it reads itself.
-                if len(readers) == 1 and "PoolGrad" not in readers[0][0].type:
-                    set_new_input(*readers[0], _hand_on(copied))
-
-
-def _hand_on(tensor: Tensor) -> Tensor:
-    return make_stand_in(tensor, segments.SCOPE, "apart")
+            if len(before.get(t, ())) < 2:
+                continue
+            if len(after.get(t, ())) == 1:
+                apart = make_stand_in(t, segments.SCOPE, "apart")
+                add_control_edges(later, [apart.op])
+            readers = after.get(copied, ())
+            # oneDNN computes the gradient of a pool that it reads itself.
+            if len(readers) == 1 and "PoolGrad" not in readers[0][0].type:
+                apart = make_stand_in(copied, segments.SCOPE, "apart")
+                set_new_input(*readers[0], apart)
 
 
 def without_joined(
@@ -99,40 +90,15 @@ def without_joined(
     """Return what to wait for instead of backward ops that Grappler may join.
 
     That is what these read of the backward pass.
-
-    Cost: linear in the backward ops and their inputs.
     """
     backward = frozenset(step.backward)
-    waiting = list(awaited)[::-1]
-    met = set(waiting)
-    ops_to_await: dict[Operation, None] = {}
-    while waiting:
-        op = waiting.pop()
+
+    def joined_with(op: Operation) -> list[Operation]:
         producers = [t.op for t in op.inputs if t.op in backward]
-        if not producers or not _is_joined(op):
-            ops_to_await[op] = None
-            continue
-        fresh = [p for p in reversed(dict.fromkeys(producers)) if p not in met]
-        met.update(fresh)
-        waiting += fresh
-    return tuple(ops_to_await)
+        is_joined = op.type in JOINED and len(op.outputs[0].consumers()) == 1
+        return producers if is_joined else []
 
-
-def _is_joined(op: Operation) -> bool:
-    return op.type in JOINED and len(op.outputs[0].consumers()) == 1
-
-
-_SAME_BUFFER = frozenset(
-    (
-        "ExpandDims",
-        "Identity",
-        "PlaceholderWithDefault",
-        "Reshape",
-        "Squeeze",
-        "StopGradient",
-    )
-)
-"""Types of ops that forward the buffer of what they read."""
+    return tuple(op for op in reached(awaited, joined_with) if not joined_with(op))
 
 
 def pin_sum_inputs(
@@ -145,8 +111,6 @@ def pin_sum_inputs(
         before: who read what with plain gradients.
         copies: forward ops that run again, each with an op that runs after the forward
             ops in any case.
-
-    Cost: linear in the ops that run again, and in the readers of what they yield.
     """
     backward = frozenset(step.backward)
     added: MutableIdentityMap[Tensor] = MutableIdentityMap()
@@ -171,13 +135,12 @@ def pin_sum_inputs(
 def _same_buffer(tensor: Tensor, before: Readers) -> Iterator[Tensor]:
     """Yield the tensor and what forwards its buffer."""
     waiting = [tensor]
-    while waiting:
-        t = waiting.pop()
+    for t in waiting:
         yield t
         waiting += [
             reader.outputs[0]
             for reader, index in before.get(t, ())
-            if reader.type in _SAME_BUFFER and index == 0
+            if cpu.passes_on(reader.type) and index == 0
         ]
 
 

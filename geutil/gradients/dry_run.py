@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
 from geutil.gradients.candidate import extra_share
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
-from geutil.gradients.loops.finding import find_loops
+from geutil.gradients.loops import find_loops
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import (
     Budget,
@@ -21,14 +22,14 @@ from geutil.gradients.planning import (
     PlanCurve,
     make_plan,
 )
-from geutil.gradients.policies import Policy, name_of_policy, named_policy
+from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
 from geutil.gradients.prediction import program_of
 from geutil.gradients.preparing import Prepared, keep_all, prepare
 from geutil.gradients.report import Report
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
-from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Tensor, is_tensor
+from geutil.graph.types import GivenShapes, IdentityMap, Tensor
 from geutil.select import queries, walks
 from geutil.transform.function_bodies import trace_bodies
 from geutil.transform.handlers import assign_renamed_collections_handler
@@ -59,23 +60,7 @@ def explain(
     """Return the report that `gradients` would leave, without building anything.
 
     The forward pass is copied to a graph that is thrown away, and everything is tried
-    out there.
-
-    Args:
-        ys: as in `gradients`, with all that follow.
-        xs: see there.
-        grad_ys: see there.
-        checkpoints: see there.
-        min_checkpoint_size: see there.
-        offload: see there.
-        offload_device: see there.
-        prefetch: see there.
-        holds_gradients: see there.
-        engine: see there.
-        order: see there.
-        shapes: see there.
-        encode: see there.
-        **kwargs: see there.
+    out there. The arguments are those of `gradients`.
 
     Returns:
         What would be kept and recomputed, the predicted peaks with it and without, and
@@ -109,8 +94,15 @@ def explain(
         shapes,
         encode,
     )
+    return explained(ys, xs, grad_ys, options, kwargs)
+
+
+def explained(
+    ys: Any, xs: Any, grad_ys: Any, options: Options, kwargs: dict[str, Any]
+) -> Report:
+    """Return the report that `gradients` would leave, given its options."""
     prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
-    if encode == BFLOAT16:
+    if options.encode == BFLOAT16:
         # What waits is known only when all is built.
         with prepared.candidate.plan.step.graph.as_default():
             return prepared.build()[1]
@@ -194,12 +186,11 @@ def plan(
 
 def _plan_of(prepared: Prepared, budget: Budget) -> Plan:
     """Return what was prepared for a budget as a plan."""
-    report = prepared.report()
+    report, chosen = prepared.report(), prepared.candidate
     is_limit = budget.extra_time is None
     limit = budget.bytes(report.plain_peak) if is_limit else report.peak
     peaks = (report.peak, report.plain_peak)
     times = (report.extra_time, report.extra_time_bound)
-    chosen = prepared.candidate
     found = make_plan(chosen.plan, limit, peaks, times, budget.offload_device)
     return replace(found, encoded=chosen.encoded, loops=chosen.levels)
 
@@ -274,16 +265,14 @@ def plan_curve(
     def planned(limit: int) -> Plan:
         trial, bound = search.within(limit)
         found = trial.plan or plan_recomputation(plain, keep_all)
-        peak = program.plan(found.segments, found.places).peak
-        times = (extra_share(found, search.time_of), bound)
-        peaks = (peak, search.plain_peak)
+        peaks = program.plan(found.segments, found.places).peak, search.plain_peak
+        times = extra_share(found, search.time_of), bound
         return make_plan(found, limit, peaks, times, first.offload_device)
 
     def planned_with_loops(limit: int) -> Plan:
         budget = replace(first, limit=limit)
         asked = replace(options, checkpoints=budget)
-        prepared = _prepared_on_copy(ys, xs, grad_ys, asked, kwargs)
-        return _plan_of(prepared, budget)
+        return _plan_of(_prepared_on_copy(ys, xs, grad_ys, asked, kwargs), budget)
 
     # A step whose loops are rebuilt is another one, with a search of its own.
     make = planned_with_loops if _has_loops(plain) else planned
@@ -339,54 +328,54 @@ def _prepared_on_copy(
 ) -> Prepared:
     """Prepare gradients in a graph that is thrown away."""
     targets = step.require_targets(ys)
-    checkpoints = selection.checked(targets[0].graph, options.checkpoints)
+    graph = targets[0].graph
+    checkpoints = selection.checked(graph, options.checkpoints)
     options = replace(options, checkpoints=checkpoints)
     output_gradients = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
     if checkpoints == "collection":
-        named = selection.collected(targets[0].graph)
-    scratch = _Scratch([*targets, *step.tensors_of(output_gradients), *named])
-    stopped = kwargs.get("stop_gradients")
-    if stopped is not None:
-        kwargs = {**kwargs, "stop_gradients": scratch.sources(stopped)}
+        named = selection.collected(graph)
+    scratch = _Scratch([*targets, *step.tensors_of(output_gradients), *named], named)
+    if kwargs.get("stop_gradients") is not None:
+        stopped = scratch.sources(kwargs["stop_gradients"])
+        kwargs = {**kwargs, "stop_gradients": stopped}
     with scratch.graph.as_default():
         return prepare(
-            [scratch.of(y) for y in targets],
+            scratch.of(targets),
             scratch.sources(xs),
-            None
-            if grad_ys is None
-            else [scratch.gradient(g) for g in output_gradients],
+            None if grad_ys is None else scratch.of(output_gradients),
             scratch.options(options),
             kwargs,
         )
 
 
-def _assign_collections(info: Any, element: Any, element_: Any) -> None:
-    """Put a copy into collections; no objects of variables are needed there."""
-    assign_renamed_collections_handler(info, element, element_)
-
-
 class _Scratch:
-    """A copy of all that some tensors depend on."""
+    """A copy of all that some tensors depend on, some of them its checkpoints."""
 
-    def __init__(self, ends: list[Tensor]) -> None:
+    def __init__(self, ends: list[Tensor], checkpoints: Iterable[Tensor]) -> None:
         self.graph = creation.new_graph()
         self._source = ends[0].graph
         ops = walks.get_backward_walk_ops(ends, control_inputs=True)
         copier = Transformer()
-        copier.assign_collections_handler = _assign_collections
+        # Not the default, which would make objects of variables: none are needed.
+        copier.assign_collections_handler = partial(assign_renamed_collections_handler)
         _, info = copier(queries.make_view(ops), self.graph, "")
         trace_bodies(self.graph, self.graph.get_operations())
-        self._copy: MutableIdentityMap[Tensor] = MutableIdentityMap()
-        self._original: MutableIdentityMap[Tensor] = MutableIdentityMap()
-        for op in ops:
-            for t in op.outputs:
-                self._copy[t] = info.transformed(t)
-                self._original[self._copy[t]] = t
+        pairs = [(t, info.transformed(t)) for op in ops for t in op.outputs]
+        self._copy: IdentityMap[Tensor] = IdentityMap(pairs)
+        self._original = IdentityMap((copy, t) for t, copy in pairs)
+        self._checkpoints = self.of(checkpoints)
+        self.graph.clear_collection(selection.COLLECTION)
+        for t in self._checkpoints:
+            self.graph.add_to_collection(selection.COLLECTION, t)
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return the copy of a tensor."""
-        return self._copy[tensor]
+    def of(self, values: Iterable[Any]) -> list[Any]:
+        """Return the copies of tensors and slices, and other values as they are."""
+
+        def copied(t: Any) -> Any:
+            return self._copy.get(t, t)
+
+        return tf.nest.map_structure(copied, list(values), expand_composites=True)
 
     def sources(self, xs: Any) -> list[Tensor]:
         """Return the copies of tensors and variables, of those that have one.
@@ -401,60 +390,21 @@ class _Scratch:
                 tensors.append(self._copy[t])
         return tensors
 
-    def gradient(self, gradient: Any) -> Any:
-        """Return the copy of the gradient of a y."""
-        if isinstance(gradient, tf.IndexedSlices):
-            shape = gradient.dense_shape
-            return tf.IndexedSlices(
-                self.of(gradient.values),
-                self.of(gradient.indices),
-                None if shape is None else self.of(shape),
-            )
-        return self.of(gradient) if is_tensor(gradient) else gradient
-
     def options(self, options: Options) -> Options:
         """Return options that mean in the copy what `options` mean in the original."""
-        offload = options.offload
-        return Options(
-            self._checkpoints(options.checkpoints),
-            options.min_checkpoint_size,
-            offload if isinstance(offload, bool) else self._policy(offload),
-            options.offload_device,
-            options.prefetch,
-            options.holds_gradients,
-            options.engine,
-            options.order,
-            self._shapes(options.shapes),
-            options.encode,
+        kept, offload = options.checkpoints, options.offload
+        dims = tensor_sizes.given_shapes(self._source, options.shapes)
+        if isinstance(kept, tuple):
+            kept = self._checkpoints
+        elif callable(kept):
+            kept = self._policy(kept)
+        return replace(
+            options,
+            checkpoints=kept,
+            offload=self._policy(offload) if callable(offload) else offload,
+            shapes=[(self._copy[t], given) for t, given in dims if t in self._copy],
         )
-
-    def _shapes(self, shapes: GivenShapes | None) -> GivenShapes:
-        """Return what is told of the tensors that have a copy."""
-        tensor_dims = tensor_sizes.given_shapes(self._source, shapes)
-        return [(self._copy[t], dims) for t, dims in tensor_dims if t in self._copy]
-
-    def _checkpoints(self, checkpoints: Any) -> Any:
-        if checkpoints is None or isinstance(checkpoints, Budget | Plan):
-            return checkpoints
-        if isinstance(checkpoints, tuple):
-            return [self._copy[t] for t in checkpoints]
-        if isinstance(checkpoints, str):
-            self._carry_collection(checkpoints)
-            return checkpoints
-        return self._policy(checkpoints)
-
-    def _carry_collection(self, mode: str) -> None:
-        named = selection.collected(self._source) if mode == "collection" else ()
-        members = [self._copy[t] for t in named]
-        _replace_collection(self.graph, selection.COLLECTION, members)
 
     def _policy(self, policy: Policy) -> Policy:
-        return named_policy(
-            name_of_policy(policy), lambda t: policy(self._original.get(t, t))
-        )
-
-
-def _replace_collection(graph: Graph, name: str, members: Iterable[Any]) -> None:
-    graph.clear_collection(name)
-    for member in members:
-        graph.add_to_collection(name, member)
+        name = name_of_policy(policy)
+        return NamedPolicy(name, lambda t: policy(self._original.get(t, t)))

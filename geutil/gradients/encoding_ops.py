@@ -21,18 +21,12 @@ from geutil.gradients.apply import make_edits
 from geutil.gradients.edges import Read
 from geutil.gradients.encodings import Encoding, EncodingPlan
 from geutil.gradients.step import PlainStep, with_edited_backward
-from geutil.graph import adjacency, creation, state, v1_control_flow
-from geutil.graph.types import (
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    dims_of,
-    scope_dirname,
-)
-from geutil.memory.sizes import tensor_elements
+from geutil.graph import adjacency, creation, state, types, v1_control_flow
+from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 
 SCOPE = "encoded"
+Late = Callable[[Operation, Tensor], Tensor]
+"""Returns what is kept, as of when the backward pass gets to an op."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +55,10 @@ class Encoder:
 
         Returns:
             The step with other backward ops, by edits that are not made yet.
-
-        Cost: linear in what is encoded and in the ops since the step was built.
         """
         if not plan.encodings:
             return step
-        gradient_of = _Gradients(step)
+        late = _late(step)
         reads: dict[tuple[Operation, int], Tensor] = {}
         results: dict[Operation, Tensor] = {}
         for read, encoding in _in_backward_order(step, plan):
@@ -75,10 +67,10 @@ class Encoder:
                     kept = self.narrow(encoding.tensor, tf.int8)
                 else:
                     kept = encoding.tensor.op.inputs[0]
-                make = partial(gradient_of.widened, read, kept)
+                make = partial(_widened, read, kept, late)
                 reads[read.op, read.index] = self._decoded(read, plan, make)
             else:
-                make = partial(self._replacement, read, plan, gradient_of)
+                make = partial(self._replacement, read, plan, late)
                 results[read.op] = self._decoded(read, plan, make)
         replaced = edges.first_results(results)
         gradients = (edges.renewed(g, replaced) for g in step.gradients)
@@ -89,29 +81,37 @@ class Encoder:
         self, read: Read, plan: EncodingPlan, make: Callable[[], Tensor]
     ) -> Tensor:
         """Return what is read instead, the same in all plans that have it so."""
-        swapped, padded = plan.swapped.get(read.op), read.tensor in plan.padded
-        key = (read.op, read.index, swapped, padded)
+        key = (
+            read.op,
+            read.index,
+            plan.swapped.get(read.op),
+            read.tensor in plan.padded,
+        )
         if key not in self.decoders:
-            self.decoders[key] = make()
+            with creation.surroundings_of(read.op):
+                self.decoders[key] = make()
         return self.decoders[key]
 
-    def _replacement(
-        self, read: Read, plan: EncodingPlan, gradient_of: _Gradients
-    ) -> Tensor:
+    def _replacement(self, read: Read, plan: EncodingPlan, late: Late) -> Tensor:
         """Build what takes the place of an op that reads a tensor."""
-        op = read.op
+        op, tensor = read.op, read.tensor
         if op in plan.swapped:
             pool = plan.swapped[op]
-            return gradient_of.swapped(op, pool, self._places(pool))
-        if op.type in encodings.ACTIVATIONS and read.tensor in plan.padded:
-            return gradient_of.cut(op, plan.padded[read.tensor])
-        if op.type in encodings.ACTIVATIONS:
-            return gradient_of.activation(op, self._mask(read.tensor, op.type))
+            places = self._places(pool)
+            gradient = _without_minus_zero(pool.inputs[2])
+            passed = _gradient_like(op, gradient, pool.inputs[encodings.MAXIMA])
+            return _spread(pool, passed, late(pool, places))
         if op.type == "MaxPoolGrad":
-            return gradient_of.pool(op, self._places(op))
-        return gradient_of.of_shape(
-            op, self._once(encodings.SHAPE, read.tensor, _shape)
-        )
+            places = self._places(op)
+            gradient = _without_minus_zero(op.inputs[2])
+            return _spread(op, gradient, late(op, places))
+        if op.type not in encodings.ACTIVATIONS:
+            shape = self._once(encodings.SHAPE, tensor, _shape)
+            return _of_shape(op, shape, late)
+        if tensor in plan.padded:
+            padded = plan.padded[tensor]
+            return _gradient_like(op, op.inputs[0], _cut(padded, late(op, padded)))
+        return _masked(op, late(op, self._mask(tensor, op.type)))
 
     def _mask(self, tensor: Tensor, gradient: str) -> Tensor:
         """Return where the gradient of an activation lets something through."""
@@ -196,106 +196,92 @@ def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tens
 
 def _image_dims(images: Tensor) -> tuple[int, int, int]:
     """Return height, width and channels, which are known where places are kept."""
-    _, rows, columns, channels = (dim or 0 for dim in dims_of(images) or ())
+    _, rows, columns, channels = (dim or 0 for dim in types.dims_of(images) or ())
     return rows, columns, channels
 
 
-class _Gradients:
-    """Builds gradients that read what is kept, beside the ops that they replace."""
+def _late(step: PlainStep) -> Late:
+    """Return a function that lets the backward pass of a step read late."""
+    backward = frozenset((*step.backward, *step.seeds))
 
-    def __init__(self, step: PlainStep) -> None:
-        # What a decoder can wait for.
-        self._backward = frozenset((*step.backward, *step.seeds))
+    def late(op: Operation, kept: Tensor) -> Tensor:
+        scope = types.scope_dirname(op.name)[:-1]
+        waiting = creation.make_stand_in(kept, scope, "late")
+        awaited = [p for p in adjacency.predecessors(op) if p in backward]
+        creation.add_control_edges(waiting.op, awaited[:1])
+        return waiting
 
-    def activation(self, op: Operation, mask: Tensor) -> Tensor:
-        """Build the gradient of an activation from where it lets something through."""
-        gradient = op.inputs[0]
-        with creation.surroundings_of(op):
-            passes = self._wait(op, mask)
-            if op.type == "LeakyReluGrad":
-                ones = tf.ones([], gradient.dtype)
-                slope = tf.constant(op.get_attr("alpha"), gradient.dtype)
-                factor = tf.where(passes, ones, slope)
-            else:
-                # A product, as in the kernel: what is negative becomes -0.
-                factor = tf.cast(passes, gradient.dtype)
-            return tf.multiply(gradient, factor)
+    return late
 
-    def cut(self, op: Operation, padded: Tensor) -> Tensor:
-        """Build the gradient of an activation, cut from what it was padded to."""
-        before = tf.get_static_value(padded.op.inputs[1])[:, 0]
-        with creation.surroundings_of(op):
-            whole = self._wait(op, padded)
-            size = tf.shape(padded) - padded.op.inputs[1][:, 0]
-            size -= padded.op.inputs[1][:, 1]
-            part = tf.slice(whole, before, size)
-            part.set_shape(padded.op.inputs[0].shape)
-            return _gradient_like(op, op.inputs[0], part)
 
-    def pool(self, op: Operation, places: Tensor) -> Tensor:
-        """Build the gradient of a pool of maxima from their places."""
-        with creation.surroundings_of(op):
-            return self._spread(op, _without_minus_zero(op.inputs[2]), places)
+def _masked(op: Operation, passes: Tensor) -> Tensor:
+    """Build the gradient of an activation from where it lets something through."""
+    gradient = op.inputs[0]
+    if op.type == "LeakyReluGrad":
+        ones = tf.ones([], gradient.dtype)
+        slope = tf.constant(op.get_attr("alpha"), gradient.dtype)
+        factor = tf.where(passes, ones, slope)
+    else:
+        # A product, as in the kernel: what is negative becomes -0.
+        factor = tf.cast(passes, gradient.dtype)
+    return tf.multiply(gradient, factor)
 
-    def swapped(self, op: Operation, pool: Operation, places: Tensor) -> Tensor:
-        """Build the gradient of a pool behind an activation, that one's first."""
-        with creation.surroundings_of(op):
-            gradient = _without_minus_zero(pool.inputs[2])
-            passed = _gradient_like(op, gradient, pool.inputs[encodings.MAXIMA])
-            return self._spread(pool, passed, places)
 
-    def of_shape(self, op: Operation, shape: Tensor) -> Tensor:
-        """Build what an op makes of the shape of a tensor."""
-        dtype = op.outputs[0].dtype
-        with creation.surroundings_of(op):
-            if op.type == "Shape":
-                return tf.cast(shape, dtype)
-            if op.type == "Rank":
-                return tf.size(shape)
-            if op.type == "Size":
-                return tf.cast(tf.reduce_prod(shape), dtype)
-            if op.type in ("OnesLike", "ZerosLike"):
-                value = tf.constant(int(op.type == "OnesLike"), dtype)
-                return tf.fill(self._wait(op, shape), value)
-            return _resize_gradient(op, shape)
+def _cut(padded: Tensor, whole: Tensor) -> Tensor:
+    """Build a tensor again from what it was padded to, held or late."""
+    source, padding = padded.op.inputs[:2]
+    before = tf.get_static_value(padding)[:, 0]
+    size = tf.shape(padded) - padding[:, 0]
+    size -= padding[:, 1]
+    part = tf.slice(whole, before, size)
+    part.set_shape(source.shape)
+    return part
 
-    def widened(self, read: Read, kept: Tensor) -> Tensor:
-        """Build the values of a tensor again, when they are read."""
-        with creation.surroundings_of(read.op):
-            return tf.cast(self._wait(read.op, kept), read.tensor.dtype)
 
-    def _spread(self, op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
-        """Put the gradient of each maximum in its place.
+def _of_shape(op: Operation, shape: Tensor, late: Late) -> Tensor:
+    """Build what an op makes of the shape of a tensor."""
+    dtype = op.outputs[0].dtype
+    if op.type == "Shape":
+        return tf.cast(shape, dtype)
+    if op.type == "Rank":
+        return tf.size(shape)
+    if op.type == "Size":
+        return tf.cast(tf.reduce_prod(shape), dtype)
+    if op.type in ("OnesLike", "ZerosLike"):
+        value = tf.constant(int(op.type == "OnesLike"), dtype)
+        return tf.fill(late(op, shape), value)
+    return _resize_gradient(op, shape)
 
-        The product with nothing is +0, as where the kernel adds nothing.
-        """
-        height, width = op.get_attr("ksize")[1:3]
-        images = op.inputs[encodings.INPUT]
-        rows, columns, channels = _image_dims(images)
-        flat = tf.reshape(gradient, [-1, columns // width, channels])
-        waiting = self._wait(op, places)
-        parts = []
-        for place in range(height * width):
-            is_there = tf.equal(waiting, tf.constant(place, tf.uint8))
-            factor = tf.cast(is_there, gradient.dtype)
-            parts.append(tf.raw_ops.MulNoNan(x=flat, y=factor))
-        lines = [
-            tf.reshape(
-                tf.stack(parts[row * width : (row + 1) * width], axis=2),
-                [-1, 1, columns * channels],
-            )
-            for row in range(height)
-        ]
-        spread = tf.reshape(tf.concat(lines, 1), [-1, rows, columns, channels])
-        spread.set_shape(images.shape)
-        return spread
 
-    def _wait(self, op: Operation, kept: Tensor) -> Tensor:
-        """Return what is kept, as of when the backward pass gets to an op."""
-        late = creation.make_stand_in(kept, scope_dirname(op.name)[:-1], "late")
-        awaited = [p for p in adjacency.predecessors(op) if p in self._backward]
-        creation.add_control_edges(late.op, awaited[:1])
-        return late
+def _widened(read: Read, kept: Tensor, late: Late) -> Tensor:
+    """Build the values of a tensor again, when they are read."""
+    return tf.cast(late(read.op, kept), read.tensor.dtype)
+
+
+def _spread(op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
+    """Build the gradient of a pool: that of each maximum in its place.
+
+    The product with nothing is +0, as where the kernel adds nothing.
+    """
+    height, width = op.get_attr("ksize")[1:3]
+    images = op.inputs[encodings.INPUT]
+    rows, columns, channels = _image_dims(images)
+    flat = tf.reshape(gradient, [-1, columns // width, channels])
+    parts = []
+    for place in range(height * width):
+        is_there = tf.equal(places, tf.constant(place, tf.uint8))
+        factor = tf.cast(is_there, gradient.dtype)
+        parts.append(tf.raw_ops.MulNoNan(x=flat, y=factor))
+    lines = [
+        tf.reshape(
+            tf.stack(parts[row * width : (row + 1) * width], axis=2),
+            [-1, 1, columns * channels],
+        )
+        for row in range(height)
+    ]
+    spread = tf.reshape(tf.concat(lines, 1), [-1, rows, columns, channels])
+    spread.set_shape(images.shape)
+    return spread
 
 
 def _without_minus_zero(gradient: Tensor) -> Tensor:
@@ -303,9 +289,8 @@ def _without_minus_zero(gradient: Tensor) -> Tensor:
 
     No optimizer sees that zero is added.
     """
-    zero = creation.make_stand_in(
-        tf.zeros([], gradient.dtype), scope_dirname(gradient.op.name)[:-1], "zero"
-    )
+    scope = types.scope_dirname(gradient.op.name)[:-1]
+    zero = creation.make_stand_in(tf.zeros([], gradient.dtype), scope, "zero")
     return gradient + zero
 
 
@@ -347,33 +332,22 @@ class Halved:
 
 
 def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
-    """Let kept tensors of type float32 wait as bfloat16.
+    """Let kept tensors of type float32 wait as bfloat16, by edits of the graph.
 
     Each is rounded in the forward pass, and widened again for each op that reads it in
     the backward pass: backward ops, and what recomputation starts from.
 
     Args:
-        step: the step, with all that it recomputes; its graph is changed.
+        step: the step, with all that it recomputes.
         smallest: tensors of fewer elements stay as they are.
         encoder: makes what is kept.
-
-    Cost: linear in the ops since the gradients were built, and their inputs.
     """
     # What runs again counts: it waits for the backward pass.
     step = with_edited_backward(step, step.gradients, ())
-    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
-    for read in edges.backward_edges(step).reads:
-        buffer = encodings.buffer_of(read.tensor)
-        size = tensor_elements(buffer)
-        if size < smallest or encodings.is_held_anyway(step, buffer):
-            continue
-        if buffer not in by_buffer:
-            by_buffer[buffer] = []
-        by_buffer[buffer].append(read)
     halved, left = [], []
     edits: dict[tuple[Operation, int], Tensor] = {}
-    gradient_of = _Gradients(step)
-    for buffer, reads in by_buffer.items():
+    late = _late(step)
+    for buffer, reads in encodings.late_reads(step, smallest).items():
         obstacle = _why_whole(step, buffer, reads)
         if obstacle is not None:
             left.append((buffer, obstacle))
@@ -381,7 +355,8 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
         halved.append(reads[0].tensor)
         for read in reads:
             kept = encoder.narrow(read.tensor, tf.bfloat16)
-            edits[read.op, read.index] = gradient_of.widened(read, kept)
+            with creation.surroundings_of(read.op):
+                edits[read.op, read.index] = _widened(read, kept, late)
     make_edits(edges.edits_of(edits, {}))
     edited = with_edited_backward(step, step.gradients, encoder.ops)
     return Halved(edited, tuple(halved), tuple(left))

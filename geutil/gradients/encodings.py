@@ -11,7 +11,7 @@ Source: Jain et al., "Gist: Efficient data encoding for deep neural network trai
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -28,9 +28,8 @@ from geutil.graph.types import (
     Tensor,
     dims_of,
 )
-from geutil.memory import sizes
 from geutil.memory.kernels import cpu
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory.sizes import tensor_bytes, tensor_elements
 
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
 SIGN, NARROW = "sign", "narrow"
@@ -88,7 +87,7 @@ class Encoding:
         tensor: the tensor whose buffer is let go.
         reads: the late reads of it, or of what shares its buffer.
         keeps: what is kept in its place: some of the names above.
-        bytes: what that takes, what is held anyway apart.
+        bytes: their size, without what is held anyway.
     """
 
     tensor: Tensor
@@ -98,14 +97,9 @@ class Encoding:
 
     def described(self) -> EncodedTensor:
         """Return what a report says of it."""
-        tensor = self.tensor
-        return EncodedTensor(
-            tensor.name,
-            tensor.op.type,
-            " and ".join(self.keeps),
-            tensor_bytes(tensor),
-            self.bytes,
-        )
+        tensor, keeps = self.tensor, " and ".join(self.keeps)
+        size = tensor_bytes(tensor)
+        return EncodedTensor(tensor.name, tensor.op.type, keeps, size, self.bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +112,8 @@ class EncodingPlan:
         swapped: gradients of activations, each with that of the pool behind it, which
             goes last instead: the maximum of a window is positive where its place is,
             so that what the activation lets through can be asked of the maxima.
+        padded: tensors that an activation is asked for, each with the held tensor that
+            it was padded to.
     """
 
     encodings: tuple[Encoding, ...] = ()
@@ -141,33 +137,41 @@ def plan_encodings(
     Cost: linear in the backward ops and their inputs, and once more for each pool in a
         row of pools.
     """
-    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
-    for buffer, read in _large_reads(step, smallest):
-        if buffer not in by_buffer:
-            by_buffer[buffer] = []
-        by_buffer[buffer].append(read)
+    by_buffer = IdentityMap(
+        (buffer, reads)
+        for buffer, reads in late_reads(step, smallest).items()
+        if buffer.dtype.size
+    )
     obstacles, replaced = _obstacles(step, by_buffer, whole or IdentityMap())
     left = IdentitySet(buffer for buffer, reason in obstacles.items() if reason)
+    encoded = [(b, reads) for b, reads in by_buffer.items() if b not in left]
     swapped: dict[Operation, Operation] = {}
     padded: MutableIdentityMap[Tensor] = MutableIdentityMap()
-    for buffer, reads in by_buffer.items():
-        for read in reads if buffer not in left else ():
-            pool = _swappable_pool(step, read, replaced)
-            # Its maxima have to be there anyway.
-            if pool is not None and buffer_of(pool.inputs[MAXIMA]) in left:
-                swapped[read.op] = pool
-            elif read.op.type in ACTIVATIONS:
-                padded.update((read.tensor, t) for t in _padded(read.tensor, left))
+    for read in (read for _, reads in encoded for read in reads):
+        pool = _swappable_pool(step, read, replaced)
+        # Its maxima have to be there anyway.
+        if pool is not None and buffer_of(pool.inputs[MAXIMA]) in left:
+            swapped[read.op] = pool
+        elif read.op.type in ACTIVATIONS:
+            padded.update((read.tensor, t) for t in _padded(read.tensor, left))
     return EncodingPlan(
-        tuple(
-            _encoding(buffer, reads, swapped, padded)
-            for buffer, reads in by_buffer.items()
-            if buffer not in left
-        ),
+        tuple(_encoding(b, reads, swapped, padded) for b, reads in encoded),
         tuple((buffer, obstacles[buffer] or "") for buffer in left),
         swapped,
         padded,
     )
+
+
+def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
+    """Return the late reads of buffers of a step that are large, by buffer."""
+    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
+    for read in backward_edges(step).reads:
+        buffer = buffer_of(read.tensor)
+        if buffer in by_buffer:
+            by_buffer[buffer].append(read)
+        elif not _is_held_anyway(step, buffer) and tensor_elements(buffer) >= smallest:
+            by_buffer[buffer] = [read]
+    return by_buffer
 
 
 def _obstacles(
@@ -181,33 +185,24 @@ def _obstacles(
     which are the input of another pool in turn.
     """
     replaced = {
-        read.op
-        for reads in by_buffer.values()
-        for read in reads
-        if read.op.type == "MaxPoolGrad" and read.index == INPUT
+        read.op for reads in by_buffer.values() for read in reads if _reads_images(read)
     }
     obstacles: MutableIdentityMap[str | None] = MutableIdentityMap()
     settled = False
     while not settled:
         settled = True
         for buffer, reads in by_buffer.items():
-            obstacles[buffer] = (
-                whole[buffer]
-                if buffer in whole
-                else _obstacle(step, buffer, reads, replaced)
-            )
+            reason = whole.get(buffer) or _obstacle(step, buffer, reads, replaced)
+            obstacles[buffer] = reason
             staying = {r.op for r in reads if r.index == INPUT} & replaced
-            if obstacles[buffer] is not None and staying:
+            if reason is not None and staying:
                 replaced -= staying
                 settled = False
     return obstacles, replaced
 
 
 def buffer_of(tensor: Tensor) -> Tensor:
-    """Return the tensor whose buffer a tensor is, itself if it has its own.
-
-    Cost: linear in the ops in between.
-    """
+    """Return the tensor whose buffer a tensor is, itself if it has its own."""
     while True:
         sources = dict(cpu.aliases(tensor.op)) if tensor.op.inputs else {}
         if tensor.value_index not in sources:
@@ -215,25 +210,20 @@ def buffer_of(tensor: Tensor) -> Tensor:
         tensor = tensor.op.inputs[sources[tensor.value_index]]
 
 
-def is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
+def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
     """Tell whether a buffer is there all the time, whoever reads it."""
     op = buffer.op
-    return (
-        cpu.is_held(op)
-        or segments.is_parameter(op)
-        or not step.covers(op)
-        or buffer.op in step.seeds
-    )
+    held = cpu.is_held(op) or segments.is_parameter(op)
+    return held or not step.covers(op) or op in step.seeds
 
 
 def _swappable_pool(
     step: PlainStep, read: Read, replaced: Collection[Operation]
 ) -> Operation | None:
     """Return the pool gradient behind that of an activation if the two can swap."""
-    op = read.op
-    if op.type not in ("ReluGrad", "Relu6Grad") or op.inputs[0].op not in replaced:
+    op, pool = read.op, read.op.inputs[0].op
+    if op.type not in ("ReluGrad", "Relu6Grad") or pool not in replaced:
         return None
-    pool = op.inputs[0].op
     others = [r for r in backward_edges(step).readers[pool] if r is not op]
     asked = any(t is pool.outputs[0] for t in tensors_of(step.gradients))
     same = pool.inputs[INPUT] is read.tensor
@@ -253,18 +243,6 @@ def _padded(tensor: Tensor, held: IdentitySet) -> list[Tensor]:
     ][:1]
 
 
-def _large_reads(step: PlainStep, smallest: int) -> list[tuple[Tensor, Read]]:
-    """Return the late reads of buffers that encodings could let go, with these."""
-    found = []
-    for read in backward_edges(step).reads:
-        buffer = buffer_of(read.tensor)
-        if is_held_anyway(step, buffer) or buffer.dtype.size == 0:
-            continue
-        if sizes.tensor_elements(buffer) >= smallest:
-            found.append((buffer, read))
-    return found
-
-
 def _obstacle(
     step: PlainStep,
     buffer: Tensor,
@@ -279,19 +257,16 @@ def _obstacle(
     for read in reads:
         if v1_control_flow.is_inside(read.op):
             return f"'{read.op.name}' belongs to a loop or conditional of version 1"
-    if _compact(buffer) is not None and all(r.tensor is buffer for r in reads):
+    if _compact(buffer, reads) is not None:
         return None
-    for read in reads:
-        reason = _why_values(read, replaced)
-        if reason is not None:
-            return reason
-    return None
+    reasons = (_why_values(read, replaced) for read in reads)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
     """Return why a read needs the values of a tensor, or None if it does not."""
     op, index = read.op, read.index
-    if ACTIVATIONS.get(op.type) == index or _SHAPE_READS.get(op.type) == index:
+    if index in (ACTIVATIONS.get(op.type), _SHAPE_READS.get(op.type)):
         return None
     if op.type == "MaxPoolGrad" and index in (INPUT, MAXIMA):
         obstacle = _pool_obstacle(op)
@@ -302,8 +277,8 @@ def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
     return f"'{op.name}' ({op.type}) reads its values"
 
 
-def _is_read_of_maxima(read: Read) -> bool:
-    return read.op.type == "MaxPoolGrad" and read.index == MAXIMA
+def _reads_images(read: Read) -> bool:
+    return read.op.type == "MaxPoolGrad" and read.index == INPUT
 
 
 def _pool_obstacle(op: Operation) -> str | None:
@@ -323,9 +298,11 @@ def _pool_obstacle(op: Operation) -> str | None:
     return None
 
 
-def _compact(tensor: Tensor) -> str | None:
+def _compact(tensor: Tensor, reads: Iterable[Read]) -> str | None:
     """Return what stands for the values of a tensor that its op tells to be few."""
     op = tensor.op
+    if any(read.tensor is not tensor for read in reads):
+        return None
     if op.type == "Sign" and tensor.dtype.is_floating:
         return SIGN
     if op.type == "Cast" and not segments.is_parameter(op):
@@ -342,10 +319,10 @@ def _encoding(
     padded: IdentityMap[Tensor],
 ) -> Encoding:
     """Return the encoding of a tensor, with the bytes of what is kept."""
-    compact = _compact(buffer)
-    if compact is not None and all(read.tensor is buffer for read in reads):
+    compact = _compact(buffer, reads)
+    if compact is not None:
         each = 1 if compact == SIGN else buffer.op.inputs[0].dtype.size
-        size = sizes.tensor_elements(buffer) * each
+        size = tensor_elements(buffer) * each
         return Encoding(buffer, tuple(reads), (compact,), size)
     signs = IdentitySet(
         read.tensor
@@ -354,21 +331,13 @@ def _encoding(
     )
     masked = IdentitySet(t for t in signs if t not in padded)
     # Of a pool that is differentiated twice there are the same places.
-    pooled = IdentitySet(
-        read.op.inputs[MAXIMA]
-        for read in reads
-        if read.op.type == "MaxPoolGrad" and read.index == INPUT
-    )
+    pooled = IdentitySet(r.op.inputs[MAXIMA] for r in reads if _reads_images(r))
     kept = {MASK: masked, PLACES: pooled}
     names = [name for name, tensors in kept.items() if len(tensors)]
     if len(masked) < len(signs):
         names.append(PART)
     if not names:
-        alone = all(_is_read_of_maxima(read) for read in reads)
+        alone = all(r.op.type == "MaxPoolGrad" and r.index == MAXIMA for r in reads)
         names.append(NOTHING if alone else SHAPE)
-    return Encoding(
-        buffer,
-        tuple(reads),
-        tuple(names),
-        sum(sizes.tensor_elements(t) for ts in kept.values() for t in ts),
-    )
+    size = sum(tensor_elements(t) for tensors in kept.values() for t in tensors)
+    return Encoding(buffer, tuple(reads), tuple(names), size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from geutil.gradients.segments import Recomputation, is_parameter
+from geutil.gradients.segments import Recomputation, Segment, is_parameter
 from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
@@ -47,19 +47,19 @@ def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
 
     What the backward pass reads before the first segment would be back at once.
     """
-    needed = IdentitySet(
-        t
-        for segment in plan.segments
-        for t in (*segment.originals, *(read.tensor for read in segment.direct))
-    )
     return [
         t
-        for t in needed
+        for t in IdentitySet(t for s in plan.segments for t in _needed(s))
         if not is_parameter(t.op)
         # What is in a loop or branch of version 1 cannot be read outside.
         and not v1_control_flow.is_inside(t.op)
         and offload.takes(t)
     ]
+
+
+def _needed(segment: Segment) -> tuple[Tensor, ...]:
+    """Return the kept tensors that a segment, or the backward pass in it, reads."""
+    return (*segment.originals, *(read.tensor for read in segment.direct))
 
 
 def bring_back(
@@ -68,34 +68,31 @@ def bring_back(
     """Send tensors away after their last forward use, and back for each segment.
 
     Args:
-        plan: what is recomputed.
+        plan: the recomputation.
         gates: the op behind which each segment begins.
         offload: what goes where, or None.
 
     Returns:
         For each segment, what to read instead of the tensors that went.
-
-    Cost: linear in the readers of the tensors that go.
     """
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
         return list(returned)
+    step, away = plan.step, offload.sent
     forward = frozenset(
         get_backward_walk_ops(
-            list(plan.step.ys), within_ops_fn=plan.step.covers, control_inputs=True
+            list(step.ys), within_ops_fn=step.covers, control_inputs=True
         )
     )
-    away = offload.sent
     for t in offloaded(plan, offload):
         if t not in away:
-            away[t] = _send(t, offload.device, forward)
+            readers = [op for op in adjacency.consumers(t) if op in forward]
+            creation.add_control_edges(send_once(t, offload).op, readers)
     for stage, segment in enumerate(plan.segments):
-        needed = (*segment.originals, *(read.tensor for read in segment.direct))
-        for t in IdentitySet(t for t in needed if t in away):
-            begin = stage - offload.prefetch
-            awaited = [gates[begin]] if begin >= 0 else list(plan.step.seeds)
-            back = fetch(t, away[t], awaited, offload.device)
-            returned[stage][t] = back
+        begin = stage - offload.prefetch
+        awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
+        for t in IdentitySet(t for t in _needed(segment) if t in away):
+            returned[stage][t] = fetch(t, away[t], awaited, offload.device)
     return list(returned)
 
 
@@ -107,22 +104,15 @@ def send_once(tensor: Tensor, offload: Offload) -> Tensor:
     return offload.sent[tensor]
 
 
-def _send(tensor: Tensor, device: str, forward: frozenset[Operation]) -> Tensor:
-    readers = [op for op in adjacency.consumers(tensor) if op in forward]
-    sent = _identity(tensor, device, f"{tensor.op.name}/away")
-    creation.add_control_edges(sent.op, readers)
-    return sent
-
-
 def fetch(
     tensor: Tensor, sent: Tensor, awaited: Sequence[Operation], device: str
 ) -> Tensor:
     """Return a tensor that comes back from another device once something has run.
 
     Args:
-        tensor: what was sent.
+        tensor: the tensor that was sent.
         sent: the tensor on the other device.
-        awaited: what comes first.
+        awaited: the ops that come first.
         device: the other device.
     """
     graph = tensor.graph

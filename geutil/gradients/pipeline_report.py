@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -58,12 +59,8 @@ class PipelinedStep:
             PredictionError: sizes depend on dimensions that are not known.
         """
         devices = [stage.device for stage in self.partition.stages]
-        places = dict.fromkeys(devices)
-
-        def device_of(op: Operation) -> str:
-            return device if (device := _device(op)) in places else devices[0]
-
-        return device_peaks([self.loss, self.gradients], devices, device_of)
+        ends = [self.loss, self.gradients]
+        return device_peaks(ends, devices, lambda op: devices[self._number(op)])
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
@@ -78,15 +75,15 @@ class PipelinedStep:
 
         What several ops of a device read is sent there once.
         """
-        numbers = {s.device: i for i, s in enumerate(self.partition.stages)}
-        found: dict[tuple[int, int], int] = {}
+        found: Counter[tuple[int, int]] = Counter()
         met: set[tuple[int, int]] = set()
         for op in self._ops:
+            here = self._number(op)
             for t in op.inputs:
-                way = (numbers.get(_device(t.op), 0), numbers.get(_device(op), 0))
-                if way[0] != way[1] and (id(t), way[1]) not in met:
-                    met.add((id(t), way[1]))
-                    found[way] = found.get(way, 0) + tensor_bytes(t)
+                there = self._number(t.op)
+                if here != there and (id(t), here) not in met:
+                    met.add((id(t), here))
+                    found[there, here] += tensor_bytes(t)
         return dict(sorted(found.items()))
 
     @cached_property
@@ -98,15 +95,22 @@ class PipelinedStep:
         a machine. What a stage sends in a simulation goes to the next one; tensors that
         skip a stage count on the links between, once each.
         """
-        gradients = self._gradient_bytes()
+        gradients = [0] * len(self.partition.stages)
+        for t in tensors_of(self.gradients):
+            gradients[self._number(t.op)] += tensor_bytes(t)
+        inside = frozenset(self._ops)
+        passes = {
+            key: [op for op in ops if op in inside] for key, ops in self.passes.items()
+        }
+        times = {key: float(sum(map(op_time, ops))) for key, ops in passes.items()}
         return replace(
             self.schedule,
             stages=[
                 Stage(
-                    forward=self._time(s, is_backward=False),
-                    backward=self._time(s, is_backward=True),
+                    forward=times[s, False],
+                    backward=times[s, True],
                     sent=stage.sent_bytes,
-                    kept=self._kept(s),
+                    kept=self._kept(self.passes[s, False], passes[s, True]),
                     held=self.weights[s] + gradients[s],
                     gradients=gradients[s],
                 )
@@ -126,36 +130,24 @@ class PipelinedStep:
         walked: list[Operation] = get_backward_walk_ops(ends, control_inputs=True)
         return walked
 
-    def _time(self, stage: int, *, is_backward: bool) -> float:
-        inside = frozenset(self._ops)
-        return sum(
-            op_time(op) for op in self.passes[stage, is_backward] if op in inside
-        )
+    @cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        """The number of the stage on each device."""
+        return {stage.device: i for i, stage in enumerate(self.partition.stages)}
 
-    def _kept(self, stage: int) -> int:
+    def _number(self, op: Operation) -> int:
+        """Return the number of the stage whose device an op is on."""
+        return self._numbers.get(_device(op), 0)
+
+    def _kept(self, forward: Iterable[Operation], backward: Iterable[Operation]) -> int:
         """Return the bytes that a backward pass reads of the time before it."""
-        inside, forward = frozenset(self._ops), self.passes[stage, False]
-        backward = [op for op in self.passes[stage, True] if op in inside]
         # Weights and the whole batch are no part of a micro-batch.
-        made = {
-            op
-            for (_, is_backward), ops in self.passes.items()
-            for op in ops
-            if not is_backward
-        }
+        made = {op for key, ops in self.passes.items() if not key[1] for op in ops}
         near = IdentitySet(t for op in forward for t in (*op.inputs, *op.outputs))
         read = IdentitySet(
             t for op in backward for t in op.inputs if t.op in made and t in near
         )
         return sum(map(tensor_bytes, read))
-
-    def _gradient_bytes(self) -> list[int]:
-        """Return the bytes of the gradients that each stage has."""
-        numbers = {s.device: i for i, s in enumerate(self.partition.stages)}
-        found = [0] * len(numbers)
-        for t in tensors_of(self.gradients):
-            found[numbers.get(_device(t.op), 0)] += tensor_bytes(t)
-        return found
 
     def __str__(self) -> str:
         """Return the balance, bubble, traffic and peaks, a line for each stage."""

@@ -9,11 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import adjacency, creation, op_types, types, v1_control_flow
+from geutil.graph import adjacency, creation, op_types, runtime, types, v1_control_flow
 from geutil.graph.types import (
     IdentityMap,
     IdentitySet,
-    MutableIdentityMap,
     Operation,
     Tensor,
     is_reference,
@@ -83,15 +82,7 @@ def read_source(
 ) -> Source:
     """Read a forward pass, and refuse what cannot be copied for each micro-batch.
 
-    Args:
-        loss: a number.
-        xs: tensors and variables.
-        partition: the stages.
-        inputs: as in `geutil.gradients.pipelined`.
-        micro_batches: how many parts.
-
-    Raises:
-        ArgumentTypeError, TransformError: as `geutil.gradients.pipelined`.
+    Arguments and errors are those of `geutil.gradients.pipelined`.
 
     Cost: linear in the ops and edges behind the loss, for each stage.
     """
@@ -110,32 +101,43 @@ def read_source(
                 f"'{op.name}' is behind the loss and in no stage; pass the partition "
                 f"of '{loss.name}'"
             )
-    copied = _of_each(adjacency.topological_sort(behind), wholes)
-    if loss.op not in copied:
+    own = _of_each(adjacency.topological_sort(behind), wholes)
+    if loss.op not in own:
         raise TransformError(
             f"'{loss.name}' depends on none of {[t.name for t in wholes]}; pass as "
             "inputs the tensors that hold the batch"
         )
     stages: list[list[Operation]] = [[] for _ in partition.stages]
-    for op in copied:
-        _check_can_be_copied(op)
+    for op in own:
+        if why := _why_not_copied(op):
+            raise TransformError(
+                f"'{op.name}' ({op.type}) depends on the micro-batch and {why}"
+            )
         stages[stage_of[op]].append(op)
-    _rehearse(behind, copied, wholes, micro_batches)
-    own = dict.fromkeys(copied)
-    received = [_received(ops, own, stage_of, wholes) for ops in stages]
+    _rehearse(behind, own, wholes, micro_batches)
+    received = [
+        IdentitySet(
+            t
+            for op in ops
+            for t in op.inputs
+            if t not in wholes and t.op in own and stage_of[t.op] != stage_of[op]
+        )
+        for ops in stages
+    ]
     crossing = IdentitySet(t for tensors in received for t in tensors)
     sent = [[t for op in ops for t in op.outputs if t in crossing] for ops in stages]
-    _check_xs(xs, own, wholes, loss)
+    sources = [_op_of(x, loss.graph) for x in xs]
+    _check_sources(sources, own, wholes)
     return Source(
         loss,
         tuple(stage.device for stage in partition.stages),
         tuple(map(tuple, stages)),
         wholes,
-        frozenset(op for op in copied if is_stateful(op) and op.type not in _READS),
+        frozenset(op for op in own if is_stateful(op) and op.type not in _READS),
         tuple(map(tuple, received)),
         tuple(map(tuple, sent)),
-        tuple(_used(ops, own, xs, loss) for ops in stages),
-        tuple(_notes(copied)),
+        tuple(_used(ops, own, sources) for ops in stages),
+        tuple(_notes(own)),
     )
 
 
@@ -145,10 +147,9 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
         inputs = list(inputs.items())
     pairs = []
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
-        part, whole = (
-            item if isinstance(item, tuple) and len(item) == 2 else (item,) * 2
-        )
-        part = part.deref() if hasattr(part, "deref") else part
+        is_pair = isinstance(item, tuple) and len(item) == 2
+        part, whole = item if is_pair else (item, item)
+        part = types.dereference(part)
         for tensor in (part, whole):
             if not types.is_tensor(tensor):
                 raise ArgumentTypeError(
@@ -189,7 +190,9 @@ def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
         )
 
 
-def _of_each(ops: Sequence[Operation], wholes: IdentityMap[Tensor]) -> list[Operation]:
+def _of_each(
+    ops: Sequence[Operation], wholes: IdentityMap[Tensor]
+) -> dict[Operation, None]:
     """Return the ops that each micro-batch has for itself: data and random numbers."""
     found: dict[Operation, None] = {}
     for op in ops:
@@ -200,7 +203,7 @@ def _of_each(ops: Sequence[Operation], wholes: IdentityMap[Tensor]) -> list[Oper
         split = any(t in wholes for t in op.inputs)
         if split or draws(op) or any(b in found for b in before):
             found[op] = None
-    return list(found)
+    return found
 
 
 def draws(op: Operation) -> bool:
@@ -214,13 +217,6 @@ def other_seed(node_def: Any, micro_batch: int) -> Any:
     if _SEED in attributes and (attributes["seed"].i or attributes[_SEED].i):
         attributes[_SEED].i += 1_000_003 * micro_batch
     return node_def
-
-
-def _check_can_be_copied(op: Operation) -> None:
-    if why := _why_not_copied(op):
-        raise TransformError(
-            f"'{op.name}' ({op.type}) depends on the micro-batch and {why}"
-        )
 
 
 def _why_not_copied(op: Operation) -> str | None:
@@ -247,7 +243,7 @@ def _why_not_copied(op: Operation) -> str | None:
 
 def _rehearse(
     behind: Sequence[Operation],
-    copied: Sequence[Operation],
+    copied: Iterable[Operation],
     wholes: IdentityMap[Tensor],
     micro_batches: int,
 ) -> None:
@@ -300,32 +296,15 @@ def _first_dim(tensor: Tensor) -> int | None:
     return tensor.shape[0] if tensor.shape.rank else None
 
 
-def _received(
-    ops: Iterable[Operation],
-    own: Mapping[Operation, None],
-    stage_of: Mapping[Operation, int],
-    wholes: IdentityMap[Tensor],
-) -> list[Tensor]:
-    """Return the tensors of other stages that some ops read, each once."""
-    found: MutableIdentityMap[None] = MutableIdentityMap()
-    for op in ops:
-        for t in op.inputs:
-            if t not in wholes and t.op in own and stage_of[t.op] != stage_of[op]:
-                found[t] = None
-    return list(found)
-
-
-def _check_xs(
-    xs: Sequence[Any],
+def _check_sources(
+    sources: Iterable[Operation | None],
     own: Mapping[Operation, None],
     wholes: IdentityMap[Tensor],
-    loss: Tensor,
 ) -> None:
-    """Refuse what gradients do not reach: data, and what makes the data."""
+    """Refuse xs that gradients do not reach: data, and what makes the data."""
     before = frozenset(get_backward_walk_ops(list(wholes.values())))
     before |= frozenset(t.op for t in wholes)
-    for x in xs:
-        op = op_of(x, loss.graph)
+    for op in sources:
         if op is not None and (op in own or op in before):
             raise TransformError(
                 f"'{op.name}' is, or leads to, a tensor that is split into "
@@ -334,31 +313,24 @@ def _check_xs(
             )
 
 
-def op_of(x: Any, graph: Any) -> Operation | None:
+def _op_of(x: Any, graph: Any) -> Operation | None:
     """Return the op of an x in a graph: that of a tensor, or of a variable's handle."""
-    if not isinstance(x, tf.Variable):
-        return x.op if types.is_tensor(x) else None
-    handle = getattr(x, "handle", None)
-    if handle is None:
-        return x.op
-    return (
-        creation.capture(graph, handle).op if types.is_func_graph(graph) else handle.op
-    )
+    is_variable = isinstance(x, tf.Variable)
+    tensor = runtime.variable_tensor(graph, x) if is_variable else x
+    return tensor.op if types.is_tensor(tensor) else None
 
 
 def _used(
     ops: Sequence[Operation],
     own: Mapping[Operation, None],
-    xs: Sequence[Any],
-    loss: Tensor,
+    sources: Iterable[Operation | None],
 ) -> tuple[int, ...]:
     """Return the places of the xs that some ops read, or what follows from them."""
     shared = [t for op in ops for t in op.inputs if t.op not in own]
     walked = frozenset(
         get_backward_walk_ops(shared, within_ops_fn=lambda op: op not in own)
     )
-    graph = loss.graph
-    return tuple(i for i, x in enumerate(xs) if op_of(x, graph) in walked)
+    return tuple(i for i, op in enumerate(sources) if op in walked)
 
 
 def _notes(copied: Iterable[Operation]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,13 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.gradients.pipeline_report import PipelinedStep
-from geutil.gradients.pipeline_source import (
-    Source,
-    other_seed,
-    read_source,
-)
+from geutil.gradients.pipeline_source import Source, other_seed, read_source
 from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
+from geutil.gradients.tape.engine import aggregate
 from geutil.graph import creation, runtime, state, types
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
@@ -163,38 +161,36 @@ class _Builder:
             types.MutableIdentityMap() for _ in range(count)
         ]
         self._sums: list[dict[int, list[Any]]] = [{} for _ in range(stages)]
-        self._gates: list[Operation | None] = [None] * stages
+        # The end of the last pass of each stage, if there was one.
+        self._gates: list[tuple[Operation, ...]] = [()] * stages
         self._loss: Tensor | None = None
 
     def build(self) -> None:
         """Build all passes."""
         stages = range(len(self._source.stages))
-        orders = [self._pipeline.passes(s) for s in stages]
+        waiting = [deque(self._pipeline.passes(s)) for s in stages]
         done: set[tuple[int, int, bool]] = set()
-        place = [0 for _ in stages]
-        while any(place[s] < len(orders[s]) for s in stages):
+        while any(waiting):
             for s in stages:
-                if place[s] == len(orders[s]):
+                if not waiting[s]:
                     continue
-                is_backward, batch = orders[s][place[s]]
+                is_backward, batch = waiting[s][0]
                 before = s + 1 if is_backward else s - 1
-                if before in stages and (before, batch, is_backward) not in done:
-                    continue
-                self._build_pass(s, batch, is_backward)
-                done.add((s, batch, is_backward))
-                place[s] += 1
+                if before not in stages or (before, batch, is_backward) in done:
+                    waiting[s].popleft()
+                    self._build_pass(s, batch, is_backward)
+                    done.add((s, batch, is_backward))
 
     def _build_pass(self, stage: int, batch: int, is_backward: bool) -> None:
         before = state.count_ops(self._graph)
         build = self._backward if is_backward else self._forward
         kind = "backward" if is_backward else "forward"
         scope = f"{self._scope}/stage_{stage}/{kind}_{batch}"
-        ends = build(stage, batch, scope)
-        gate = self._gates[stage]
-        awaited = [*ends, gate] if gate is not None else ends
+        ends = [*build(stage, batch, scope), *self._gates[stage]]
         with self._at(stage, scope):
-            self._gates[stage] = tf.raw_ops.NoOp(name="end")
-        creation.add_control_edges(self._gates[stage], list(dict.fromkeys(awaited)))
+            end = tf.raw_ops.NoOp(name="end")
+        creation.add_control_edges(end, list(dict.fromkeys(ends)))
+        self._gates[stage] = (end,)
         if not batch:
             ops = state.ops_since(self._graph, before)
             self.passes[stage, is_backward] = tuple(ops)
@@ -217,8 +213,7 @@ class _Builder:
             waiting = tf.raw_ops.PlaceholderWithDefault(
                 input=tensor, shape=tensor.shape, name="read"
             )
-        gate = self._gates[stage]
-        creation.add_control_edges(waiting.op, [gate] if gate is not None else [])
+        creation.add_control_edges(waiting.op, self._gates[stage])
         return waiting
 
     def _part(self, stage: int, batch: int, scope: str, whole: Tensor) -> Tensor:
@@ -237,12 +232,10 @@ class _Builder:
         return part
 
     def _inputs(self, stage: int, batch: int, scope: str) -> _Tensors:
-        """Return what a pass reads of other stages, by the tensors of the original."""
-        source = self._source
-        read = _Tensors()
-        for t in source.received[stage]:
-            read[t] = self._wait(stage, scope, self._copies[batch][t])
-        return read
+        """Return the tensors of other stages as a pass reads them, by the original."""
+        copies = self._copies[batch]
+        received = self._source.received[stage]
+        return _Tensors((t, self._wait(stage, scope, copies[t])) for t in received)
 
     def _copy(
         self,
@@ -277,11 +270,10 @@ class _Builder:
         copier.replacements = types.IdentityMap(replaced.items())
         with creation.neutral(self._graph):
             _, info = copier(make_view(ops), self._graph, scope, "", True)
-        gate = self._gates[stage]
-        for op in ops if gate is not None else ():
+        for op in ops:
             # What draws numbers may read nothing that waits.
             if not any(t in replaced or t.op in inside for t in op.inputs):
-                creation.add_control_edges(info.transformed(op), [gate])
+                creation.add_control_edges(info.transformed(op), self._gates[stage])
         tensors = _Tensors((t, info.transformed(t)) for op in ops for t in op.outputs)
         return tensors, {op: info.transformed(op) for op in ops}
 
@@ -361,7 +353,7 @@ class _Builder:
                 with self._at(stage, scope):
                     seeds.append(tf.add_n(waiting) if waiting[1:] else waiting[0])
                 targets.append(tensors[t])
-        if source.loss in tensors and source.loss.op in source.stages[stage]:
+        if stage == source.loss_stage:
             with self._at(stage, scope):
                 one = tf.constant(self._weight, source.loss.dtype, name="weight")
             seeds.append(self._wait(stage, scope, one))
@@ -389,34 +381,21 @@ class _Builder:
         stage = self._source.loss_stage
         with self._at(stage, self._scope):
             total = tf.multiply(self._loss, self._weight, name="loss")
-        found = []
-        for i in range(len(self._xs)):
-            stages = [s for s, sums in enumerate(self._sums) if i in sums]
-            found.append(self._result(stages, i) if stages else None)
-        return total, found
+        return total, [self._result(place) for place in range(len(self._xs))]
 
-    def _result(self, stages: Sequence[int], place: int) -> Any:
-        """Return the gradient by an x that some stages use."""
+    def _result(self, place: int) -> Any:
+        """Return the gradient by an x, of all stages that use it."""
+        stages = [s for s, sums in enumerate(self._sums) if place in sums]
         parts = []
         for s in stages:
             wait = partial(self._wait, s, self._scope)
-            parts += [_each(wait, part) for part in self._sums[s][place]]
+            for part in self._sums[s][place]:
+                if isinstance(part, tf.IndexedSlices):
+                    values, indices = wait(part.values), wait(part.indices)
+                    parts.append(tf.IndexedSlices(values, indices, part.dense_shape))
+                else:
+                    parts.append(wait(part))
+        if not parts:
+            return None
         with self._at(stages[0], self._scope):
-            if len(parts) == 1:
-                return parts[0]
-            if all(isinstance(part, tf.IndexedSlices) for part in parts):
-                return tf.IndexedSlices(
-                    tf.concat([p.values for p in parts], 0),
-                    tf.concat([p.indices for p in parts], 0),
-                    parts[0].dense_shape,
-                )
-            return tf.add_n([tf.convert_to_tensor(part) for part in parts])
-
-
-def _each(wait: Callable[[Tensor], Tensor], gradient: Any) -> Any:
-    """Return a gradient of which each tensor waits."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return wait(gradient)
-    return tf.IndexedSlices(
-        wait(gradient.values), wait(gradient.indices), gradient.dense_shape
-    )
+            return aggregate(parts)

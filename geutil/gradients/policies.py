@@ -28,27 +28,23 @@ Policy: TypeAlias = Callable[[Tensor], bool]
 
 
 @dataclass(frozen=True)
-class _Named:
+class NamedPolicy:
     """A policy that reports can name."""
 
     name: str
     test: Policy
 
     def __call__(self, tensor: Tensor) -> bool:
+        """Tell whether to keep a tensor."""
         return self.test(tensor)
 
     def __str__(self) -> str:
         return self.name
 
 
-def named_policy(name: str, test: Policy) -> Policy:
-    """Return a policy that reports call `name`."""
-    return _Named(name, test)
-
-
 def name_of_policy(policy: Policy) -> str:
-    """Return what a report calls a policy."""
-    if isinstance(policy, _Named):
+    """Return the name of a policy in reports."""
+    if isinstance(policy, NamedPolicy):
         return policy.name
     return str(getattr(policy, "__name__", type(policy).__name__))
 
@@ -72,7 +68,7 @@ def by_name(pattern: str | re.Pattern[str]) -> Policy:
         True
     """
     regex = re.compile(pattern)
-    return _Named(
+    return NamedPolicy(
         f"by_name({regex.pattern!r})",
         lambda tensor: regex.search(tensor.op.name) is not None,
     )
@@ -101,7 +97,7 @@ def by_type(*types: str) -> Policy:
         if not isinstance(name, str):
             raise ArgumentTypeError(f"a type of op is a string, got {type_name(name)}")
     op_types = frozenset(types)
-    return _Named(
+    return NamedPolicy(
         f"by_type({', '.join(map(repr, types))})",
         lambda tensor: tensor.op.type in op_types,
     )
@@ -120,7 +116,9 @@ def larger_than(size: int) -> Policy:
         >>> larger_than(4095)(x), larger_than(4096)(x)
         (True, False)
     """
-    return _Named(f"larger_than({size})", lambda tensor: tensor_bytes(tensor) > size)
+    return NamedPolicy(
+        f"larger_than({size})", lambda tensor: tensor_bytes(tensor) > size
+    )
 
 
 def inside(scope: str) -> Policy:
@@ -139,7 +137,7 @@ def inside(scope: str) -> Policy:
         (True, True, False)
     """
     scope_path = f"/{scope.strip('/')}/"
-    return _Named(
+    return NamedPolicy(
         f"inside({scope!r})",
         lambda tensor: scope_path in f"/{tensor.op.name.rpartition('/')[0]}/",
     )
@@ -156,7 +154,7 @@ def any_of(*policies: Policy) -> Policy:
         >>> any_of(by_type("Conv2D"), inside("block"))(x)
         True
     """
-    return _Named(
+    return NamedPolicy(
         _listed("any_of", policies),
         lambda tensor: any(policy(tensor) for policy in policies),
     )
@@ -173,7 +171,7 @@ def all_of(*policies: Policy) -> Policy:
         >>> all_of(by_type("Conv2D"), inside("block"))(x)
         False
     """
-    return _Named(
+    return NamedPolicy(
         _listed("all_of", policies),
         lambda tensor: all(policy(tensor) for policy in policies),
     )
@@ -190,4 +188,4 @@ def not_(policy: Policy) -> Policy:
         >>> not_(by_name("BatchNorm"))(x)
         False
     """
-    return _Named(_listed("not_", [policy]), lambda tensor: not policy(tensor))
+    return NamedPolicy(_listed("not_", [policy]), lambda tensor: not policy(tensor))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -30,7 +31,7 @@ from geutil.memory.executor import SEEDS, Simulation, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
-from geutil.memory.schedule import frugal_order, negligible_size, order_around
+from geutil.memory.schedule import negligible_size, quick_order
 from geutil.memory.sizes import known_dims, tensor_bytes
 
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
@@ -99,8 +100,6 @@ class StepProgram:
         lost = {t for i in held for t in nodes[i].outputs}
         self._number = {t: n for t, n in reading.tensors.items() if n not in lost}
         self._maxima = reading.maxima
-        # Simulations of plain gradients, by what is fetched.
-        self._runs: dict[tuple[int, ...], Simulation] = {}
         self._sums = {
             self._place[op]: edges.order_of_addition(step, op)
             for op in edges.long_sums(step)
@@ -125,16 +124,16 @@ class StepProgram:
         ]
 
     def compact(self) -> StepProgram:
-        """Return the step without nodes that read and make tiny tensors alone."""
+        """Return the step without views, and what reads and makes tiny tensors."""
         result = copy(self)
         result.leave_tiny_out()
         return result
 
     def leave_tiny_out(self) -> None:
-        """Remove the nodes that read and make tiny tensors alone.
+        """Remove views, and the nodes that read and make tiny tensors alone.
 
         These hold a thousandth of all bytes at most, and peaks change as little. They
-        are a third of the nodes of ResNet50, more of a transformer's.
+        are half of the nodes of ResNet50, a third of a transformer's.
 
         Cost: linear in nodes and edges.
         """
@@ -153,10 +152,13 @@ class StepProgram:
             and wanted.isdisjoint(node.outputs)
         }
         program, place = Program(nodes, sizes).without(small, _FEW)
-        lost = {t for i, n in enumerate(nodes) if i not in place for t in n.outputs}
+        program, shown, left = program.without_views({*self._wanted, *self._maxima})
+        place = {i: left[n] for i, n in place.items() if n in left}
+        made = {t for node in program.nodes for t in node.outputs}
         self._nodes, self._sizes = program.nodes, program.sizes
         self._place = {op: place[i] for op, i in self._place.items() if i in place}
-        self._number = {t: n for t, n in self._number.items() if n not in lost}
+        numbers = ((t, shown.get(n, n)) for t, n in self._number.items())
+        self._number = {t: n for t, n in numbers if n in made}
         self._sums = {place[i]: o for i, o in self._sums.items() if i in place}
 
     @property
@@ -170,33 +172,37 @@ class StepProgram:
         return max(len(self._nodes), 1)
 
     def plain_peak(self) -> int:
-        """Return the most bytes that plain gradients hold in the executor's order.
+        """Return the resident bytes of plain gradients in the executor's order.
 
         Cost: as that of `plain`.
         """
-        return self._executed(self._held).peak
+        return self._plain.simulation.resident
 
     def peak(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> int:
-        """Return the most bytes held at once; without segments, by order alone.
+        """Return the most resident bytes at once (`Simulation.resident`).
+
+        The arguments and the cost are those of `quick`.
+        """
+        return self.quick(segments, places).resident
+
+    def quick(
+        self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
+    ) -> Simulation:
+        """Simulate the step in one order that holds little.
 
         Args:
-            segments: what is run again.
+            segments: what is run again; nothing for order alone.
             places: as in `Recomputation`.
 
         Cost: linear in nodes and edges; some 25 us for each node.
         """
         program = self.program(segments)
         if not self._ordered:
-            return simulate(program).peak
-        later = self.later(program)
-        controlled = with_controls(program, later.items())
-        orders = [frugal_order(controlled)]
-        if places:
-            known = _places_of(program, places)
-            orders.append(order_around(controlled, known))
-        return min(simulate(program, order).peak for order in orders)
+            return simulate(program)
+        controlled = with_controls(program, self.later(program).items())
+        return quick_order(controlled, _places_of(program, places))
 
     def plan(
         self,
@@ -221,7 +227,7 @@ class StepProgram:
             program = replace(program, nodes=nodes)
             known = _places_of(program, places)
             return plan_order(program, later=self.later(program), known=known)
-        return OrderPlan(simulate(program))
+        return OrderPlan(partial(simulate, program))
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
         """Return what plain gradients hold in the order of the executor.
@@ -231,15 +237,15 @@ class StepProgram:
 
         Cost: linear in nodes and edges, once.
         """
-        fetched = self._wanted if holds_gradients else self._held
-        return OrderPlan(self._executed(fetched))
+        if not holds_gradients or self._held == self._wanted:
+            return self._plain
+        program = replace(self._whole, fetched=self._wanted)
+        return OrderPlan(partial(executed, program))
 
-    def _executed(self, fetched: Sequence[int]) -> Simulation:
-        """Simulate plain gradients in a usual order of the executor."""
-        key = tuple(fetched)
-        if key not in self._runs:
-            self._runs[key] = executed(replace(self._whole, fetched=fetched))
-        return self._runs[key]
+    @cached_property
+    def _plain(self) -> OrderPlan:
+        program = replace(self._whole, fetched=self._held)
+        return OrderPlan(partial(executed, program))
 
     def later(self, program: Program) -> dict[int, list[int]]:
         """Return the nodes that the backward pass begins with, and what is before."""
@@ -444,6 +450,8 @@ class StepProgram:
 
 def _places_of(program: Program, places: Mapping[str, int]) -> dict[int, int]:
     """Return the places that nodes have, by number."""
+    if not places:
+        return {}
     names = ((i, node.name) for i, node in enumerate(program.nodes))
     return {i: places[name] for i, name in names if name in places}
 

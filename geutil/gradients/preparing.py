@@ -19,12 +19,12 @@ from geutil.gradients.choices import (
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.prediction import program_of
-from geutil.gradients.reference_variables import let_out_when_read
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
+from geutil.gradients.updates import let_out_when_read
 from geutil.graph import adjacency, function_calls, image_layouts, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
@@ -67,6 +67,7 @@ class Prepared:
     encoder: Encoder = field(default_factory=Encoder)
     smallest: int = MIN_CHECKPOINT_SIZE
 
+    @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
         """Build the step as it is planned.
 
@@ -75,7 +76,7 @@ class Prepared:
 
         Cost: linear in the ops of the step and their edges.
         """
-        report = self.report()
+        report = self.report(is_ordered_later=self.order)
         step = build_recomputation(self.candidate.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
         if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
@@ -86,8 +87,13 @@ class Prepared:
         step = let_out_when_read(halved.step)
         return step, with_halved(report, halved, ordered=self.order)
 
-    def report(self) -> Report:
-        """Return the report on the plan."""
+    def report(self, *, is_ordered_later: bool = False) -> Report:
+        """Return the report on the plan.
+
+        Args:
+            is_ordered_later: whether the whole step is going to be ordered, which
+                brings the peak up to date.
+        """
         plan, keeping = self.candidate.plan, self.candidate.keeping
         warnings = list(keeping.warnings)
         recomputes = bool(plan.segments or any(self.candidate.levels))
@@ -103,9 +109,16 @@ class Prepared:
             sent = []
         # XLA has an order of its own, which is taken to hold as little.
         ordered = bool(plan.segments) if compiled else self.order
-        report = make_report(self.candidate, sent, ordered=ordered)
+        is_later = is_ordered_later and not compiled
+        report = make_report(self.candidate, sent, ordered=ordered, is_later=is_later)
         if compiled:
-            report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
+            report = replace(
+                report,
+                resident=None,
+                plan=None,
+                plain_plan=None,
+                plain_plan_held=None,
+            )
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
 
@@ -127,6 +140,7 @@ def keep_all(tensor: Tensor) -> bool:
     return True
 
 
+@runtime.without_collector()
 def prepare(
     ys: Any, xs: Any, grad_ys: Any, options: Options, arguments: Mapping[str, Any]
 ) -> Prepared:

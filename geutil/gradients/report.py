@@ -20,9 +20,9 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.candidate import Candidate
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
-from geutil.gradients.loops.choosing import LoopValues
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
+from geutil.gradients.rebuilt_loops import LoopValues
 from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
 from geutil.gradients.step import PlainStep
@@ -100,6 +100,9 @@ class Report(Shown):
             known (the function is built, or `order_updates` is called), `last_report`
             returns a report with the peak of the whole step: the larger one of the
             planned order and the executor's.
+        resident: the same with what kernels pack beside TensorFlow's allocator, which
+            hands out `peak`. It decides between checkpoints, and is what a budget
+            limits. What the heap adds is not counted. None under XLA.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of what runs again.
         extra_time: about how much longer the step takes, by what runs again and what is
@@ -141,22 +144,14 @@ class Report(Shown):
     extra_time_bound: float = 0.0
     loops: tuple[LoopValues, ...] = ()
     budget: int | None = None
+    resident: int | None = None
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
 
     @cached_property
-    def resident(self) -> int | None:
-        """The most bytes of memory that the step has in use with what kernels pack.
-
-        `peak` is what TensorFlow's allocator hands out; some kernels take blocks beside
-        it. What the heap adds is not counted. None under XLA.
-        """
-        return self.plan.simulation.resident if self.plan else None
-
-    @cached_property
     def plain_resident(self) -> int | None:
-        """The same with plain gradients."""
+        """The `resident` bytes of plain gradients. None under XLA."""
         return self.plain_plan.simulation.resident if self.plain_plan else None
 
     @cached_property
@@ -230,7 +225,11 @@ class Report(Shown):
 
 
 def make_report(
-    candidate: Candidate, offloaded: Iterable[Tensor] = (), *, ordered: bool = True
+    candidate: Candidate,
+    offloaded: Iterable[Tensor] = (),
+    *,
+    ordered: bool = True,
+    is_later: bool = False,
 ) -> Report:
     """Return the report on a choice.
 
@@ -238,6 +237,8 @@ def make_report(
         candidate: the choice.
         offloaded: the kept tensors that wait elsewhere.
         ordered: whether the step is held to its planned order.
+        is_later: whether that is planned later, for the whole step. The peak is that of
+            the one order in which candidates are compared.
 
     Returns:
         The report, without warnings.
@@ -251,6 +252,8 @@ def make_report(
     )
     program = program_of(step)
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
+    later = program.quick(plan.segments, plan.places) if is_later else None
+    run = later or planned.simulation
     plain_program = candidate.plain or program
     plain = plain_program.plain(holds_gradients=step.holds_gradients)
     extra_time, bound = candidate.extra_times
@@ -277,7 +280,8 @@ def make_report(
         recomputed=tuple(recomputed),
         segments=len(plan.segments),
         plain_peak=plain.peak,
-        peak=planned.peak,
+        peak=run.peak,
+        resident=run.resident,
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(map(multiply_adds, plan.run_again)),
         offloaded=tuple(t.name for t in sent),
@@ -332,6 +336,7 @@ def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
         encoded=(*report.encoded, *waiting),
         not_encoded=tuple(replace(t, reason=left[t.name]) for t in whole),
         peak=planned.peak,
+        resident=planned.simulation.resident,
         plan=planned,
     )
 

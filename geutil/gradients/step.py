@@ -103,7 +103,7 @@ class PlainStep:
     def ops(self) -> list[Operation]:
         """Return the ops of the step. Cost: linear in them and their edges."""
         ends = (t.op for t in (*self.ys, *tensors_of(self.gradients)))
-        return list(_reached(ends, lambda op: filter(self.covers, self.producers(op))))
+        return list(reached(ends, lambda op: filter(self.covers, self.producers(op))))
 
     def inputs(self, op: Operation) -> Sequence[Tensor]:
         """Return what an op reads when all edits are made."""
@@ -367,9 +367,9 @@ def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation,
     for op in new_ops:
         for producer in step.producers(op):
             readers.setdefault(producer, []).append(op)
-    dependent = _reached(step.seeds, lambda op: readers.get(op, ()))
+    dependent = reached(step.seeds, lambda op: readers.get(op, ()))
     members = frozenset(op for op in new_ops if op in dependent)
-    needed = _reached(
+    needed = reached(
         (t.op for t in tensors_of(step.gradients)),
         lambda op: (p for p in step.producers(op) if p in members),
     )
@@ -377,7 +377,7 @@ def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation,
     return tuple(adjacency.topological_sort(ops, step.rewired))
 
 
-def _reached(
+def reached(
     starts: Iterable[Operation],
     neighbours: Callable[[Operation], Iterable[Operation]],
 ) -> dict[Operation, None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TypeAlias
@@ -23,6 +24,7 @@ from geutil.graph import (
     creation,
     function_calls,
     op_types,
+    runtime,
     state,
     v1_control_flow,
 )
@@ -93,13 +95,16 @@ class OrderedStep:
         waits: the ops that were added so that others wait.
         peak: the bytes held at once, in the order of the plan or in one that the
             executor has: tensors that are small in all of the step are held to none.
+        resident: likewise, with what kernels take beside TensorFlow's allocator.
     """
 
     plan: OrderPlan
     waits: tuple[Operation, ...]
     peak: int
+    resident: int
 
 
+@runtime.without_collector()
 def order_step(
     ops: Sequence[Operation],
     fetched: Iterable[Tensor],
@@ -140,6 +145,7 @@ def order_step(
     groups = onednn.fused_groups(program)
     places: dict[int, int] = {}
 
+    @cache
     def can_wait(number: int) -> bool:
         first = groups[number][0]
         place = _place_to_wait(ops[first])
@@ -179,8 +185,9 @@ def order_step(
         {place_of[op]: place_of[same] for op, same in instead}
     )
     # The order of the plan is one of those that the executor may choose.
-    peak = max(plan.peak, executed(turned).peak)
-    return OrderedStep(plan, tuple(waits), peak)
+    runs = plan.simulation, executed(turned)
+    peak, resident = max(r.peak for r in runs), max(r.resident for r in runs)
+    return OrderedStep(plan, tuple(waits), peak, resident)
 
 
 _Turn: TypeAlias = tuple[int, int, Sequence[int]]

@@ -3,38 +3,59 @@
 Gradients are used up by updates, which are written after them. So a step is put in
 order when its graph is complete: before a function is built of it, or, in a graph of
 version 1, before a Session runs it or when `order_updates` is called.
+
+An update of a reference variable of version 1 is done in its buffer, and whoever reads
+the variable reads that buffer: `Identity` copies nothing. TensorFlow runs an update as
+soon as its gradient is there, and what the backward pass reads later is the new value.
+So `Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
+variable in the step. So who fetches one such gradient runs these reads, too. What
+another call of `gradients` reads is not waited for, nor an argument that a function
+returns as it is. The value of a resource variable that somebody holds is left alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
+from geutil.gradients import edges
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.step import PlainStep, tensors_of
+from geutil.gradients.step import PlainStep, reached, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
     adjacency,
     call_graph,
     creation,
     fetched_subgraph,
+    op_types,
     runtime,
     state,
     types,
+    v1_control_flow,
 )
-from geutil.graph.types import Graph, IdentitySet, Operation
+from geutil.graph.types import (
+    Graph,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    unique,
+)
 from geutil.memory.dependencies import OrderPlan
+from geutil.memory.kernels.cpu import aliases
 from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
 
 _MUCH = 0.1
+"""The share of the peak from which on gradients that are held are reported."""
 _OVER = 1.02
+"""The share of a budget from which on a peak is reported: predictions are that good."""
 _OVER_BUDGET = (
     "the step holds {peak:,} bytes at its peak together with its updates, which were "
     "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
@@ -73,30 +94,19 @@ def order_when_complete(step: PlainStep, report: Report | None = None) -> None:
 
     In a graph of version 1, forward and backward pass are ordered at once, since it may
     be exported before anything runs it. Under XLA and op determinism nothing is done.
-
-    Args:
-        step: the step.
-        report: what was told of it.
-
-    Cost: that of `order_step`.
     """
     if runtime.is_compiled_by_xla(step.graph) or runtime.is_determinism_enabled():
         return
-    orders = orders_of(step.graph)
+    orders = _orders_of(step.graph)
     orders.add(step, report)
     if not types.is_func_graph(step.graph):
         orders.order_gradients(step)
 
 
 def order_moved(graph: Graph, backward: Iterable[Operation]) -> None:
-    """Have a step put in order whose backward pass was moved to a function.
-
-    Args:
-        graph: the graph of the function.
-        backward: the backward ops there.
-    """
+    """Have a step put in order whose backward ops were moved to a function's graph."""
     if not runtime.is_determinism_enabled():
-        orders_of(graph).add_backward(backward)
+        _orders_of(graph).add_backward(backward)
 
 
 def order_updates(*fetches: Any) -> Report | None:
@@ -141,7 +151,11 @@ def order_updates(*fetches: Any) -> Report | None:
     default = tf.compat.v1.get_default_graph()
     if types.is_func_graph(default):
         return last_report(default)
-    targets = [_op_or_tensor(f) for f in types.flatten(list(fetches))]
+    # An assignment returns a variable, which has its op.
+    targets = [
+        f if types.is_op(f) or types.is_tensor(f) else f.op
+        for f in types.flatten(list(fetches))
+    ]
     graph = graph_of_all(targets)
     orders: _Orders | None = state.state_of(graph).step_order
     if orders is None:
@@ -187,13 +201,7 @@ class _Orders:
         self._elsewhere |= step.elsewhere
         first = len(self._known)
         if step.places:
-            # A schedule knows of updates to come, the order of a report does not.
             self._known |= {name: first + n for name, n in step.places.items()}
-        elif report is not None and report.plan is not None:
-            simulation = report.plan.simulation
-            for place, i in enumerate(simulation.order, first):
-                name = simulation.program.nodes[i].name
-                self._known[step.copied.get(name, name)] = place
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""
@@ -202,25 +210,15 @@ class _Orders:
 
     def order_gradients(self, step: PlainStep) -> None:
         """Order the forward and backward pass of a step."""
-        fetched_tensors = [*step.ys, *tensors_of(step.gradients)]
-        held_tensors = fetched_tensors if step.holds_gradients else []
-        ops = adjacency.topological_sort(
-            fetched_subgraph.step_ops([t.op for t in fetched_tensors], IdentitySet())
-        )
-        forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
+        fetched = [*step.ys, *tensors_of(step.gradients)]
+        ys = [y.op for y in step.ys]
+        ops = _ops_of([t.op for t in fetched])
+        forward = fetched_subgraph.step_ops(ys, IdentitySet())
         # The forward pass waits for what encodes a tensor, so that this is let go.
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
-        self._phases.append((step.unawaited_helpers(ops), [y.op for y in step.ys]))
-        self._tell(
-            order_step(
-                ops,
-                held_tensors,
-                self._may_await,
-                self._phases,
-                self._known,
-                self._elsewhere,
-            )
-        )
+        self._phases.append((step.unawaited_helpers(ops), ys))
+        held = fetched if step.holds_gradients else []
+        self._tell(self._put_in_order(ops, held, self._may_await))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -238,42 +236,24 @@ class _Orders:
         """Put the steps in order as far as their graph is complete."""
         targets = [*use.targets, *(t.op for t in use.tensors)]
         if use.is_function:
-            done = (state.fingerprint(self._graph), tuple(map(id, targets)))
-            if self._ordered != done:
+            ids = tuple(map(id, targets))
+            if self._ordered != (state.fingerprint(self._graph), ids):
                 self._order(targets, use)
-                self._ordered = (
-                    state.fingerprint(self._graph),
-                    tuple(map(id, targets)),
-                )
+                self._ordered = (state.fingerprint(self._graph), ids)
         elif self._waits is None:
             self._order_for_session(targets, use)
         else:
             self._check(targets, use)
 
     def _order(self, targets: Sequence[Operation], use: state.Use) -> None:
-        ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
-        if self._backward.keys().isdisjoint(ops):
-            return
-        if _pass_by_joints(ops, self._backward):
-            # What the joints held together is free of them now.
-            ops = adjacency.topological_sort(
-                fetched_subgraph.step_ops(targets, use.feeds)
-            )
-        self._tell(
-            order_step(
-                ops,
-                use.tensors,
-                phases=self._phases,
-                known=self._known,
-                elsewhere=self._elsewhere,
-            ),
-            whole=True,
-        )
+        ops = _ops_of(targets, use.feeds)
+        if not self._backward.keys().isdisjoint(ops):
+            ops = _without_joints(ops, self._backward, targets, use.feeds)
+            self._tell(self._put_in_order(ops, use.tensors), whole=True)
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
-        ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
-        after = _after(ops, self._backward)
-        if not any(call_graph.changes_state(op) for op in after):
+        after = _after(_ops_of(targets, use.feeds), self._backward)
+        if not any(map(call_graph.changes_state, after)):
             return
         obstacle = self._obstacle(use)
         if obstacle is not None:
@@ -281,16 +261,8 @@ class _Orders:
             return
         # What is fed counts as a part of the step, as it is.
         targets = [*targets, *(t.op for t in use.feeds)]
-        ops = adjacency.topological_sort(
-            fetched_subgraph.step_ops(targets, IdentitySet())
-        )
-        if _pass_by_joints(ops, self._backward):
-            ops = adjacency.topological_sort(
-                fetched_subgraph.step_ops(targets, IdentitySet())
-            )
-        changing = _with_readers(
-            ops, (op for op in ops if call_graph.changes_state(op))
-        )
+        ops = _without_joints(_ops_of(targets), self._backward, targets)
+        changing = _with_readers(ops, filter(call_graph.changes_state, ops))
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
 
@@ -298,11 +270,18 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = order_step(
-            ops, use.tensors, may_await, self._phases, self._known, self._elsewhere
-        )
+        ordered = self._put_in_order(ops, use.tensors, may_await)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
+
+    def _put_in_order(
+        self,
+        ops: Sequence[Operation],
+        held: Iterable[Tensor],
+        may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
+    ) -> OrderedStep:
+        notes = self._phases, self._known, self._elsewhere
+        return order_step(ops, held, may_await, *notes)
 
     def _check(self, targets: Sequence[Operation], use: state.Use) -> None:
         """Refuse a run that would change state only because others wait for that."""
@@ -323,9 +302,8 @@ class _Orders:
             return _FINALIZED
         if self._was_run():
             return _TOO_LATE
-        if any(t.op.inputs or t.op.control_inputs for t in use.feeds):
-            return _FED
-        return None
+        is_computed = any(t.op.inputs or t.op.control_inputs for t in use.feeds)
+        return _FED if is_computed else None
 
     def _was_run(self) -> bool:
         return state.has_been_run(self._graph, self._backward)
@@ -350,44 +328,41 @@ class _Orders:
 
     def _tell(self, ordered: OrderedStep, *, whole: bool = False) -> None:
         """Bring the report up to date; the updates are known if the step is whole."""
-        old_report = self._report
-        if old_report is None:
+        before = self._report
+        if before is None:
             return
-        report = old_report
-        warnings = list(report.warnings)
+        report, plan = before, ordered.plan
+        notes = []
         if whole and not self._holds_gradients:
-            if _are_held(ordered.plan, self._gradients):
+            if _are_held(plan, self._gradients):
                 report = holding_gradients(report)
-            held_bytes = _held_gradients(ordered.plan, self._gradients)
-            if held_bytes > _MUCH * ordered.plan.peak:
-                note = _HOLDS.format(held=held_bytes, peak=ordered.plan.peak)
-                warnings.append(note)
-                self._warn(note)
+            held = _held_gradients(plan, self._gradients)
+            if held > _MUCH * plan.peak:
+                notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
-        if whole and limit is not None and ordered.peak > _OVER * limit:
-            note = _OVER_BUDGET.format(
-                peak=ordered.peak, before=report.peak, limit=limit
-            )
-            warnings.append(note)
+        if whole and limit is not None and ordered.resident > _OVER * limit:
+            peaks = {"peak": ordered.resident, "before": report.resident}
+            notes.append(_OVER_BUDGET.format(**peaks, limit=limit))
+        for note in notes:
             self._warn(note)
-        self._report = replace(
-            report, peak=ordered.peak, plan=ordered.plan, warnings=tuple(warnings)
+        warnings = (*report.warnings, *notes)
+        report = replace(
+            report,
+            peak=ordered.peak,
+            resident=ordered.resident,
+            plan=plan,
+            warnings=warnings,
         )
-        replace_last(old_report, self._report, self._graph)
+        self._report = report
+        replace_last(before, report, self._graph)
 
 
 def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
-    """Return what a plan holds at its peak of gradients if most of them are there.
-
-    Args:
-        plan: the order of the step.
-        names: of the ops that make the gradients.
-    """
-    run = plan.simulation
-    if not run.order:
+    """Return the bytes of named gradients at the peak, if most of them are there."""
+    held = plan.simulation.held
+    if not held:
         return 0
-    peak = max(range(len(run.order)), key=run.held.__getitem__)
-    return _held_at(plan, names, peak)
+    return _held_at(plan, names, max(range(len(held)), key=held.__getitem__))
 
 
 def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
@@ -404,18 +379,15 @@ def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
 
 
 def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
-    """Return what a plan holds of gradients at a step if most of them are there."""
-    run = plan.simulation
-    alive = frozenset(run.alive(step))
-    gradients = [
-        t for node in run.program.nodes if node.name in names for t in node.outputs
-    ]
-    total = sum(run.program.sizes[t] for t in gradients)
-    held_bytes = sum(run.program.sizes[t] for t in gradients if t in alive)
-    return held_bytes if 2 * held_bytes > total else 0
+    """Return the bytes of gradients at a step of a plan if most of them are there."""
+    program = plan.simulation.program
+    alive = frozenset(plan.simulation.alive(step))
+    gradients = [t for n in program.nodes if n.name in names for t in n.outputs]
+    held = sum(program.sizes[t] for t in gradients if t in alive)
+    return held if 2 * held > sum(map(program.sizes.__getitem__, gradients)) else 0
 
 
-def orders_of(graph: Graph) -> _Orders:
+def _orders_of(graph: Graph) -> _Orders:
     """Return the steps of a graph that are put in order."""
     graph_state = state.state_of(graph)
     if graph_state.step_order is None:
@@ -425,9 +397,12 @@ def orders_of(graph: Graph) -> _Orders:
     return orders
 
 
-def _op_or_tensor(fetch: Any) -> Any:
-    """Return what is run for a fetch: an assignment returns a variable, with its op."""
-    return fetch if types.is_op(fetch) or types.is_tensor(fetch) else fetch.op
+def _ops_of(
+    targets: Sequence[Operation], feeds: IdentitySet | None = None
+) -> list[Operation]:
+    """Return the ops that run for some targets, in topological order."""
+    ops = fetched_subgraph.step_ops(targets, feeds or IdentitySet())
+    return adjacency.topological_sort(ops)
 
 
 def _after(
@@ -455,7 +430,12 @@ def _with_readers(
     return frozenset(downstream)
 
 
-def _pass_by_joints(ops: Sequence[Operation], backward: Iterable[Operation]) -> bool:
+def _without_joints(
+    ops: list[Operation],
+    backward: Iterable[Operation],
+    targets: Sequence[Operation],
+    feeds: IdentitySet | None = None,
+) -> list[Operation]:
     """Let updates read gradients directly that one op forwards together.
 
     Keras' optimizers sum gradients over replicas first, by an IdentityN over all of
@@ -463,19 +443,112 @@ def _pass_by_joints(ops: Sequence[Operation], backward: Iterable[Operation]) -> 
     there.
 
     Returns:
-        Whether there was such an op.
+        The ops that run for the targets now.
     """
-    backward = frozenset(backward)
-    after = _after(ops, backward)
-    has_joint = False
-    for op in after:
-        joins = op.type == "IdentityN" and len(op.inputs) > 1
-        if not joins or op.control_inputs:
+    joints = [
+        op
+        for op in _after(ops, backward)
+        if op.type == "IdentityN" and len(op.inputs) > 1 and not op.control_inputs
+    ]
+    for op in joints:
+        for read, joined in zip(list(op.inputs), op.outputs, strict=True):
+            for reader in adjacency.consumers(joined):
+                for place in adjacency.input_indices(reader, joined):
+                    creation.set_new_input(reader, place, read)
+    # What the joints held together is free of them now.
+    return _ops_of(targets, feeds) if joints else ops
+
+
+_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
+
+
+def let_out_when_read(step: PlainStep) -> PlainStep:
+    """Have gradients by reference variables wait for all reads of these in a step.
+
+    Cost: none without such variables; linear in the ops of the step and their edges.
+    """
+    pairs = zip(step.gradients, step.references, strict=True)
+    updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
+    if not updated:
+        return step
+    ops = adjacency.topological_sort(step.ops())
+    needed = frozenset(ops)
+    awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
+    makers = unique(t.op for t in tensors_of(step.gradients))
+    # Several variables may have one gradient.
+    reads: MutableIdentityMap[dict[Operation, None]] = MutableIdentityMap()
+    for gradient, reference in updated:
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        value = gradient.values if is_sparse else gradient
+        readers = list(_readers(reference, needed))
+        found = _behind(readers, needed, awaitable)
+        if not awaitable.issuperset(readers):
+            # In a loop other values of a turn may still be computed when one leaves it.
+            found += [op for op in makers if op in awaitable]
+        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
+    ends: dict[Operation, list[Operation]] = {}
+    let_out: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for value, ops_behind in reads.items():
+        if value.op not in awaitable:
             continue
-        has_joint = True
-        for read, handed_on in zip(list(op.inputs), op.outputs, strict=True):
-            for reader in handed_on.consumers():
-                for place, t in enumerate(reader.inputs):
-                    if t is handed_on:
-                        creation.set_new_input(reader, place, read)
-    return has_joint
+        others = (op for op in ops_behind if op is not value.op)
+        awaited = [end for op in others for end in _ends(op, ends)]
+        with (
+            creation.neutral(step.graph),
+            step.graph.device(value.op.device),
+            step.graph.control_dependencies(awaited),
+        ):
+            let_out[value] = tf.identity(value, f"{value.op.name}_read")
+    return edges.with_replaced(step, let_out)
+
+
+def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operation]:
+    """Return the ops to wait for in the place of one that may call a function.
+
+    Once TensorFlow has put a function's ops in the place of its call, an op that waits
+    for the call waits for the stateful ones alone; so all results are awaited.
+    """
+    if op.type not in _CALLING:
+        return [op]
+    if op not in known:
+        with creation.surroundings_of(op):
+            known[op] = [tf.identity(t, "read").op for t in op.outputs]
+    return known[op]
+
+
+def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
+    """Yield the ops that read the buffer of a variable, views of it apart."""
+    waiting, met = [reference], IdentitySet([reference])
+    for tensor in waiting:
+        for op in filter(needed.__contains__, adjacency.consumers(tensor)):
+            shown = _shown(op, tensor)
+            for t in shown:
+                if t not in met:
+                    met.add(t)
+                    waiting.append(t)
+            if not shown or op.type in _CALLING:
+                yield op
+
+
+def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
+    """Return the results of an op that may be the buffer of an input.
+
+    A function may return an argument, and a loop what it does not change.
+    """
+    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
+        return list(op.outputs)
+    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
+
+
+def _behind(
+    ops: Iterable[Operation],
+    needed: Collection[Operation],
+    awaitable: Collection[Operation],
+) -> list[Operation]:
+    """Return the first ops behind others that run once and can be awaited."""
+
+    def onwards(op: Operation) -> Iterable[Operation]:
+        is_end = op in awaitable
+        return () if is_end else filter(needed.__contains__, adjacency.successors(op))
+
+    return [op for op in reached(ops, onwards) if op in awaitable]

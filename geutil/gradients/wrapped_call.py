@@ -16,29 +16,26 @@ from geutil.gradients import tensor_sizes, updates
 from geutil.gradients.choices import Options, choose_all
 from geutil.gradients.edges import backward_edges
 from geutil.gradients.encoding_ops import Encoder
-from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Prepared, keep_all
 from geutil.gradients.report import publish
-from geutil.gradients.segments import (
-    SCOPE,
-    Recomputation,
-    Segment,
-    plan_recomputation,
-)
+from geutil.gradients.segments import SCOPE, Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
-from geutil.gradients.step import PlainStep, build_step, tensors_of
-from geutil.graph import (
-    adjacency,
-    creation,
-    image_layouts,
-    state,
-    types,
-)
-from geutil.graph.state import state_of
-from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.gradients.step import PlainStep, build_step, reached, tensors_of
+from geutil.graph import adjacency, creation, image_layouts, state, types
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.memory.sizes import tensor_bytes
 from geutil.select.queries import make_view
+from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing
+
+INPUTS = "inputs"
+"""The mode that holds nothing of a call but what goes into it."""
+_LITTLE = 0.1
+"""What may come after a call, as a share of it, where it ends the forward pass."""
+_NOTHING = (
+    "the backward pass reads nothing of it that could be recomputed: these are plain "
+    "gradients"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,96 +85,141 @@ class GraphCalls:
         self.ends.update(dict.fromkeys(step.backward, ends))
 
     def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
-        """Return the ends of the calls whose backward pass comes just before ops.
+        """Return the ends of the calls whose backward pass comes just before ops."""
 
-        Cost: linear in the backward ops in between, and their inputs.
-        """
-        call_ends: dict[Operation, None] = {}
-        waiting = list(ops)
-        met = set(waiting)
-        while waiting:
-            op = waiting.pop()
-            if op in self.ends:
-                call_ends.update(dict.fromkeys(self.ends[op]))
-                continue
-            for t in op.inputs:
-                if t.op not in met and adjacency.creation_index(t.op) >= self.first:
-                    met.add(t.op)
-                    waiting.append(t.op)
-        return tuple(call_ends)
+        def is_between(op: Operation) -> bool:
+            return op not in self.ends and adjacency.creation_index(op) >= self.first
+
+        between = get_backward_walk_ops(list(ops), within_ops_fn=is_between)
+        read = (t.op for op in between for t in op.inputs)
+        return tuple(types.unique(end for op in read for end in self.ends.get(op, ())))
 
 
 def calls_in(graph: Graph) -> GraphCalls:
     """Return what is known of the checkpointed calls in a graph."""
-    state = state_of(graph)
-    if state.checkpointed_calls is None:
-        state.checkpointed_calls = GraphCalls()
-    calls: GraphCalls = state.checkpointed_calls
+    graph_state = state.state_of(graph)
+    if graph_state.checkpointed_calls is None:
+        graph_state.checkpointed_calls = GraphCalls()
+    calls: GraphCalls = graph_state.checkpointed_calls
     return calls
 
 
-INPUTS = "inputs"
-"""The mode that holds nothing of a call but what goes into it."""
-_LITTLE = 0.1
-"""What may come after a call, as a share of it, where it ends the forward pass."""
+class CallGradients:
+    """Builds the gradients of one call, in its graph or in another.
 
-_NOTHING = (
-    "the backward pass reads nothing of it that could be recomputed: these are plain "
-    "gradients"
-)
-
-
-def plan_call(
-    call: WrappedCall,
-    ys: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    grad_ys: Sequence[Tensor],
-    options: Options,
-    offload: Offload | None,
-    encoder: Encoder,
-) -> Prepared:
-    """Build plain gradients of a call, and plan what is recomputed.
+    Another one it is where TensorFlow differentiates a whole function, a loop or a
+    conditional: the backward pass is a function of its own, and what it reads of the
+    forward pass is held in between. There the gradients are built in the graph of the
+    call, where nothing runs them, and moved over; they read kept tensors only.
 
     Args:
         call: the call.
-        ys: the outputs of it that a gradient flows into.
-        xs: the inputs of it to differentiate by.
-        grad_ys: the gradient of each y.
         options: how to choose and hold checkpoints; the mode may be "inputs".
-        offload: what is offloaded, and how; the same for all gradients of the call.
-        encoder: makes what is kept of tensors; the same for all gradients of the call.
     """
-    later = state.ops_since(call.graph, call.end)
-    # One x may depend on another around the call: that is not its part.
-    step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
-    step = replace(step, first=call.first, gap=_indices(later))
-    tensor_sizes.settle_shapes(step.ops())
 
-    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
-        return _choose(call, step, replace(options, checkpoints=kept), later)
+    def __init__(self, call: WrappedCall, options: Options) -> None:
+        self._call = call
+        self._options = options
+        # The same for all gradients of the call.
+        self._offload = options.offloading()
+        self._encoder = Encoder()
 
-    chosen = choose_all(step, options, encoder, choose)
-    calls = calls_in(call.graph)
-    plan = _after(chosen.plan, calls.before(step.seeds))
-    calls.add(plan.step)
-    where = f"the checkpointed call that yields '{call.ys[0].name}': "
-    return Prepared(
-        replace(chosen, plan=plan),
-        offload,
-        where,
-        encode=options.encode,
-        encoder=encoder,
-        smallest=options.min_checkpoint_size,
-    )
+    def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
+        """Return the gradient of each x, given that of each output."""
+        flowing = [
+            (y, tf.convert_to_tensor(grad))
+            for y, grad in zip(self._call.ys, grads, strict=True)
+            if not (grad is None or _is_made_up(grad, len(grads)))
+        ]
+        if not flowing:
+            return [None] * len(xs)
+        ys, grad_ys = zip(*flowing, strict=True)
+        graph = tf.compat.v1.get_default_graph()
+        if graph is self._call.graph:
+            return list(self._step(ys, xs, grad_ys).gradients)
+        with creation.neutral(self._call.graph):
+            stand_ins = [_like(y) for y in ys]
+            before = state.count_ops(self._call.graph)
+            step = self._step(ys, xs, stand_ins)
+        return _move_gradients(
+            step, before, zip(stand_ins, grad_ys, strict=True), graph
+        )
 
+    def _step(
+        self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
+    ) -> PlainStep:
+        """Build the gradients in the graph of the call."""
+        step, report = self._planned(ys, xs, grad_ys).build()
+        publish(report, step.graph)
+        updates.order_when_complete(step)
+        return step
 
-def _indices(ops: Sequence[Operation]) -> range:
-    """Return the creation indices of ops that were made one after the other."""
-    if not ops:
-        return range(0)
-    return range(
-        adjacency.creation_index(ops[0]), adjacency.creation_index(ops[-1]) + 1
-    )
+    def _planned(
+        self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
+    ) -> Prepared:
+        """Build plain gradients of the call, and plan what is recomputed."""
+        call, options = self._call, self._options
+        later = state.ops_since(call.graph, call.end)
+        indices = [adjacency.creation_index(op) for op in (*later[:1], *later[-1:])]
+        # One x may depend on another around the call: that is not its part.
+        step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
+        gap = range(indices[0], indices[1] + 1) if later else range(0)
+        step = replace(step, first=call.first, gap=gap)
+        tensor_sizes.settle_shapes(step.ops())
+
+        def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+            return self._choose(step, kept, later)
+
+        chosen = choose_all(step, options, self._encoder, choose)
+        calls = calls_in(call.graph)
+        plan = _after(chosen.plan, calls.before(step.seeds))
+        calls.add(plan.step)
+        return Prepared(
+            replace(chosen, plan=plan),
+            self._offload,
+            f"the checkpointed call that yields '{call.ys[0].name}': ",
+            encode=options.encode,
+            encoder=self._encoder,
+            smallest=options.min_checkpoint_size,
+        )
+
+    def _choose(
+        self, step: PlainStep, checkpoints: Any, later: Iterable[Operation]
+    ) -> tuple[Keeping, Recomputation]:
+        """Choose what the call keeps, given the ops that were made after it."""
+        alone = self._call.alone
+        inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
+        whole = plan_recomputation(step, inputs, spare_last=False)
+        if not whole.segments:
+            inputs.warnings.append(_NOTHING)
+            return inputs, whole
+        if checkpoints == INPUTS:
+            return inputs, whole
+        size = sum(_bytes(segment.ops) for segment in whole.segments)
+        ends = not alone and _is_little(later, _LITTLE * size)
+        # In a graph of its own, a call may be one of any number.
+        smallest = self._options.min_checkpoint_size
+        keeping = resolve(step, checkpoints, smallest, among_others=alone)
+        if not keeping.recomputes:
+            # Order alone is within the budget.
+            return keeping, plan_recomputation(step, keep_all)
+        if keeping.plan is not None:
+            return keeping, keeping.plan
+        if len(keeping.chosen):
+            plan = plan_recomputation(step, keeping, spare_last=ends)
+            # What is chosen is held by each of the calls, and one works at a time.
+            held = sum(map(tensor_bytes, keeping.chosen))
+            held *= calls_in(self._call.graph).count
+            working = max((_bytes(s.ops) for s in plan.segments), default=0)
+            if checkpoints != "memory" or ends or held + working < size:
+                return keeping, plan
+        elif ends:
+            return keeping, plan_recomputation(step, keep_all)
+        elif checkpoints != "memory":
+            inputs.warnings.append(
+                f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
+            )
+        return inputs, whole
 
 
 def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
@@ -190,71 +232,17 @@ def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
     # The first segment on other devices waits for the same.
     first = plan.segments[0].awaited
     segments = [
-        replace(segment, awaited=(*first, *ends))
-        if segment.awaited == first
-        else segment
-        for segment in plan.segments
+        replace(s, awaited=(*first, *ends)) if s.awaited == first else s
+        for s in plan.segments
     ]
     return replace(plan, segments=tuple(segments))
-
-
-def _choose(
-    call: WrappedCall,
-    step: PlainStep,
-    options: Options,
-    later: Iterable[Operation],
-) -> tuple[Keeping, Recomputation]:
-    inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
-    whole = plan_recomputation(step, inputs, spare_last=False)
-    if not whole.segments:
-        inputs.warnings.append(_NOTHING)
-        return inputs, whole
-    if options.checkpoints == INPUTS:
-        return inputs, whole
-    size = sum(map(_bytes_of, whole.segments))
-    ends = not call.alone and _is_little(later, _LITTLE * size)
-    # In a graph of its own, a call may be one of any number.
-    smallest = options.min_checkpoint_size
-    keeping = resolve(step, options.checkpoints, smallest, among_others=call.alone)
-    if not keeping.recomputes:
-        # Order alone is within the budget.
-        return keeping, plan_recomputation(step, keep_all)
-    if keeping.plan is not None:
-        return keeping, keeping.plan
-    if len(keeping.chosen):
-        plan = plan_recomputation(step, keeping, spare_last=ends)
-        if options.checkpoints != "memory" or ends or _pays(call, keeping, plan, size):
-            return keeping, plan
-    elif ends:
-        return keeping, plan_recomputation(step, keep_all)
-    elif options.checkpoints != "memory":
-        inputs.warnings.append(
-            f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
-        )
-    return inputs, whole
-
-
-def _pays(call: WrappedCall, keeping: Keeping, plan: Recomputation, size: int) -> bool:
-    """Tell whether to keep more than the inputs of a call saves memory.
-
-    What is chosen is held by each of the calls, and one works at a time.
-    """
-    checkpoint_bytes = sum(map(tensor_bytes, keeping.chosen))
-    working = max(map(_bytes_of, plan.segments), default=0)
-    return calls_in(call.graph).count * checkpoint_bytes + working < size
-
-
-def _bytes_of(segment: Segment) -> int:
-    return _bytes(segment.ops)
 
 
 def _is_little(ops: Iterable[Operation], limit: float) -> bool:
     """Tell whether ops make so many bytes at most; passing on makes none."""
     total = 0
     for op in ops:
-        if op.type in ("Identity", "IdentityN"):
-            continue
-        total += _bytes((op,))
+        total += 0 if op.type in ("Identity", "IdentityN") else _bytes((op,))
         if total > limit:
             return False
     return True
@@ -264,7 +252,7 @@ def _bytes(ops: Iterable[Operation]) -> int:
     return sum(tensor_bytes(t) for op in ops for t in op.outputs)
 
 
-def move_gradients(
+def _move_gradients(
     step: PlainStep,
     before: int,
     stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
@@ -280,142 +268,41 @@ def move_gradients(
         before: how many ops its graph had before it was built.
         stand_in_gradients: the gradient in `graph` for each stand-in.
         graph: the other graph, a FuncGraph.
-
-    Returns:
-        The gradients of the step, in `graph`.
-
-    Cost: linear in the ops that are copied and their inputs.
     """
     there = types.MutableIdentityMap(stand_in_gradients)
-    moving = _ops_after(step.seeds, state.ops_since(step.graph, before))
-    ops, read = _needed(tensors_of(step.gradients), moving, there)
-    for t in read:
-        there[t] = creation.capture(graph, t)
+    new_ops = frozenset(state.ops_since(step.graph, before))
+    late = reached(
+        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
+    )
+
+    def is_copied(t: Tensor) -> bool:
+        return t not in there and (t.op in late or t.op.type == "Const")
+
+    wanted = tensors_of(step.gradients)
+    ops = get_backward_walk_ops(
+        list(filter(is_copied, wanted)),
+        within_ops_fn=lambda op: op in late or op.type == "Const",
+        stop_at_ts=list(there),
+        control_inputs=True,
+    )
+    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
+        if t not in there and not is_copied(t):
+            there[t] = creation.capture(graph, t)
     if ops:
         _, info = copy_replacing(
             make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
         )
         image_layouts.hold_when_complete(graph)
-        updates.order_moved(graph, (info.transformed(op) for op in ops))
+        updates.order_moved(graph, map(info.transformed, ops))
         there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
-    return [_mapped(gradient, there) for gradient in step.gradients]
 
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else there[t]
 
-def _ops_after(seeds: Iterable[Operation], ops: Iterable[Operation]) -> set[Operation]:
-    """Return the seeds and those of the ops that run after one of them."""
-    after = set(seeds)
-    # Edits let backward ops read copies that were made later, never the reverse.
-    waiting = list(after)
-    readers: dict[Operation, list[Operation]] = {}
-    for op in ops:
-        for before in (*(t.op for t in op.inputs), *op.control_inputs):
-            readers.setdefault(before, []).append(op)
-    while waiting:
-        for op in readers.get(waiting.pop(), ()):
-            if op not in after:
-                after.add(op)
-                waiting.append(op)
-    return after
-
-
-def _needed(
-    tensors: Iterable[Tensor],
-    moving: set[Operation],
-    there: IdentityMap[Tensor],
-) -> tuple[list[Operation], IdentitySet]:
-    """Return the ops to copy for some tensors, and the tensors to capture."""
-    read = IdentitySet()
-    met: dict[Operation, None] = {}
-    waiting: list[Operation] = []
-
-    def visit(op: Operation) -> None:
-        if op not in met:
-            met[op] = None
-            waiting.append(op)
-
-    def visit_tensor(t: Tensor) -> None:
-        if t in there:
-            return
-        if t.op in moving or t.op.type == "Const":
-            visit(t.op)
-        else:
-            read.add(t)
-
-    for t in tensors:
-        visit_tensor(t)
-    while waiting:
-        op = waiting.pop()
-        for t in op.inputs:
-            visit_tensor(t)
-        for control in op.control_inputs:
-            if control in moving:
-                visit(control)
-    return list(met), read
-
-
-def _mapped(gradient: Any, there: IdentityMap[Tensor]) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            there[gradient.values],
-            there[gradient.indices],
-            None if gradient.dense_shape is None else there[gradient.dense_shape],
-        )
-    return None if gradient is None else there[gradient]
-
-
-class CallGradients:
-    """Builds the gradients of one call, in its graph or in another.
-
-    Another one it is where TensorFlow differentiates a whole function, a loop or a
-    conditional: the backward pass is a function of its own, and what it reads of the
-    forward pass is held in between. There the gradients are built in the graph of the
-    call, where nothing runs them, and moved over; they read kept tensors only.
-
-    Args:
-        call: the call.
-        options: how to choose and hold checkpoints.
-    """
-
-    def __init__(self, call: WrappedCall, options: Options) -> None:
-        self._call = call
-        self._options = options
-        self._offload = options.offloading()
-        self._encoder = Encoder()
-
-    def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
-        """Return the gradient of each x, given that of each output."""
-        flowing = [
-            (y, grad)
-            for y, grad in zip(self._call.ys, grads, strict=True)
-            if not (grad is None or _is_made_up(grad, len(grads)))
-        ]
-        if not flowing:
-            return [None] * len(xs)
-        ys = [y for y, _ in flowing]
-        grad_ys = [tf.convert_to_tensor(grad) for _, grad in flowing]
-        graph = tf.compat.v1.get_default_graph()
-        if graph is self._call.graph:
-            return list(self._step(ys, xs, grad_ys).gradients)
-        with creation.neutral(self._call.graph):
-            stand_ins = [_like(y) for y in ys]
-            before = state.count_ops(self._call.graph)
-            step = self._step(ys, xs, stand_ins)
-        return move_gradients(step, before, zip(stand_ins, grad_ys, strict=True), graph)
-
-    def _step(
-        self,
-        ys: Sequence[Tensor],
-        xs: Sequence[Tensor],
-        grad_ys: Sequence[Tensor],
-    ) -> PlainStep:
-        """Build the gradients in the graph of the call."""
-        prepared = plan_call(
-            self._call, ys, xs, grad_ys, self._options, self._offload, self._encoder
-        )
-        step, report = prepared.build()
-        publish(report, step.graph)
-        updates.order_when_complete(step)
-        return step
+    return [
+        tf.nest.map_structure(moved, gradient, expand_composites=True)
+        for gradient in step.gradients
+    ]
 
 
 def _like(y: Tensor) -> Tensor:
@@ -428,15 +315,10 @@ def _is_made_up(grad: Any, outputs: int) -> bool:
 
     To differentiate by it would compute zeros, or NaN where a derivative is infinite,
     and inputs that no gradient reaches would not get None.
-
-    Args:
-        grad: the gradient of an output.
-        outputs: how many outputs the call has.
     """
     if not types.is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
         return False
-    if grad.op not in state.ops_since(
-        grad.graph, state.count_ops(grad.graph) - outputs
-    ):
+    start = state.count_ops(grad.graph) - outputs
+    if grad.op not in state.ops_since(grad.graph, start):
         return False
     return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))

@@ -6,8 +6,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -39,22 +38,8 @@ class _Running(threading.local):
 _running = _Running()
 
 
-def inside_call() -> bool:
-    """Tell whether this thread is inside a checkpointed call."""
-    return _running.inside
-
-
-@contextmanager
-def _entered() -> Iterator[None]:
-    _running.inside = True
-    try:
-        yield
-    finally:
-        _running.inside = False
-
-
-def call_in_graph(
-    function: Callable[[], Any], options: Options, *, alone: bool = False
+def _call_in_graph(
+    function: Callable[[], Any], options: Options, *, alone: bool
 ) -> Any:
     """Call a function in a graph, so that its gradients save memory.
 
@@ -68,16 +53,14 @@ def call_in_graph(
         function: takes nothing; what it reads from outside is found in the graph.
         options: how to choose and hold checkpoints.
         alone: whether the graph was made for this call.
-
-    Returns:
-        What the function returns, with stand-ins for its differentiable tensors.
-
-    Cost: linear in the ops that the function makes.
     """
     graph = tf.compat.v1.get_default_graph()
     before = state.count_ops(graph)
-    with _entered():
+    _running.inside = True
+    try:
         result = function()
+    finally:
+        _running.inside = False
     leaves = tf.nest.flatten(result, expand_composites=True)
     ys = IdentitySet(t for t in leaves if _is_output(t, graph))
     if runtime.has_tangents(ys):
@@ -109,18 +92,17 @@ def _read_from_outside(
     ys: IdentitySet, new_ops: frozenset[Operation]
 ) -> tuple[Tensor, ...]:
     """Return the differentiable tensors from outside that `ys` depend on."""
-    outside_tensors = IdentitySet()
-    waiting = list(ys)
-    met = set()
+    found = IdentitySet()
+    waiting, met = list(ys), set()
     while waiting:
         t = waiting.pop()
         if t.op not in new_ops or _is_given(t):
             if runtime.is_differentiable(t):
-                outside_tensors.add(t)
+                found.add(t)
         elif t.op not in met:
             met.add(t.op)
             waiting.extend(t.op.inputs)
-    return tuple(outside_tensors)
+    return tuple(found)
 
 
 def _is_given(t: Tensor) -> bool:
@@ -140,10 +122,9 @@ def _tell(call: WrappedCall, options: Options) -> Sequence[Tensor]:
     gradients = CallGradients(call, options)
     count = len(call.ys)
     with tf.device(call.ys[0].device):
+        read = [*call.ys, *call.inputs]
         identities = runtime.without_recording(
-            lambda: tf.raw_ops.IdentityN(
-                input=[*call.ys, *call.inputs], name="checkpointed"
-            )
+            lambda: tf.raw_ops.IdentityN(input=read, name="checkpointed")
         )
     stand_ins = identities[:count]
     for t, t_ in zip(call.ys, stand_ins, strict=True):
@@ -176,14 +157,13 @@ def _watched(call: WrappedCall) -> IdentityMap[Any]:
         (t, t) for t in call.inputs if runtime.is_watched(t)
     )
     if len(watched) < len(call.inputs) and types.is_func_graph(call.graph):
-        inputs = IdentitySet(call.inputs)
-        for outside, inside in gradient_functions.captures_of(call.graph):
-            if (
-                inside in inputs
-                and inside not in watched
-                and runtime.is_watched(outside)
-            ):
-                watched[inside] = outside
+        others = IdentitySet(t for t in call.inputs if t not in watched)
+        captures = gradient_functions.captures_of(call.graph)
+        watched.update(
+            (inside, outside)
+            for outside, inside in captures
+            if inside in others and runtime.is_watched(outside)
+        )
     return watched
 
 
@@ -302,14 +282,14 @@ def _check_checkpoints(checkpoints: Any) -> None:
                 f"'{checkpoints}' is no mode of checkpoints; pass one of "
                 f"{', '.join(_MODES)}, or a policy"
             )
-    elif isinstance(checkpoints, Budget):
-        return
     elif isinstance(checkpoints, Plan):
         raise ArgumentTypeError(
             "a plan is for one step, and a checkpointed function may be called in "
             "many; pass budget= or a Budget, which plans each call"
         )
-    elif not callable(checkpoints) or isinstance(checkpoints, tf.Tensor):
+    elif not (callable(checkpoints) or isinstance(checkpoints, Budget)) or isinstance(
+        checkpoints, tf.Tensor
+    ):
         raise ArgumentTypeError(
             "expected a mode, a policy or a Budget, got "
             f"{types.type_name(checkpoints)}; there are no tensors to choose before "
@@ -342,7 +322,7 @@ def _wrapped(fn: F, options: Options) -> F:
     @runtime.not_converted
     def run(args: Any, kwargs: Any, alone: bool) -> Any:
         function = runtime.converted_as_here(fn)
-        return call_in_graph(lambda: function(*args, **kwargs), options, alone=alone)
+        return _call_in_graph(lambda: function(*args, **kwargs), options, alone=alone)
 
     @runtime.not_converted
     def run_alone(args: Any, kwargs: Any) -> tuple[Any, dict[int, list[Tensor]]]:
@@ -358,7 +338,7 @@ def _wrapped(fn: F, options: Options) -> F:
 
     @runtime.not_converted
     def call(args: Any, kwargs: Any) -> Any:
-        if inside_call():
+        if _running.inside:
             return runtime.converted_as_here(fn)(*args, **kwargs)
         if not tf.executing_eagerly():
             return run(args, kwargs, False)

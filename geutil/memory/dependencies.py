@@ -16,9 +16,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -67,12 +67,14 @@ class _Queue:
         recent: those that may still be undone, each with its place in the order and,
             if it holds nothing large, the bytes that it holds.
         pending: those that hold or made something large and must be done.
+        apart: of so many of these none waits for another.
         loose: those that hold something small and may be undone.
         loose_bytes: what these hold together.
     """
 
     recent: deque[tuple[int, int, int | None]] = field(default_factory=deque)
     pending: list[int] = field(default_factory=list)
+    apart: int = 0
     loose: list[int] = field(default_factory=list)
     loose_bytes: int = 0
 
@@ -87,34 +89,48 @@ class _Queue:
                 self.loose_bytes += small
         if self.loose_bytes > bound:
             self.pending += self.loose
-            self.loose, self.loose_bytes = [], 0
+            # They come before others in the order.
+            self.loose, self.loose_bytes, self.apart = [], 0, 0
         return self.pending
 
 
 _NONE: Mapping[int, Any] = MappingProxyType({})
+_Value = TypeVar("_Value")
+
+
+def _known(value: _Value, *_: object) -> _Value:
+    """Return what was computed before. Unlike a lambda, it can be pickled."""
+    return value
+
+
+def _held_to_nothing(_: Simulation) -> OrderDependencies:
+    return OrderDependencies((), ())
 
 
 @dataclass(frozen=True, eq=False)
 class OrderPlan:
     """An order of a program, and what holds any schedule to it.
 
+    Both are looked for when they are asked for: plans of gradients are only reported
+    until the whole step is planned.
+
     Attributes:
-        simulation: the program in that order.
-        begin: as in `order_dependencies`; None if nothing holds a schedule to it.
-        found: who has to wait for whom, if that is known.
+        run: simulates the program in that order.
+        hold: tells who has to wait for whom in a simulation.
     """
 
-    simulation: Simulation
-    begin: int | None = None
-    found: OrderDependencies | None = None
+    run: Callable[[], Simulation]
+    hold: Callable[[Simulation], OrderDependencies] = _held_to_nothing
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The program in that order."""
+        return self.run()
 
     @cached_property
     def dependencies(self) -> OrderDependencies:
         """Who has to wait for whom."""
-        # Looked for when it is asked for: most plans are only reported.
-        if self.found is not None or self.begin is None:
-            return self.found or OrderDependencies((), ())
-        return _dependencies_of(self.simulation, self.begin, _always, _always)
+        return self.hold(self.simulation)
 
     @property
     def peak(self) -> int:
@@ -144,33 +160,45 @@ def plan_order(
 
     Args:
         program: the nodes and their edges.
-        can_wait: as in `order_dependencies`. None: all nodes can, and who waits for
-            whom is looked for when it is asked for.
+        can_wait: as in `order_dependencies`. None: all nodes can, and nothing is looked
+            for before it is asked for.
         may_await: as there.
         later: for nodes that the plan has after others, those others.
         known: the places of nodes in an order that is tried besides.
     """
-    simulation = planned_order(with_controls(program, later.items()), known)
-    simulation = replace(simulation, program=program)
-    order = simulation.order
-    # In the forward pass little that is small is left behind, and what waits there may
-    # round otherwise: oneDNN chooses among kernels by what is around.
-    begin = next((place for place, i in enumerate(order) if i in later), 0)
+    plan = OrderPlan(
+        partial(_planned, program, later, known),
+        partial(_dependencies_of, can_wait or _always, may_await, later),
+    )
     if can_wait is None:
-        return OrderPlan(simulation, begin)
-    found = _dependencies_of(simulation, begin, can_wait, may_await)
-    return OrderPlan(simulation, begin, found)
+        return plan
+    # Nothing that the caller's functions know of is kept with the plan.
+    run = partial(_known, plan.simulation)
+    return OrderPlan(run, partial(_known, plan.dependencies))
+
+
+def _planned(
+    program: Program, later: Mapping[int, Sequence[int]], known: Mapping[int, int]
+) -> Simulation:
+    """Simulate a program in the best of several orders, some nodes after others."""
+    simulation = planned_order(with_controls(program, later.items()), known)
+    return replace(simulation, program=program)
 
 
 def _dependencies_of(
-    run: Simulation, begin: int, can_wait: CanWait, may_await: MayAwait
+    can_wait: CanWait,
+    may_await: MayAwait,
+    later: Collection[int],
+    run: Simulation,
 ) -> OrderDependencies:
     """Return what holds any schedule of a program to that of a simulation."""
+    # In the forward pass little that is small is left behind, and what waits there may
+    # round otherwise: oneDNN chooses among kernels by what is around.
+    begin = next((place for place, i in enumerate(run.order) if i in later), 0)
     bound = max(run.peak // _PARTS, _HARMLESS)
     limit = run.peak + run.peak // _ROOM
-    order = run.order
     return order_dependencies(
-        run.program, order, bound, can_wait, may_await, begin, limit
+        run.program, run.order, bound, can_wait, may_await, begin, limit
     )
 
 
@@ -243,26 +271,35 @@ def order_dependencies(
         large = any(size > bound for size in buffer_sizes)
         makes_large = max(edges.made[i]) > bound
         if makes_large or i in hasty:
-            queue.pending = edges.last(queue.before(earliest[place], bound))
+            pending = queue.before(earliest[place], bound)
+            queue.pending = edges.last(pending, queue.apart)
+            queue.apart = len(queue.pending)
             # A variable that others read while it changes has two buffers.
             read = [j for t in node.updates for j in readers.get(t, ())]
             before = [*queue.pending, *(j for j in read if edges.precedes(j, i))]
             missing = edges.not_before(i, dict.fromkeys(before))
-            waiting = missing and can_wait(i)
-            allowed = {j for j in missing if waiting and may_await(i, j)}
+            apart = 0 if read else len(missing)
+            waits_itself = missing and can_wait(i)
+            permitted = {j for j in missing if may_await(i, j)}
+            allowed = permitted if waits_itself else set()
             if allowed:
-                awaited = edges.last([j for j in missing if j in allowed])
+                awaited = edges.last([j for j in missing if j in allowed], apart)
                 edges.add(i, awaited)
                 waits.setdefault(i, []).extend(awaited)
             blocked = []
-            for j in reversed(edges.last([j for j in missing if j not in allowed])):
-                # What it comes after can wait in its place, if that runs late enough.
-                fit = (
-                    k
-                    for k in edges.between(j, i)
-                    if nodes[k].queue == node.queue and can_wait(k) and may_await(k, j)
+            refused = edges.last([j for j in missing if j not in allowed], apart)
+            # What it comes after can wait in its place, if that runs late enough. What
+            # it must not wait for, nothing that it comes after may.
+            stand_ins = [
+                k
+                for k in edges.between(permitted.intersection(refused), i)
+                if nodes[k].queue == node.queue and can_wait(k)
+            ]
+            for j in reversed(refused):
+                places = (
+                    k for k in stand_ins if edges.precedes(j, k) and may_await(k, j)
                 )
-                stand_in = next(fit, None)
+                stand_in = next(places, None) if j in permitted else None
                 if stand_in is None:
                     blocked.append(j)
                 elif edges.not_before(stand_in, [j]):
@@ -404,13 +441,15 @@ class _OrderedEdges:
         """Let a node wait for others."""
         self._before[i] += before
 
-    def between(self, first: int, last: int) -> list[int]:
-        """Return what a node comes after that the order has behind another, last first.
+    def between(self, firsts: Collection[int], last: int) -> list[int]:
+        """Return what a node comes after that the order has behind any of others.
+
+        The last of them comes first.
 
         Cost, here and below: linear in the nodes between them in the order, and their
         edges.
         """
-        behind = [j for j in self._behind(last, [first]) if self.precedes(first, j)]
+        behind = self._behind(last, firsts)
         return sorted(behind, key=self._place.__getitem__, reverse=True)
 
     def not_before(self, i: int, others: Collection[int]) -> list[int]:
@@ -418,17 +457,23 @@ class _OrderedEdges:
         met = self._behind(i, others)
         return [j for j in others if j not in met]
 
-    def last(self, others: Sequence[int]) -> list[int]:
-        """Return those of some nodes that none of the others waits for."""
-        if len(others) < 2:
+    def last(self, others: Sequence[int], apart: int = 0) -> list[int]:
+        """Return those of some nodes that none of the others waits for.
+
+        Args:
+            others: the nodes.
+            apart: how many of the first ones wait for none of each other, and come
+                before the rest in the order.
+        """
+        if len(others) < 2 or apart >= len(others):
             return list(others)
         met: set[int] = set()
         left = []
-        for j in sorted(others, key=self._place.__getitem__, reverse=True):
+        for j in sorted(others[apart:], key=self._place.__getitem__, reverse=True):
             if j not in met:
                 left.append(j)
                 met |= self._behind(j, others, met)
-        return left[::-1]
+        return [j for j in others[:apart] if j not in met] + left[::-1]
 
     def _behind(
         self,

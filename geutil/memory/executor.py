@@ -307,14 +307,42 @@ def simulate(
         order = execution_order(program, seed)
     else:
         _check_order(program, order)
-    buffers = Buffers(program)
-    held_bytes: list[int] = []
+    run = Run(program)
     for i in order:
-        buffers.start(i)
-        held_bytes.append(buffers.held)
+        run.add(i)
+    return run.simulation()
+
+
+class Run:
+    """A simulation to which nodes are added one by one.
+
+    Args:
+        program: the nodes and tensors.
+
+    Attributes:
+        buffers: the buffers that are alive.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.buffers = Buffers(program)
+        self._program = program
+        self._order: list[int] = []
+        self._held: list[int] = []
+
+    def add(self, i: int) -> list[tuple[int, int]]:
+        """Run a node; return its outputs that share a buffer, each with that."""
+        buffers = self.buffers
+        shared = buffers.start(i)
+        self._order.append(i)
+        self._held.append(buffers.held)
         buffers.end(i)
-    buffers.close()
-    return Simulation(program, order, held_bytes, buffers.born, buffers.freed)
+        return shared
+
+    def simulation(self) -> Simulation:
+        """Return the simulation of all nodes that were added."""
+        self.buffers.close()
+        born, freed = self.buffers.born, self.buffers.freed
+        return Simulation(self._program, self._order, self._held, born, freed)
 
 
 def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:

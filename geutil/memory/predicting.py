@@ -335,7 +335,8 @@ def largest_batch(
     """Return the largest batch size with which a step fits into memory.
 
     The step is built for several batch sizes, and its peak predicted; nothing runs.
-    Peaks are taken to grow with the batch.
+    Peaks are taken to grow with the batch, and as they do between sizes that were
+    tried where these leave room for less than a row.
 
     Args:
         step: builds the step for a batch size, in a graph of its own, and returns what
@@ -353,7 +354,7 @@ def largest_batch(
         ArgumentTypeError: `memory` is no number of bytes, or `most` is below 1.
         PredictionError: the step's sizes are not known.
 
-    Cost: that of building and predicting the step, three to five times where bytes grow
+    Cost: that of building and predicting the step, two to five times where bytes grow
         in proportion to the batch.
 
     Example:
@@ -409,11 +410,11 @@ def fit_batch(
     """Return the largest batch size within a limit in bytes.
 
     `held` returns the bytes for a batch size, None if there is no such step; it is
-    called three to five times where bytes grow in proportion. `first` is tried first.
+    called two to five times where bytes grow in proportion. `first` is tried first.
     """
     search = _BatchSearch(limit, most)
     batch = min(first, most)
-    while search.too_large - search.fits > 1:
+    while not search.is_settled():
         search.add(batch, held(batch))
         batch = search.next_batch()
     fits, tried = search.fits, search.tried
@@ -446,6 +447,17 @@ class _BatchSearch:
             self.fits = batch
         else:
             self.too_large = batch
+
+    def is_settled(self) -> bool:
+        """Tell whether no larger batch fits, by all lines that are known."""
+        fits, points = self.fits, self._points
+        if self.too_large - fits <= 1:
+            return True
+        others = [batch for batch in points if batch != fits]
+        if not fits or len(others) < 2:
+            return False
+        lines = [self._meets_limit([batch, fits]) for batch in others]
+        return all(line is not None and line < fits + 1 for line in lines)
 
     def next_batch(self) -> int:
         """Return the next batch size to try."""

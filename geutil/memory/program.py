@@ -298,6 +298,35 @@ class Program:
             "for a node that does"
         )
 
+    def without_views(
+        self, apart: Collection[int]
+    ) -> tuple[Program, dict[int, int], dict[int, int]]:
+        """Return the program in which readers of a view read what it shows.
+
+        Args:
+            apart: tensors that stay, views or not.
+
+        Returns:
+            The program, the tensor that each view shows, and the new number of each
+            node that is left.
+
+        Cost: linear in nodes and edges.
+        """
+        shown: dict[int, int] = {}
+        nodes = list(self.nodes)
+        views = set()
+        for i, node in enumerate(nodes):
+            inputs = [shown.get(t, t) for t in node.inputs]
+            if inputs != list(node.inputs):
+                node = nodes[i] = node.changed(inputs=inputs)
+            if len(inputs) == 1 and len(node.aliases) == len(node.outputs) == 1:
+                (view,) = node.outputs
+                if view not in apart and not node.controls:
+                    views.add(i)
+                    shown[view] = inputs[0]
+        program, place = replace(self, nodes=nodes).without(views)
+        return program, shown, place
+
     @cached_property
     def makers(self) -> Mapping[int, int]:
         """The node that makes each tensor."""

@@ -1,84 +1,605 @@
 """Local search over sequences of runs, compiled by numba.
 
-Two searches. Annealing (Kirkpatrick et al. 1983) puts in a run right before a use (with
-runs of inputs that are gone by then), takes one out, or puts one elsewhere; it lowers
-extra time plus a price on the bytes above the budget, summed over all runs, and the
-price follows how often the budget is kept. Rebuilding takes several runs out and then
-frees, time after time, what is cheapest for what it frees, until the budget is kept: a
-search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000). It stays
-near the order with which it begins, where annealing finds others.
+A sequence holds every node once or more; a use reads the latest run of its node, and an
+output is freed behind its last use. Runs lie in slots with empty ones between, so that
+one more moves few of the others, and a change touches only what it has to: the bytes
+between two slots, and some last uses. A log of changes takes them back.
+
+`evict` frees, time after time, what is cheapest for what it frees, until the budget is
+kept. `rebuild` takes several runs out and evicts anew: a search of large neighbourhoods
+("ruin and recreate", Schrimpf et al. 2000).
+
+All of it is in one file, since numba's cache of a function sees changes of its file
+alone. The searches are few arrays of records: numba takes 6 s to compile what it took
+20 s for when each figure was an array.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numba
 import numpy as np
+import numpy.typing as npt
 
-from geutil.gradients.planner.run_slots import (
-    BEST_TIME,
-    BUDGET,
-    CHAIN,
-    EXCESS,
-    LENGTH,
-    LOGGED,
-    LOOSE,
-    MOVES,
-    OVER,
-    PRICE,
-    SPAN,
-    TIME,
-    add_run,
-    compiled,
-    drop_loose,
-    first_use,
-    has_room,
-    has_space,
-    last_use,
-    make_room,
-    note,
-    note_best,
-    pick,
-    roll,
-    run_before,
-    take_run,
-    undo,
-    waited,
-)
+from geutil.gradients.planner.problem import Problem
 
-RUN_SLOTS = "0912af45"
-"""The first digits of the SHA-256 of `run_slots.py`; see there."""
-_AT_END = 0.05
-"""The share of inserted runs that are for what has to be there at the end."""
-_TRIES = 24
-_WINDOW = 2000
-"""After how many moves the price is looked at."""
-_SHIFTED = 0.2
-"""How often a rebuilding moves a run, and then one more."""
-_RUINED = 3.0
-"""How many runs a rebuilding takes out, on average."""
-_CHAINED = 6.0
-"""How long a chain it puts in at most, on average."""
-_ROUNDS = 60
+Array = npt.NDArray[Any]
+
+CHAIN = 48
+"""The most runs that one move puts in."""
 WAYS = FLAT, DEEP, LONG = range(3)
 """How an eviction is valued: by the bytes above the budget that it frees, summed over
 runs, over the time of the node and of its inputs that are gone; over that of all that
 has to run again for it; or by all bytes that it frees, over the first of these times.
 None leads to the least time everywhere (benchmarks/schedules/budgets.py)."""
+_SPREAD = 1.4
+"""Slots for each run; more of them make a step longer, fewer have more runs moved."""
+_ONE, _WAYS = np.int64(1), np.int64(len(WAYS))
+_TRIES = 24
+_NEAR = np.int64(15)
+"""How many slots near a full one a run may lie that is moved."""
+_RUINED = 3.0
+"""How many runs a rebuilding takes out, on average."""
+_CHAINED = 6.0
+"""How long a chain it puts in at most, on average."""
+_ROUNDS = 60
 _NOISE = 4.0
 """By how much its choices differ from the greedy ones at most, as a power of e."""
 
+_NODE = np.dtype(
+    [(name, np.float64) for name in ("size", "work", "time")]
+    + [(name, np.int64) for name in ("once", "ahead", "behind")]
+)
+"""The bytes of a node and of its workspace, its time, whether it may run only once; and
+in a fixed order of first runs, the node ahead of it and the one behind, or -1."""
+_PLACE = np.dtype([(name, np.int64) for name in ("first", "newest", "copies")])
+"""The slots of the first and the last run of a node, and how many it has."""
+_SLOT = np.dtype([(name, np.int64) for name in ("node", "last", "before", "after")])
+"""The node of the run in a slot, -1 in an empty one; the slot of the last use of the
+run, its own if nothing reads it; the slots of the runs of its node before and after it,
+or -1."""
+_NOW = np.dtype(
+    [
+        (n, np.int64)
+        for n in ("span", "length", "best_length", "logged", "loose", "slid")
+    ]
+    + [(n, np.float64) for n in ("excess", "time", "best_time", "budget")]
+    + [("dice", np.uint64)]
+)
+"""How many slots there are, runs, best runs, entries of the log, loose runs, and slid
+runs since all were spread; the bytes above the budget, summed over the runs, the time,
+that of the best runs, and the budget; the state of the random numbers."""
+
+
+class Search(NamedTuple):
+    """A problem as arrays, a sequence of runs in slots, and the best one so far.
+
+    Attributes:
+        inputs: those of node v are `inputs[inputs[v] : inputs[v + 1]]`.
+        readers: of the nodes, in the same form.
+        outputs: the nodes whose outputs have to be there at the end.
+        again: those that may run again and leave something behind.
+        nodes: a `_NODE` for each.
+        places: a `_PLACE` for each.
+        slots: a `_SLOT` for each.
+        level: the bytes that are held in each slot, empty or not; workspaces included.
+        filled: 1 for a slot with a run, 0 for an empty one.
+        log: what the current move did, as pairs of a node and a slot: a run that was
+            put in; one taken out, as -1 - node; one that slid there from a slot, which
+            is given above the numbers of nodes, the other way round.
+        loose: runs that nothing reads since the current move.
+        best: the runs of the best sequence that keeps the budget.
+        now: one `_NOW`.
+    """
+
+    inputs: Array
+    readers: Array
+    outputs: Array
+    again: Array
+    nodes: Array
+    places: Array
+    slots: Array
+    level: Array
+    filled: Array
+    log: Array
+    loose: Array
+    best: Array
+    now: Array
+
+    @property
+    def best_runs(self) -> list[int] | None:
+        """The best runs within the budget; None if there were none."""
+        now = self.now[0]
+        if not np.isfinite(now["best_time"]):
+            return None
+        return [int(node) for node in self.best[: now["best_length"]]]
+
+    @property
+    def runs(self) -> list[int]:
+        """The runs at which the search stands."""
+        nodes = self.slots["node"]
+        return [int(node) for node in nodes[nodes >= 0]]
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The best time, and the bytes above the budget."""
+        return float(self.now[0]["best_time"]), float(self.now[0]["excess"])
+
+
+def arrays_of(problem: Problem, order: Sequence[int] | None) -> tuple[Array, ...]:
+    """Return a problem as the first fields of a `Search`.
+
+    Args:
+        problem: the computation.
+        order: in which nodes run for the first time; None for any.
+    """
+    nodes = np.zeros(len(problem), _NODE)
+    nodes["size"], nodes["work"] = problem.sizes, problem.workspaces
+    nodes["time"] = problem.times
+    nodes["once"][[*problem.no_recompute, *problem.keep]] = 1
+    nodes["ahead"] = nodes["behind"] = -1
+    if order is not None:
+        nodes["ahead"][list(order[1:])] = order[:-1]
+        nodes["behind"][list(order[:-1])] = order[1:]
+    outputs = sorted({*problem.outputs, *problem.keep})
+    again = np.nonzero((nodes["once"] == 0) & (nodes["size"] > 0))[0]
+    links = map(_flat, (problem.inputs, problem.readers))
+    return *links, np.array(outputs, np.int64), again, nodes
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> Array:
+    """Return lists in one array, behind the places where each of them begins there."""
+    starts = len(lists) + 1 + np.cumsum([0, *map(len, lists)])
+    return np.array([*starts, *(u for us in lists for u in us)], np.int64)
+
+
+def new_search(
+    arrays: tuple[Array, ...], runs: Sequence[int], budget: float, seed: int
+) -> Search:
+    """Return a search that begins with some runs.
+
+    Args:
+        arrays: the computation, see `arrays_of`.
+        runs: every node once or more, each behind a run of its inputs.
+        budget: in bytes.
+        seed: of the random numbers.
+    """
+    count = len(arrays[-1])
+    room = int(_SPREAD * max(4 * count, 2 * len(runs))) + 8 * CHAIN
+    search = Search(
+        *arrays,
+        np.zeros(count, _PLACE),
+        np.zeros(room, _SLOT),
+        np.zeros(room),
+        np.zeros(room),
+        # For the longest chain, each of whose runs may have all others slide. Zeros
+        # take no memory before they are written to.
+        np.zeros((4 * CHAIN * (room + 1), 2), np.int64),
+        np.zeros(2 * room, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(1, _NOW),
+    )
+    search.now["best_time"] = np.inf
+    # Bytes are whole, so that sums of them above the budget are, too.
+    search.now["budget"] = np.floor(min(budget, 2.0**53))
+    search.now["dice"] = 0x9E3779B97F4A7C15 ^ (seed * 2654435761 + 1)
+    restart(search, np.array(runs, np.int64))
+    return search
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    """Have a function compiled, once for all processes where that can be written.
+
+    Sums may be added up in any order: bytes are whole numbers, so nothing differs.
+    """
+    options |= {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    options["fastmath"] = {"reassoc", "contract", "nnan", "nsz"}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # Neither the package's folder nor the user's can be written.
+        return numba.njit(**options)(function)
+
+
+def _part(function: Callable[..., Any]) -> Any:
+    """Have a function compiled that only compiled ones call, and that makes no array."""
+    return compiled(function, no_cpython_wrapper=True, _nrt=False)
+
+
+@_part
+def _roll(now):  # type: ignore[no-untyped-def]
+    """Return a number from 0 up to 1 (Marsaglia's xorshift)."""
+    x = now.dice
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    now.dice = x
+    return np.float64(x >> np.uint64(11)) * 2.0**-53
+
+
+@_part
+def _pick(now, count):  # type: ignore[no-untyped-def]
+    """Return a whole number from 0 up to a count, without it."""
+    return min(int(_roll(now) * count), count - 1)
+
+
+@_part
+def _waited(now):  # type: ignore[no-untyped-def]
+    """Return a number above 0 whose mean is 1, exponentially distributed."""
+    return -np.log(max(_roll(now), 1e-12))
+
+
+@_part
+def _spread(search, runs, room):  # type: ignore[no-untyped-def]
+    """Lay runs out in slots, with room for more, and compute what is known of them."""
+    inputs, nodes, places, slots = (
+        search.inputs,
+        search.nodes,
+        search.places,
+        search.slots,
+    )
+    level, now = search.level, search.now[0]
+    length = len(runs)
+    span = min(int(_SPREAD * (length + room)), len(slots) - 2)
+    for place in range(len(places)):
+        places[place].first = places[place].newest = -1
+        places[place].copies = 0
+    for slot in range(len(slots)):
+        slots[slot].node = slots[slot].before = slots[slot].after = -1
+    level[:] = 0.0
+    search.filled[:] = 0.0
+    now.time = now.excess = 0.0
+    now.span, now.length, now.slid = span, length, 0
+    for i in range(length):
+        slot = (i + 1) * span // (length + 1)
+        node = runs[i]
+        slots[slot].node, slots[slot].last, search.filled[slot] = node, slot, 1.0
+        for e in range(inputs[node], inputs[node + 1]):
+            slots[places[inputs[e]].newest].last = slot
+        before = places[node].newest
+        if before >= 0:
+            slots[slot].before, slots[before].after = before, slot
+        else:
+            places[node].first = slot
+        places[node].newest = slot
+        places[node].copies += 1
+        now.time += nodes[node].time
+    for node in search.outputs:
+        slots[places[node].newest].last = span
+    for slot in range(span):
+        if slots[slot].node >= 0:
+            size = nodes[slots[slot].node].size
+            level[slot] += size
+            level[slots[slot].last + 1] -= size
+    held = 0.0
+    for slot in range(span):
+        held += level[slot]
+        level[slot] = held
+        if slots[slot].node >= 0:
+            level[slot] += nodes[slots[slot].node].work
+        now.excess += max(level[slot] - now.budget, 0.0) * search.filled[slot]
+
 
 @compiled
-def _chain(nodes, state, node, slot, eagerness, chain):  # type: ignore[no-untyped-def]
+def restart(search, runs):  # type: ignore[no-untyped-def]
+    """Have a search go on from other runs."""
+    _spread(search, runs, np.int64(CHAIN))
+    _note_best(search)
+
+
+@_part
+def _note_best(search):  # type: ignore[no-untyped-def]
+    """Remember the current runs if they keep the budget in less time."""
+    now = search.now[0]
+    close = 1e-12 * max(1.0, now.time)
+    if now.excess <= 0.0 and now.time < now.best_time - close:
+        length, time = 0, 0.0
+        for slot in range(now.span):
+            node = search.slots[slot].node
+            if node >= 0:
+                search.best[length] = node
+                length += 1
+                time += search.nodes[node].time
+        now.best_length = length
+        # Added up anew: millions of moves would leave their rounding behind.
+        now.time = now.best_time = time
+
+
+@_part
+def _run_before(search, node, slot):  # type: ignore[no-untyped-def]
+    """Return the slot of a node's latest run before a slot; -1 if there is none."""
+    run = search.places[node].newest
+    while run >= slot:
+        run = search.slots[run].before
+    return run
+
+
+@_part
+def _last_use(search, node, run, end):  # type: ignore[no-untyped-def]
+    """Return the slot of the last use of a run before another slot."""
+    last = run
+    for e in range(search.readers[node], search.readers[node + 1]):
+        last = max(last, _run_before(search, search.readers[e], end))
+    return last
+
+
+@_part
+def _next_use(search, node, slot):  # type: ignore[no-untyped-def]
+    """Return the slot of a node's first use from a slot on, and where its reader is.
+
+    That is its place in `readers`; without a use, the slot behind all, and the node.
+    """
+    use, read = search.now[0].span, node
+    for e in range(search.readers[node], search.readers[node + 1]):
+        later = search.places[search.readers[e]].newest
+        while later >= slot:
+            if later < use:
+                use, read = later, e
+            later = search.slots[later].before
+    return use, read
+
+
+@_part
+def _hold(search, low, high, size):  # type: ignore[no-untyped-def]
+    """Add bytes from one slot to another, both included."""
+    if low > high:
+        return
+    # Slices, since indices from 0 up let the loop be vectorized.
+    levels, filled = search.level[low : high + 1], search.filled[low : high + 1]
+    budget, more = search.now[0].budget, 0.0
+    for i in range(len(levels)):
+        level = levels[i]
+        then = level + size
+        levels[i] = then
+        more += (max(then, budget) - max(level, budget)) * filled[i]
+    search.now[0].excess += more
+
+
+@_part
+def _shorten(search, node, run, slot):  # type: ignore[no-untyped-def]
+    """End a run with its last use before a slot; note it where nothing reads it."""
+    shorter = _last_use(search, node, run, slot)
+    search.slots[run].last = shorter
+    if shorter == run and search.now[0].loose < len(search.loose):
+        search.loose[search.now[0].loose] = run
+        search.now[0].loose += 1
+    return shorter
+
+
+@_part
+def _link(search, node, before, after, earlier, later):  # type: ignore[no-untyped-def]
+    """Have `later` come behind a run of a node, and `earlier` ahead of another.
+
+    Where there is no such run, they are the newest and the first of the node.
+    """
+    if before < 0:
+        search.places[node].first = later
+    else:
+        search.slots[before].after = later
+    if after < 0:
+        search.places[node].newest = earlier
+    else:
+        search.slots[after].before = earlier
+
+
+@_part
+def _add_run(search, node, slot):  # type: ignore[no-untyped-def]
+    """Put a run into an empty slot; return whether it may be there."""
+    inputs, nodes, slots, now = search.inputs, search.nodes, search.slots, search.now[0]
+    before = _run_before(search, node, slot)
+    if before < 0:
+        ahead = nodes[node].ahead
+        if ahead >= 0 and search.places[ahead].first > slot:
+            return False
+    for e in range(inputs[node], inputs[node + 1]):
+        first = search.places[inputs[e]].first
+        if first < 0 or first > slot:
+            return False
+    size = nodes[node].size
+    after = slots[before].after if before >= 0 else search.places[node].first
+    slots[slot].node, slots[slot].before, slots[slot].after = node, before, after
+    search.filled[slot] = 1.0
+    search.level[slot] += nodes[node].work
+    now.excess += max(search.level[slot] - now.budget, 0.0)
+    for e in range(inputs[node], inputs[node + 1]):
+        u = inputs[e]
+        run = _run_before(search, u, slot)
+        if slots[run].last < slot:
+            _hold(search, slots[run].last + 1, slot, nodes[u].size)
+            slots[run].last = slot
+    _link(search, node, before, after, slot, slot)
+    last = slot if before < 0 else max(slot, slots[before].last)
+    if last == slot:
+        _hold(search, slot, slot, size)
+    else:
+        # What read the run before reads this one now.
+        shorter = _shorten(search, node, before, slot)
+        _hold(search, shorter + 1, slot - 1, -size)
+    slots[slot].last = last
+    search.places[node].copies += 1
+    now.length += 1
+    now.time += nodes[node].time
+    return True
+
+
+@_part
+def _take_run(search, slot):  # type: ignore[no-untyped-def]
+    """Take a run out of its slot; return whether it may go."""
+    inputs, nodes, slots, now = search.inputs, search.nodes, search.slots, search.now[0]
+    node, last = slots[slot].node, slots[slot].last
+    before, after = slots[slot].before, slots[slot].after
+    if before < 0:
+        behind = nodes[node].behind
+        is_first = behind < 0 or search.places[behind].first >= after
+        if after < 0 or last > slot or not is_first:
+            return False
+    _link(search, node, before, after, before, after)
+    size = nodes[node].size
+    if last > slot:
+        _hold(search, slots[before].last + 1, slot - 1, size)
+        slots[before].last = last
+    else:
+        _hold(search, slot, slot, -size)
+    for e in range(inputs[node], inputs[node + 1]):
+        u = inputs[e]
+        run = _run_before(search, u, slot)
+        if slots[run].last == slot:
+            shorter = _shorten(search, u, run, slot)
+            _hold(search, shorter + 1, slot, -nodes[u].size)
+    now.excess -= max(search.level[slot] - now.budget, 0.0)
+    search.level[slot] -= nodes[node].work
+    slots[slot].node, search.filled[slot] = -1, 0.0
+    search.places[node].copies -= 1
+    now.length -= 1
+    now.time -= nodes[node].time
+    return True
+
+
+@_part
+def _note(search, node, slot):  # type: ignore[no-untyped-def]
+    """Log a change, so that `_undo` takes it back."""
+    now = search.now[0]
+    search.log[now.logged, 0], search.log[now.logged, 1] = node, slot
+    now.logged += 1
+
+
+@_part
+def _remove(search, slot):  # type: ignore[no-untyped-def]
+    """Take a run out of its slot, logged; return whether it may go."""
+    node = search.slots[slot].node
+    if not _take_run(search, slot):
+        return False
+    _note(search, -1 - node, slot)
+    return True
+
+
+@_part
+def _drop_loose(search):  # type: ignore[no-untyped-def]
+    """Take out runs that nothing reads any more, if their node runs elsewhere."""
+    now = search.now[0]
+    while now.loose and now.logged < len(search.log):
+        now.loose -= 1
+        slot = search.loose[now.loose]
+        node = search.slots[slot].node
+        # It may have gone, or be read again, since it was noted.
+        if node >= 0 and search.slots[slot].last == slot:
+            if search.places[node].copies > 1:
+                _remove(search, slot)
+
+
+@_part
+def _undo(search, mark):  # type: ignore[no-untyped-def]
+    """Take back what was logged, the latest first, down to a length of the log."""
+    count, now = len(search.nodes), search.now[0]
+    while now.logged > mark:
+        now.logged -= 1
+        node, slot = search.log[now.logged, 0], search.log[now.logged, 1]
+        if node >= count:
+            _slide(search, node - count, slot)
+        elif node >= 0:
+            _take_run(search, slot)
+        else:
+            _add_run(search, -1 - node, slot)
+    now.loose = 0
+
+
+@_part
+def _slide(search, slot, then):  # type: ignore[no-untyped-def]
+    """Put a run into the slot next to it, which is empty; its order stays."""
+    inputs, nodes, slots = search.inputs, search.nodes, search.slots
+    search.now[0].slid += 1
+    node = slots[slot].node
+    across = search.level[slot] - nodes[node].work
+    for e in range(inputs[node], inputs[node + 1]):
+        u = inputs[e]
+        run = _run_before(search, u, slot)
+        if slots[run].last == slot:
+            slots[run].last = then
+            if then < slot:
+                across -= nodes[u].size
+    last = slots[slot].last
+    if last == slot:
+        last = then
+    if then > slot or last == then:
+        across -= nodes[node].size
+    # What is held beside the run is what was; behind it, or before it, what passes.
+    search.level[then], search.level[slot] = search.level[slot], across
+    before, after = slots[slot].before, slots[slot].after
+    slots[then].node, slots[slot].node = node, -1
+    search.filled[then], search.filled[slot] = 1.0, 0.0
+    slots[then].last, slots[then].before, slots[then].after = last, before, after
+    _link(search, node, before, after, then, then)
+
+
+@_part
+def _make_room(search, slot, wanted):  # type: ignore[no-untyped-def]
+    """Have some slots right before a slot empty; return where the run there is then."""
+    slots, span = search.slots, search.now[0].span
+    have, count = 0, len(search.nodes)
+    while True:
+        while have < wanted and slot > have and slots[slot - 1 - have].node < 0:
+            have += 1
+        if have == wanted:
+            return slot
+        # The nearest empty slot on either side.
+        low, high = slot - 1 - have, slot
+        while low >= 0 or high < span:
+            if (low >= 0 and slots[low].node < 0) or (
+                high < span and slots[high].node < 0
+            ):
+                break
+            low, high = low - 1, high + 1
+        if low >= 0 and slots[low].node < 0:
+            for i in range(low, slot - 1 - have):
+                _slide(search, i + 1, i)
+                _note(search, count + i, i + 1)
+        else:
+            for i in range(high, slot, -1):
+                _slide(search, i - 1, i)
+                _note(search, count + i, i - 1)
+            slot += 1
+        have += 1
+
+
+@_part
+def _has_space(search, wanted):  # type: ignore[no-untyped-def]
+    """Tell whether some more runs have room, in the slots and in the log."""
+    now = search.now[0]
+    length = int(1.1 * (now.length + wanted))
+    return length < now.span and now.logged + wanted * (now.span + 1) <= len(search.log)
+
+
+@compiled
+def _has_room(search, wanted):  # type: ignore[no-untyped-def]
+    """Tell whether some more runs have room, and make some if that can be."""
+    now = search.now[0]
+    length = int(1.1 * (now.length + wanted))
+    # Where many had to slide, the empty slots lie elsewhere.
+    is_full = now.span <= length < len(search.slots) - 2
+    if is_full or now.slid > 2 * now.span:
+        runs, found = np.empty(now.length, np.int64), 0
+        for slot in range(now.span):
+            if search.slots[slot].node >= 0:
+                runs[found] = search.slots[slot].node
+                found += 1
+        _spread(search, runs, wanted)
+    return length < now.span
+
+
+@_part
+def _chain(search, node, slot, eagerness, chain):  # type: ignore[no-untyped-def]
     """Collect a node and inputs that are gone by a slot, readers first; count them."""
+    inputs, slots, now = search.inputs, search.slots, search.now[0]
     chain[0] = node
     count, done, looks = 1, 0, 4 * len(chain)
     while done < count and looks:
         reader = chain[done]
         done += 1
         looks -= 1
-        for e in range(nodes.start[reader], nodes.start[reader + 1]):
-            u = nodes.inputs[e]
-            if nodes.once[u] or state.last[run_before(state, u, slot)] >= slot:
+        for e in range(inputs[reader], inputs[reader + 1]):
+            u = inputs[e]
+            if search.nodes[u].once or slots[_run_before(search, u, slot)].last >= slot:
                 continue
             known = -1
             for i in range(count):
@@ -91,219 +612,84 @@ def _chain(nodes, state, node, slot, eagerness, chain):  # type: ignore[no-untyp
                 chain[count - 1] = u
                 # Among those that were looked at: looked at again, further back.
                 done -= known < done
-            elif count < len(chain) and roll(state.dice) < eagerness:
+            elif count < len(chain) and _roll(now) < eagerness:
                 chain[count] = u
                 count += 1
     return count
 
 
-@compiled
-def _put_in(nodes, state, slot, chain, count):  # type: ignore[no-untyped-def]
+@_part
+def _put_in(search, slot, chain, count):  # type: ignore[no-untyped-def]
     """Put a chain in right before a slot; return whether that can be."""
-    slot = make_room(nodes, state, slot, count)
+    slot = _make_room(search, slot, count) - count
     for i in range(count):
         node = chain[count - 1 - i]
-        if not add_run(nodes, state, node, slot - count + i):
+        if not _add_run(search, node, slot + i):
             return False
-        note(state, node, slot - count + i)
+        _note(search, node, slot + i)
     return True
 
 
-@compiled
-def _random_run(state):  # type: ignore[no-untyped-def]
-    slot = pick(state.dice, state.numbers[SPAN])
-    while state.node[slot] < 0:
-        slot = pick(state.dice, state.numbers[SPAN])
+@_part
+def _random_run(search):  # type: ignore[no-untyped-def]
+    slot = _pick(search.now[0], search.now[0].span)
+    while search.slots[slot].node < 0:
+        slot = _pick(search.now[0], search.now[0].span)
     return slot
 
 
-@compiled
-def _insert(nodes, state, chain):  # type: ignore[no-untyped-def]
-    """Put in a run before a use, with inputs that are gone; tell whether that was done.
-
-    Above the budget mostly where something waits across a slot that is too full.
-    """
-    dice = state.dice
-    budget = state.figures[BUDGET]
-    over = state.figures[EXCESS] > 0.0
-    for _ in range(_TRIES):
-        if len(nodes.outputs) and roll(dice) < _AT_END:
-            # The end reads all outputs.
-            node = nodes.outputs[pick(dice, len(nodes.outputs))]
-            slot = state.numbers[SPAN] - 1
-            while state.node[slot] < 0:
-                slot -= 1
-            if nodes.once[node] or state.node[slot] == node:
-                continue
-            slot += 1
-        else:
-            slot = _random_run(state)
-            reader = state.node[slot]
-            inputs = nodes.start[reader + 1] - nodes.start[reader]
-            if not inputs:
-                continue
-            node = nodes.inputs[nodes.start[reader] + pick(dice, inputs)]
-            if nodes.once[node]:
-                continue
-        run = run_before(state, node, slot)
-        used = last_use(nodes, state, node, run, slot)
-        if over and roll(dice) < 0.9:
-            between = used + 1 + pick(dice, max(slot - used - 1, 1))
-            if state.level[between] <= budget:
-                continue
-        count = _chain(nodes, state, node, slot, roll(dice), chain)
-        return _put_in(nodes, state, slot, chain, count)
-    return False
-
-
-@compiled
-def _remove(nodes, state):  # type: ignore[no-untyped-def]
-    """Take out a run that is not its node's first; tell whether that was done."""
-    if state.numbers[LENGTH] == len(state.copies):
-        return False
-    for _ in range(2 * _TRIES):
-        slot = pick(state.dice, state.numbers[SPAN])
-        node = state.node[slot]
-        is_again = node >= 0 and state.before[slot] >= 0
-        if is_again and take_run(nodes, state, slot):
-            note(state, -1 - node, slot)
-            return True
-    return False
-
-
-@compiled
-def _shift(nodes, state):  # type: ignore[no-untyped-def]
+@_part
+def _shift(search):  # type: ignore[no-untyped-def]
     """Move a run between its inputs and its first use; tell whether that was done."""
-    dice = state.dice
-    if not has_space(state, 1):
+    slots, now = search.slots, search.now[0]
+    if not _has_space(search, _ONE):
         return False
-    slot, span = _random_run(state), state.numbers[SPAN]
-    if roll(dice) < 0.6:
+    slot, span = _random_run(search), now.span
+    if _roll(now) < 0.6:
         # Near where most is held: elsewhere, order matters little.
-        full = 0.9 * state.figures[BUDGET]
+        full = 0.9 * now.budget
         for _ in range(_TRIES):
-            if state.level[slot] >= full:
+            if search.level[slot] >= full:
                 break
-            slot = _random_run(state)
-        slot = min(max(slot + pick(dice, 15) - 7, 0), span - 1)
-        while state.node[slot] < 0:
-            slot = pick(dice, span)
-    node = state.node[slot]
-    low, high = -1, first_use(nodes, state, node, slot)
-    for e in range(nodes.start[node], nodes.start[node + 1]):
-        low = max(low, run_before(state, nodes.inputs[e], slot))
-    draw = roll(dice)
+            slot = _random_run(search)
+        slot = min(max(slot + _pick(now, _NEAR) - _NEAR // 2, 0), span - 1)
+        while slots[slot].node < 0:
+            slot = _pick(now, span)
+    node = slots[slot].node
+    low, high = -1, _next_use(search, node, slot + 1)[0]
+    if slots[slot].after >= 0:
+        high = min(high, slots[slot].after)
+    for e in range(search.inputs[node], search.inputs[node + 1]):
+        low = max(low, _run_before(search, search.inputs[e], slot))
+    draw = _roll(now)
     # Right before a slot that lies behind the inputs and not behind the first use.
-    target = low + 1 + pick(dice, high - low)
+    target = low + 1 + _pick(now, high - low)
     if draw < 0.25:
         target = high
     elif draw < 0.4:
         target = low + 1
     if target == slot or target == slot + 1:
         return False
-    empty = make_room(nodes, state, target, 1) - 1
+    empty = _make_room(search, target, _ONE) - 1
     # Making room may have moved it by one.
-    if state.node[slot] != node:
-        slot += 1 if slot + 1 < span and state.node[slot + 1] == node else -1
-    if not add_run(nodes, state, node, empty):
+    if slots[slot].node != node:
+        slot += 1 if slot + 1 < span and slots[slot + 1].node == node else -1
+    if not _add_run(search, node, empty):
         return False
-    note(state, node, empty)
-    if not take_run(nodes, state, slot):
-        return False
-    note(state, -1 - node, slot)
-    return True
+    _note(search, node, empty)
+    return _remove(search, slot)
 
 
-@compiled
-def _adapt_price(state):  # type: ignore[no-untyped-def]
-    """Raise the price where the budget is rarely kept; lower it where it mostly is."""
-    numbers = state.numbers
-    if numbers[MOVES] >= _WINDOW:
-        share = numbers[OVER] / numbers[MOVES]
-        if share > 0.8:
-            state.figures[PRICE] *= 1.3
-        elif share < 0.4:
-            state.figures[PRICE] /= 1.2
-        numbers[MOVES] = numbers[OVER] = 0
-
-
-@compiled
-def anneal(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
-    """Try some moves, and take those that are good enough.
-
-    Args:
-        nodes: the computation.
-        state: where the search stands; changed.
-        heat: the temperature at the first move, as a share of the time of all nodes.
-        cold: the temperature at the last one.
-        moves: how many.
-        goal: the time at which nothing is left to gain.
-
-    Cost: a move takes the time of the slots over which what it changes is held.
-    """
-    chain = np.zeros(CHAIN, np.int64)
-    figures, numbers, dice = state.figures, state.numbers, state.dice
-    total = max(nodes.times.sum(), 1e-30)
-    scale = max(figures[BUDGET], 1.0)
-    for move in range(moves):
-        if figures[BEST_TIME] <= goal:
-            return
-        if not has_room(nodes, state, 2 * CHAIN):
-            return
-        excess, time = figures[EXCESS], figures[TIME]
-        draw = roll(dice)
-        over = excess > 0.0
-        if draw < (0.45 if over else 0.15):
-            done = _insert(nodes, state, chain)
-        elif draw < (0.6 if over else 0.55):
-            done = _remove(nodes, state)
-        else:
-            done = _shift(nodes, state)
-        if done:
-            drop_loose(nodes, state)
-            worse = (figures[TIME] - time) / total
-            worse += figures[PRICE] * (figures[EXCESS] - excess) / scale
-            temperature = heat * (cold / heat) ** (move / moves)
-            done = worse <= 0.0 or roll(dice) < np.exp(-worse / temperature)
-        if done:
-            numbers[LOGGED] = numbers[LOOSE] = 0
-            note_best(nodes, state)
-        else:
-            undo(nodes, state, 0)
-            # As they were: what was rounded is forgotten, too.
-            figures[EXCESS], figures[TIME] = excess, time
-        numbers[MOVES] += 1
-        numbers[OVER] += figures[EXCESS] > 0.0
-        _adapt_price(state)
-
-
-@compiled
-def _next_use(nodes, state, node, slot):  # type: ignore[no-untyped-def]
-    """Return the slot of a node's first use from a slot on, and where its reader is.
-
-    That is its place in `nodes.readers`; without a use, the slot behind all and -1.
-    """
-    use, read = state.numbers[SPAN], -1
-    for e in range(nodes.read_start[node], nodes.read_start[node + 1]):
-        later = state.newest[nodes.readers[e]]
-        while later >= slot:
-            if later < use:
-                use, read = later, e
-            later = state.before[later]
-    return use, read
-
-
-@compiled
+@_part
 def _evict_one(  # type: ignore[no-untyped-def]
-    nodes, state, failed, round_, noise, way, chain, over
+    search, failed, round_, noise, way, chain, over
 ):
     """Free what waits across the fullest run, and put it in before its next use.
 
     Args:
-        nodes: the computation.
-        state: where the search stands; changed.
-        failed: for each pair of a node and a reader, and behind them for each node and
-            the end, the latest round in which that brought nothing.
+        search: where the search stands; changed.
+        failed: for each pair of a node and a reader, at its place in `readers`, and for
+            each node and the end, the latest round in which that brought nothing.
         round_: the number of this round.
         noise: how much a choice is left to chance.
         way: one of `WAYS`.
@@ -313,154 +699,140 @@ def _evict_one(  # type: ignore[no-untyped-def]
     Returns:
         Whether less is held above the budget, or something else may be tried.
     """
-    figures, dice = state.figures, state.dice
-    if not has_space(state, len(chain)):
+    inputs, nodes, slots, now = search.inputs, search.nodes, search.slots, search.now[0]
+    if not _has_space(search, len(chain)):
         return False
-    span = state.numbers[SPAN]
+    span = now.span
     fullest, most = span - 1, -1.0
     bytes_over, runs_over = 0.0, 0
     for slot in range(span):
-        level = state.filled[slot] * state.level[slot]
+        level = search.filled[slot] * search.level[slot]
         if level > most:
             fullest, most = slot, level
-        if level > figures[BUDGET]:
-            bytes_over += level - figures[BUDGET]
+        if level > now.budget:
+            bytes_over += level - now.budget
             runs_over += 1
         over[slot, 0], over[slot, 1] = bytes_over, runs_over
     best, place, node, edge = 0.0, span, fullest, -1
-    for u in nodes.again:
-        run = run_before(state, u, fullest)
-        if run < 0 or state.last[run] <= fullest:
+    for u in search.again:
+        run = _run_before(search, u, fullest)
+        if run < 0 or slots[run].last <= fullest:
             continue
-        use, read = _next_use(nodes, state, u, fullest)
-        if read < 0:
-            read = len(nodes.readers) + u
+        use, read = _next_use(search, u, fullest)
         # What is read by the fullest run itself stays.
         if use == fullest or failed[read] == round_:
             continue
-        used = last_use(nodes, state, u, run, fullest)
-        time = nodes.times[u]
-        for f in range(nodes.start[u], nodes.start[u + 1]):
-            w = nodes.inputs[f]
-            if state.last[run_before(state, w, use)] < use:
-                time += nodes.times[w]
-        freed = nodes.sizes[u] * (use - used)
+        used = _last_use(search, u, run, fullest)
+        time = nodes[u].time
+        for e in range(inputs[u], inputs[u + 1]):
+            if slots[_run_before(search, inputs[e], use)].last < use:
+                time += nodes[inputs[e]].time
+        freed = nodes[u].size * (use - used)
         if way != LONG:
             # At most: where less than the node is above the budget, less counts.
-            freed = nodes.sizes[u] * (over[use - 1, 1] - over[used, 1])
+            freed = nodes[u].size * (over[use - 1, 1] - over[used, 1])
             freed = min(freed, over[use - 1, 0] - over[used, 0])
         if noise > 0.0:
-            freed *= np.exp(noise * (roll(dice) - 0.5))
+            freed *= np.exp(noise * (_roll(now) - 0.5))
         if freed <= best * time:
             continue
         if way == DEEP:
-            count = _chain(nodes, state, u, use, 2.0, chain)
+            count = _chain(search, u, use, 2.0, chain)
             time = 0.0
             for i in range(count):
-                time += nodes.times[chain[i]]
+                time += nodes[chain[i]].time
         gain = freed / (time + 1e-12)
         if gain > best:
             best, place, node, edge = gain, use, u, read
     if best <= 0.0:
         return False
-    excess, time, mark = figures[EXCESS], figures[TIME], state.numbers[LOGGED]
-    eagerness = 2.0 if noise <= 0.0 or roll(dice) < 0.7 else roll(dice)
-    added = _chain(nodes, state, node, place, eagerness, chain)
-    if _put_in(nodes, state, place, chain, added) and figures[EXCESS] < excess:
-        drop_loose(nodes, state)
+    excess, time, mark = now.excess, now.time, now.logged
+    eagerness = 2.0 if noise <= 0.0 or _roll(now) < 0.7 else _roll(now)
+    added = _chain(search, node, place, eagerness, chain)
+    if _put_in(search, place, chain, added) and now.excess < excess:
+        _drop_loose(search)
     else:
-        undo(nodes, state, mark)
-        figures[EXCESS], figures[TIME] = excess, time
+        _undo(search, mark)
+        now.excess, now.time = excess, time
         failed[edge] = round_
     return True
 
 
 @compiled
-def evict(nodes, state, rounds, noise, way):  # type: ignore[no-untyped-def]
+def evict(search, rounds, noise, way):  # type: ignore[no-untyped-def]
     """Free and compute again, time after time what is cheapest for what it frees.
 
     Each round looks at the fullest run, and at everything that waits there for a later
     use.
 
     Args:
-        nodes: the computation.
-        state: where the search stands; changed.
+        search: where the search stands; changed.
         rounds: the most rounds.
         noise: how much a choice is left to chance.
         way: one of `WAYS`.
 
-    Returns:
-        Whether the budget is kept.
-
     Cost: rounds times the nodes, their readers and what they hold.
     """
-    figures = state.figures
-    chain = np.zeros(CHAIN * 8, np.int64)
-    over = np.zeros((len(state.node), 2))
-    failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
+    now = search.now[0]
+    chain = np.zeros(4 * CHAIN, np.int64)
+    over = np.zeros((len(search.slots), 2))
+    failed = np.zeros(len(search.readers), np.int64)
     for _ in range(rounds):
-        if figures[EXCESS] <= 0.0 or not has_room(nodes, state, len(chain)):
+        if now.excess <= 0.0 or not _has_room(search, len(chain)):
             break
         # Any number but 0 will do; a literal one would have it compiled once more.
-        if not _evict_one(nodes, state, failed, rounds, noise, way, chain, over):
+        if not _evict_one(search, failed, rounds, noise, way, chain, over):
             break
-        state.numbers[LOGGED] = 0
-    note_best(nodes, state)
-    return figures[EXCESS] <= 0.0
+        now.logged = 0
+    _note_best(search)
 
 
-@compiled
-def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
+@_part
+def _ruin(search, wanted):  # type: ignore[no-untyped-def]
     """Take out some runs that are not their nodes' first, mostly near each other."""
-    dice, span = state.dice, state.numbers[SPAN]
-    slot, step = pick(dice, span), 1
-    if roll(dice) < 0.5:
-        step = 1 + pick(dice, span)
+    now, span = search.now[0], search.now[0].span
+    slot, step = _pick(now, span), 1
+    if _roll(now) < 0.5:
+        step = 1 + _pick(now, span)
     for _ in range(span):
         if wanted == 0:
             return
         slot = (slot + step) % span
-        node = state.node[slot]
-        is_chosen = node >= 0 and state.before[slot] >= 0 and roll(dice) < 0.5
-        if is_chosen and take_run(nodes, state, slot):
-            note(state, -1 - node, slot)
-            drop_loose(nodes, state)
+        is_again = search.slots[slot].node >= 0 and search.slots[slot].before >= 0
+        if is_again and _roll(now) < 0.5 and _remove(search, slot):
+            _drop_loose(search)
             wanted -= 1
 
 
-@compiled
-def _rebuilt(nodes, state, most, failed, round_, chain, over):  # type: ignore[no-untyped-def]
+@_part
+def _rebuilt(search, shifted, most, failed, round_, chain, over):  # type: ignore[no-untyped-def]
     """Move some runs, take some out, and evict anew; stop above the most time."""
-    figures, dice = state.figures, state.dice
-    while roll(dice) < _SHIFTED:
-        mark = state.numbers[LOGGED]
-        if _shift(nodes, state):
-            drop_loose(nodes, state)
+    now = search.now[0]
+    while _roll(now) < shifted:
+        mark = now.logged
+        if _shift(search):
+            _drop_loose(search)
         else:
-            undo(nodes, state, mark)
-    _ruin(nodes, state, 1 + int(_RUINED * waited(dice)))
-    noise = _NOISE * roll(dice)
-    way = pick(dice, 3)
+            _undo(search, mark)
+    _ruin(search, 1 + int(_RUINED * _waited(now)))
+    noise = _NOISE * _roll(now)
+    way = _pick(now, _WAYS)
     for _ in range(_ROUNDS):
-        if figures[EXCESS] <= 0.0 or figures[TIME] >= most:
+        if now.excess <= 0.0 or now.time >= most:
             return
         # Long chains take long, and are rarely worth it.
-        longest = min(2 + int(_CHAINED * waited(dice)), len(chain))
-        if not _evict_one(
-            nodes, state, failed, round_, noise, way, chain[:longest], over
-        ):
+        part = chain[: min(2 + int(_CHAINED * _waited(now)), len(chain))]
+        if not _evict_one(search, failed, round_, noise, way, part, over):
             return
 
 
 @compiled
-def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
+def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
     """Take runs out and evict anew, again and again; take what is good enough.
 
-    It is a search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000).
-
     Args:
-        nodes: the computation.
-        state: where the search stands; changed.
+        search: where the search stands; changed.
+        shifted: how often a move shifts a run, and then one more.
         heat: the temperature at the first move, as a share of the time of all nodes.
         cold: the temperature at the last one.
         moves: how many.
@@ -468,23 +840,23 @@ def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-d
 
     Cost: that of some rounds of eviction for each move.
     """
-    chain = np.zeros(2 * CHAIN, np.int64)
-    over = np.zeros((len(state.node), 2))
-    figures, numbers, dice = state.figures, state.numbers, state.dice
-    failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
-    total = nodes.times.sum()
+    now = search.now[0]
+    chain = np.zeros(CHAIN, np.int64)
+    over = np.zeros((len(search.slots), 2))
+    failed = np.zeros(len(search.readers), np.int64)
+    total = search.nodes["time"].sum()
     for move in range(moves):
-        if figures[BEST_TIME] <= goal or not has_room(nodes, state, 4 * len(chain)):
+        if now.best_time <= goal or not _has_room(search, 4 * len(chain)):
             return
-        excess, time = figures[EXCESS], figures[TIME]
-        most = time + total * heat * (cold / heat) ** (move / moves) * waited(dice)
+        excess, time = now.excess, now.time
+        most = time + total * heat * (cold / heat) ** (move / moves) * _waited(now)
         if excess > 0.0:
             # What keeps more of the budget is welcome at any time.
             most = np.inf
-        _rebuilt(nodes, state, most, failed, move + 1, chain, over)
-        if figures[EXCESS] <= excess and figures[TIME] <= most:
-            note_best(nodes, state)
+        _rebuilt(search, shifted, most, failed, move + 1, chain, over)
+        if now.excess <= excess and now.time <= most:
+            _note_best(search)
         else:
-            undo(nodes, state, 0)
-            figures[EXCESS], figures[TIME] = excess, time
-        numbers[LOGGED] = 0
+            _undo(search, np.int64(0))
+            now.excess, now.time = excess, time
+        now.logged = 0

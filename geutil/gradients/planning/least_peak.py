@@ -5,9 +5,7 @@ The choice of kept tensors, within a budget or as low as it goes.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -116,12 +114,12 @@ _SLACKS = (1.0, 1.02, 1.05, 1.1)
 """What budgets are tried, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
 _TRIED_NODES = 80_000
-_FEWEST_TRIALS = 16
+_FEWEST_TRIALS = 12
 _MOST_TRIALS = 60
 """Choices are tried out until so many nodes were simulated, within these bounds."""
 _QUICK_NODES = 12_000
 """Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
-_FEWEST_FULL, _FULL = 4, 3
+_FEWEST_FULL, _FULL = 2, 3
 """In so many trials, in small graphs one of so many, the last segment is recomputed."""
 _LARGE = 1000
 """Steps of more nodes are tried out without their tiny tensors."""
@@ -176,25 +174,9 @@ def choose_for_memory(
 
     Cost: linear in the ops of the step and their edges.
     """
-    with _without_collector():
-        forward = read_forward(step, always, min_checkpoint_size)
-        trials = trials or Trials(step, always)
-        return _choose(step, forward, trials, others, among_others=among_others)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep the garbage collector from going through TensorFlow's graph at each trial.
-
-    What the trials leave behind has no cycles.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    forward = read_forward(step, always, min_checkpoint_size)
+    trials = trials or Trials(step, always)
+    return _choose(step, forward, trials, others, among_others=among_others)
 
 
 def _choose(
@@ -260,12 +242,15 @@ def _reason(best: Trial | None, alone: int) -> str:
 def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
     """Yield the places of different cuttings, each the best by another reckoning."""
     met: set[tuple[int, ...]] = {()}
-    for held_bytes in (stretches.in_turn, stretches.at_worst):
-        for idle in _IDLE:
-            terms = Terms(stretches, held_bytes, idle)
-            least = least_budget(terms)
-            for slack in _SLACKS:
-                cuts = cut_within(terms, int(least * slack))
-                if cuts is not None and cuts not in met:
-                    met.add(cuts)
-                    yield tuple(stretches.places[list(cuts)].tolist())
+    terms = [
+        Terms(stretches, held_bytes, idle)
+        for held_bytes in (stretches.in_turn, stretches.at_worst)
+        for idle in _IDLE
+    ]
+    least = [least_budget(t) for t in terms]
+    for slack in _SLACKS:
+        for t, budget in zip(terms, least, strict=True):
+            cuts = cut_within(t, int(budget * slack))
+            if cuts is not None and cuts not in met:
+                met.add(cuts)
+                yield tuple(stretches.places[list(cuts)].tolist())

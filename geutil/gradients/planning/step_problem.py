@@ -167,7 +167,8 @@ def step_problem(
         if i < len(ops):
             ops_of_nodes[own].append(ops[i])
             times_of_nodes[own] += time_of(ops[i])
-        workspaces[own] = max(workspaces[own], node.temporary)
+        # What a kernel packs is negative where it fills less than it asks for.
+        workspaces[own] = max(workspaces[own], node.temporary + node.packed)
         if not again[i]:
             once.add(own)
         left = sum(program.sizes[t] for t in groups.left_by(i))

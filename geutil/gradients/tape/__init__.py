@@ -2,9 +2,13 @@
 
 from geutil.errors import TapeError
 from geutil.gradients.tape.building import TapeEngine
-from geutil.gradients.tape.engine import imperative_grad
+from geutil.gradients.tape.engine import (
+    VSpace,
+    imperative_grad,
+    numpy_vspace,
+    tensorflow_vspace,
+)
 from geutil.gradients.tape.entries import Tape, TapeEntry
-from geutil.gradients.tape.spaces import VSpace, numpy_vspace, tensorflow_vspace
 
 __all__ = [
     "Tape",

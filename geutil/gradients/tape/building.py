@@ -1,28 +1,19 @@
-"""Backward graphs.
-
-Built by a tape in place of TensorFlow's, with sums that free memory in time.
-"""
+"""Backward graphs built by a tape, with sums that free memory in time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.tape import spaces
-from geutil.gradients.tape.engine import (
-    MIN_AGGREGATE_BYTES,
-    MIN_AGGREGATE_COUNT,
-    Pending,
-    Run,
-    require_sum,
-)
-from geutil.gradients.tape.entries import Tape
-from geutil.gradients.tape.spaces import CapturedTensors
-from geutil.graph import creation, runtime
+from geutil.gradients.tape import engine as reverse
+from geutil.gradients.tape.engine import MIN_AGGREGATE_BYTES, MIN_AGGREGATE_COUNT
+from geutil.gradients.tape.entries import CapturedTensors, Tape, tensor_id
+from geutil.graph import creation, runtime, types
 from geutil.graph.types import Graph, Operation, Tensor
 
 _MOST_AT_ONCE = 9
@@ -30,11 +21,9 @@ _BLOCK = 8
 
 
 def additions(count: int) -> list[tuple[int, int]]:
-    """Return in what pairs `AddN` adds: it takes up to nine, then eight at a time.
+    """Return the pairs in which `AddN` adds: it takes up to nine, then eight at a time.
 
-    Args:
-        count: how many tensors are added. They are numbered from 0, and the results of
-            the pairs from `count` on.
+    The `count` tensors are numbered from 0, and the results of pairs from `count` on.
 
     Example:
         >>> additions(4)
@@ -70,13 +59,6 @@ def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
     a constant of the sum's size that is never freed, in an order that is left to
     chance. Sums of two it leaves alone, with something between them that keeps it from
     joining them.
-
-    Args:
-        tensors: the tensors, of one graph.
-        scope: the name scope of the new ops.
-        device: their device.
-
-    Cost: linear in the tensors.
     """
     parts = list(tensors)
     graph = parts[0].graph
@@ -94,96 +76,64 @@ def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
 SCOPE = "tape"
 
 
-def adding_in_pairs(size: int) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that adds up gradients, dense ones of more bytes in pairs.
-
-    Args:
-        size: that many bytes.
-    """
+def _adding_in_pairs(size: int) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that adds up gradients, dense ones of more bytes in pairs."""
 
     def add(gradients: Sequence[Any]) -> Any:
-        total_bytes = sum(spaces.num_elements(g) * g.dtype.size for g in gradients)
+        total = sum(reverse.num_elements(g) * g.dtype.size for g in gradients)
         dense = all(isinstance(g, tf.Tensor) for g in gradients)
-        if total_bytes <= size or len(gradients) < 3 or not dense:
-            return spaces.aggregate(gradients)
+        if total <= size or len(gradients) < 3 or not dense:
+            return reverse.aggregate(gradients)
         return add_in_pairs(gradients, SCOPE, gradients[-1].op.device)
 
     return add
 
 
-class Order:
-    """Lets what is built later wait for sums that free memory.
-
-    Attributes:
-        last: the last such sum.
-        count: how many there were.
-    """
+class _Order:
+    """Lets what is built later wait for the last sum that frees memory."""
 
     def __init__(self) -> None:
-        self.last: Operation | None = None
-        self.count = 0
-        # How many sums each gradient has waited for, by the id of its tensor.
-        self._waited: dict[int, int] = {}
+        self._last: Operation | None = None
+        # The last sum that each gradient has waited for, by the id of its tensor.
+        self._waited: dict[int, Operation] = {}
 
     def summed(self, total: Any) -> None:
         """Note that gradients were added up ahead of time."""
-        values = total.values if isinstance(total, tf.IndexedSlices) else total
-        self.last = values.op
-        self.count += 1
+        self._last = (total.values if isinstance(total, tf.IndexedSlices) else total).op
 
-    def delayed(self, gradients: Sequence[Any]) -> list[Any]:
+    def waiting(self, function: Any) -> Callable[..., list[Any]]:
+        """Return a backward function whose ops wait for the last sum."""
+
+        @functools.wraps(function)
+        def wait(*gradients: Any) -> list[Any]:
+            results: list[Any] = function(*self._delayed(gradients))
+            if self._last is not None:
+                made = (tensor_id(g) for g in results if g is not None)
+                self._waited.update(dict.fromkeys(made, self._last))
+            return results
+
+        return wait
+
+    def _delayed(self, gradients: Sequence[Any]) -> list[Any]:
         """Return gradients that come after the last sum."""
-        if self.last is None or self._has_waited(gradients):
+        given = (tensor_id(g) for g in gradients if g is not None)
+        if self._last is None or any(self._waited.get(i) is self._last for i in given):
             return list(gradients)
         return [self._late(g) if isinstance(g, tf.Tensor) else g for g in gradients]
 
-    def note(self, gradients: Sequence[Any]) -> None:
-        """Note that gradients were made of what came after the last sum."""
-        if self.last is not None:
-            for gradient in gradients:
-                if gradient is not None:
-                    self._waited[spaces.tensor_id(gradient)] = self.count
-
-    def _has_waited(self, gradients: Sequence[Any]) -> bool:
-        return any(
-            self._waited.get(spaces.tensor_id(g), 0) == self.count
-            for g in gradients
-            if g is not None
-        )
-
     def _late(self, gradient: Tensor) -> Tensor:
-        if self.last is None or gradient.dtype == tf.variant:
+        if self._last is None or gradient.dtype == tf.variant:
             return gradient
         late = creation.make_stand_in(gradient, SCOPE, "late")
-        creation.add_control_edges(late.op, [self.last])
+        creation.add_control_edges(late.op, [self._last])
         return late
-
-
-class Waiting:
-    """A backward function whose ops wait for the last sum."""
-
-    def __init__(self, function: Any, order: Order) -> None:
-        self.op_name = function.op_name
-        self._function = function
-        self._order = order
-
-    def __call__(self, *gradients: Any) -> list[Any]:
-        """Return the gradients of the inputs, which come after the last sum."""
-        results: list[Any] = self._function(*self._order.delayed(gradients))
-        self._order.note(results)
-        return results
 
 
 # How TensorFlow's own engine works, and what says that it works as usual.
 _FOREIGN = {"aggregation_method": (None, 0), "gate_gradients": (False, None, 0)}
 # A tape builds what an op needs on the op's device, whether colocated or not.
 _KNOWN = frozenset(
-    (
-        "colocate_gradients_with_ops",
-        "name",
-        "stop_gradients",
-        "unconnected_gradients",
-    )
+    ("colocate_gradients_with_ops", "name", "stop_gradients", "unconnected_gradients")
 )
 
 
@@ -214,7 +164,7 @@ class TapeEngine:
     min_aggregate_bytes: int = MIN_AGGREGATE_BYTES
 
     def __post_init__(self) -> None:
-        require_sum(self.min_aggregate_count)
+        reverse.require_sum(self.min_aggregate_count)
 
 
 def tape_gradients(
@@ -225,7 +175,7 @@ def tape_gradients(
     options: Mapping[str, Any],
     engine: TapeEngine,
 ) -> list[Any]:
-    """Return what `tf.gradients` does, by ops that a tape builds.
+    """Return the gradients of `tf.gradients`, by ops that a tape builds.
 
     Where gradients of a tensor are added up ahead of time, what comes after in the
     order of the tape waits for the sum: else all would be started at once, and nothing
@@ -242,43 +192,40 @@ def tape_gradients(
     Raises:
         ArgumentTypeError: an option is for TensorFlow's own engine.
         TapeError: an op has no gradient, or is in a loop or conditional of version 1.
-
-    Cost: linear in ops and edges, and the gradient functions.
     """
     _check(options)
     captured = CapturedTensors()
     sources = [captured.source(x) for x in xs]
     source_tensors = [t for t in sources if t is not None]
-    order = Order()
-    tape = Tape.from_graph(
-        ys, source_tensors, lambda function: Waiting(function, order)
-    )
-    stops = _siblings(captured.source(x) for x in _listed(options, "stop_gradients"))
-    stopped = frozenset(map(spaces.tensor_id, stops))
+    order = _Order()
+    tape = Tape.from_graph(ys, source_tensors, order.waiting)
+    stops: list[Any] = []
+    given = options.get("stop_gradients")
+    for x in [] if given is None else types.as_list(given):
+        t = captured.source(x)
+        if t is not None:
+            # TensorFlow stops at whole ops.
+            stops += t.op.outputs if hasattr(t, "graph") else [t]
+    stopped = frozenset(map(tensor_id, stops))
     # One that others are made of is passed on the way.
-    passed = {spaces.tensor_id(t) for t in source_tensors if t in tape} - stopped
-    ends = [*stops, *(t for t in source_tensors if spaces.tensor_id(t) not in passed)]
-    size = engine.min_aggregate_bytes
-    space = spaces.tensorflow_vspace()._replace(aggregate_fn=adding_in_pairs(size))
-    pending = Pending(space, engine.min_aggregate_count, size, order.summed)
-    run = Run(space, tape, ends, pending, passed)
+    passed = {tensor_id(t) for t in source_tensors if t in tape} - stopped
+    ends = [*stops, *(t for t in source_tensors if tensor_id(t) not in passed)]
+    count, size = engine.min_aggregate_count, engine.min_aggregate_bytes
+    space = reverse.tensorflow_vspace()._replace(aggregate_fn=_adding_in_pairs(size))
+    run = reverse.Run(space, tape, ends, count, size, passed, order.summed)
+    unconnected = options.get("unconnected_gradients", tf.UnconnectedGradients.NONE)
+    as_zeros = tf.UnconnectedGradients(unconnected) is tf.UnconnectedGradients.ZERO
     with graph.as_default(), tf.name_scope(options.get("name") or "gradients"):
         run.go_back(ys, runtime.default_gradients(ys, grad_ys))
         gradients = [None if t is None else run.gradient(t) for t in sources]
-        return _connected(gradients, xs, options)
-
-
-def _siblings(tensors: Iterable[Any]) -> list[Any]:
-    """Return all outputs of the ops of tensors: TensorFlow stops at whole ops."""
-    return [
-        output
-        for t in tensors
-        if t is not None
-        for output in (t.op.outputs if hasattr(t, "graph") else (t,))
-    ]
+        return [
+            tf.zeros_like(x) if gradient is None and as_zeros else gradient
+            for gradient, x in zip(gradients, xs, strict=True)
+        ]
 
 
 def _check(options: Mapping[str, Any]) -> None:
+    """Refuse options that `tf.gradients` has not, or a tape."""
     unknown = sorted(options.keys() - _KNOWN - _FOREIGN.keys())
     if unknown:
         raise ArgumentTypeError(
@@ -293,34 +240,8 @@ def _check(options: Mapping[str, Any]) -> None:
             )
 
 
-def _listed(options: Mapping[str, Any], name: str) -> list[Any]:
-    tensors = options.get(name)
-    if tensors is None:
-        return []
-    return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
-
-
-def _connected(
-    gradients: list[Any], xs: Sequence[Any], options: Mapping[str, Any]
-) -> list[Any]:
-    """Return zeros for what is not connected, if the caller asks for that."""
-    unconnected_gradients = options.get(
-        "unconnected_gradients", tf.UnconnectedGradients.NONE
-    )
-    if tf.UnconnectedGradients(unconnected_gradients) is tf.UnconnectedGradients.NONE:
-        return gradients
-    return [
-        tf.zeros_like(x) if gradient is None else gradient
-        for gradient, x in zip(gradients, xs, strict=True)
-    ]
-
-
 def engine_of(engine: Any) -> TapeEngine:
-    """Return how a tape works, as an engine or as its name.
-
-    Raises:
-        ArgumentTypeError: there is no such engine.
-    """
+    """Return how a tape works, given an engine or its name."""
     if isinstance(engine, TapeEngine):
         return engine
     if engine == "tape":

@@ -10,66 +10,119 @@ before all have come, so that no more than a few are held at once.
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TapeError
-from geutil.gradients.tape.entries import Tape, TapeEntry
-from geutil.gradients.tape.spaces import VSpace
+from geutil.gradients.tape.entries import Tape, TapeEntry, number_of, tensor_id
+from geutil.graph import op_types
+
+
+class VSpace(NamedTuple):
+    """What an engine needs to know of gradients: they can be added, and there is zero.
+
+    Attributes:
+        aggregate_fn: returns the sum of a list of gradients, at least one.
+        num_elements_fn: returns how many elements a gradient holds.
+        tensor_id: returns the number that stands for a tensor on the tape.
+        zeros: returns zeros of a shape and dtype.
+        ones_like: returns ones of the shape and dtype of a tensor.
+
+    Example:
+        >>> # A space that says how many gradients it adds up.
+        >>> import numpy as np
+        >>> from geutil.gradients.tape import numpy_vspace
+        >>> space = numpy_vspace()
+        >>> def aggregate(gradients):
+        ...     print(len(gradients))
+        ...     return space.aggregate_fn(gradients)
+        >>> telling = space._replace(aggregate_fn=aggregate)
+        >>> telling.aggregate_fn([np.ones(2), np.ones(2)])
+        2
+        array([2., 2.])
+    """
+
+    aggregate_fn: Callable[[Sequence[Any]], Any]
+    num_elements_fn: Callable[[Any], int]
+    tensor_id: Callable[[Any], int]
+    zeros: Callable[[Any, Any], Any]
+    ones_like: Callable[[Any], Any]
+
+
+def numpy_vspace() -> VSpace:
+    """Return the space of numpy arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil.gradients.tape import numpy_vspace
+        >>> numpy_vspace().aggregate_fn([np.ones(2), np.ones(2)])
+        array([2., 2.])
+    """
+    add = functools.partial(functools.reduce, operator.add)
+    return VSpace(add, np.size, tensor_id, np.zeros, np.ones_like)
+
+
+def tensorflow_vspace() -> VSpace:
+    """Return the space of TensorFlow's tensors.
+
+    Slices stay slices as long as all that is added is slices.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients.tape import tensorflow_vspace
+        >>> rows = tf.IndexedSlices(
+        ...     tf.ones([1, 2]), tf.constant([3]), tf.constant([9, 2])
+        ... )
+        >>> total = tensorflow_vspace().aggregate_fn([rows, rows])
+        >>> total.indices.numpy().tolist()
+        [3, 3]
+    """
+    return VSpace(aggregate, num_elements, number_of, zeros, tf.ones_like)
+
+
+def zeros(shape: Any, dtype: Any) -> Any:
+    """Return zeros of a shape, or of the shape of a tensor.
+
+    A list of tensors can only be made of such a list.
+    """
+    if not isinstance(shape, tf.Tensor):
+        return tf.zeros(shape, dtype)
+    # The shape is all that has to be held of the tensor.
+    same = dtype == tf.variant
+    return tf.zeros_like(shape) if same else tf.zeros(tf.shape(shape), dtype)
+
+
+def aggregate(gradients: Sequence[Any]) -> Any:
+    """Return the sum of tensors or `tf.IndexedSlices`."""
+    if len(gradients) == 1:
+        return gradients[0]
+    if not all(isinstance(g, tf.IndexedSlices) for g in gradients):
+        return tf.add_n([tf.convert_to_tensor(g) for g in gradients])
+    values = tf.concat([g.values for g in gradients], 0)
+    # Of several widths the wider one holds all.
+    kinds = {g.indices.dtype for g in gradients}
+    kind = kinds.pop() if len(kinds) == 1 else tf.int64
+    indices = tf.concat([tf.cast(g.indices, kind) for g in gradients], 0)
+    return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
+
+
+def num_elements(gradient: Any) -> int:
+    """Return the number of elements; dimensions that are not known count as one."""
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = gradient.values
+    dims = () if gradient.shape.rank is None else gradient.shape.as_list()
+    return math.prod(n or 1 for n in dims)
+
 
 MIN_AGGREGATE_COUNT = 4
 MIN_AGGREGATE_BYTES = 128 * 1024 * 1024
-
-
-class Pending:
-    """The gradients of tensors, added up ahead of time where they are many.
-
-    Args:
-        vspace: the space that they are in.
-        count: how many gradients of a tensor have to wait for that.
-        size: how many bytes they have to hold together: more than this.
-        summed: is told each sum that was made ahead of time.
-
-    Raises:
-        TapeError: `count` is less than 2.
-    """
-
-    def __init__(
-        self,
-        vspace: VSpace,
-        count: int = MIN_AGGREGATE_COUNT,
-        size: int = MIN_AGGREGATE_BYTES,
-        summed: Callable[[Any], None] | None = None,
-    ) -> None:
-        require_sum(count)
-        self._space = vspace
-        self._count, self._size = count, size
-        self._summed = summed
-        self._arrived: dict[int, _Arrived] = {}
-
-    def add(self, number: int, gradient: Any) -> None:
-        """Let a gradient of the tensor of that id arrive."""
-        arrived = self._arrived.setdefault(number, _Arrived())
-        arrived.gradients.append(gradient)
-        arrived.size += self._bytes(gradient)
-        if len(arrived.gradients) >= self._count and arrived.size > self._size:
-            total = self._space.aggregate_fn(arrived.gradients)
-            self._arrived[number] = _Arrived([total], self._bytes(total))
-            if self._summed is not None:
-                self._summed(total)
-
-    def take(self, number: int) -> Any:
-        """Hand over the sum of the gradients of a tensor; None if none arrived."""
-        arrived = self._arrived.pop(number, None)
-        return None if arrived is None else self._space.aggregate_fn(arrived.gradients)
-
-    def _bytes(self, gradient: Any) -> int:
-        return self._space.num_elements_fn(gradient) * _item_size(gradient.dtype)
 
 
 def require_sum(count: Any) -> None:
@@ -83,14 +136,6 @@ def require_sum(count: Any) -> None:
         )
 
 
-@dataclass
-class _Arrived:
-    """Gradients of one tensor, and the bytes that they hold together."""
-
-    gradients: list[Any] = field(default_factory=list)
-    size: int = 0
-
-
 def _item_size(dtype: Any) -> int:
     """Return the bytes of an element."""
     if getattr(dtype, "name", "") == "variant":
@@ -99,19 +144,10 @@ def _item_size(dtype: Any) -> int:
     return int(getattr(dtype, "size", 0) or np.dtype(dtype).itemsize)
 
 
-def seeds(
+def _seeds(
     vspace: VSpace, target: Sequence[Any], output_gradients: Sequence[Any] | None
 ) -> list[Any]:
-    """Return the gradient of each target: that which is given, or ones.
-
-    Args:
-        vspace: the space that they are in.
-        target: the targets.
-        output_gradients: their gradients; None, there or in the list, means ones.
-
-    Raises:
-        TapeError: there is no gradient for each target, or one of another shape.
-    """
+    """Return the gradient of each target: the given one, or ones."""
     gradients = [None] * len(target) if output_gradients is None else output_gradients
     if len(gradients) != len(target):
         raise TapeError(
@@ -138,19 +174,14 @@ def _fits(gradient: Any, tensor: Any) -> bool:
     return tuple(shape) == tuple(other)
 
 
-_NORM = frozenset((1, 2, 3, 4, 5))
-
-ACCEPTS_NONE: Mapping[str, frozenset[int]] = {
-    "FusedBatchNorm": frozenset((1, 2, 3, 4)),
-    "FusedBatchNormV2": frozenset((1, 2, 3, 4)),
-    "FusedBatchNormV3": _NORM,
-    "SoftmaxCrossEntropyWithLogits": frozenset((1,)),
-    "SparseSoftmaxCrossEntropyWithLogits": frozenset((1,)),
+ACCEPTS_NONE = op_types.FUSED_NORMS | {
+    "SoftmaxCrossEntropyWithLogits",
+    "SparseSoftmaxCrossEntropyWithLogits",
 }
-"""By type of op the outputs whose gradients may be None.
+"""Types of ops whose gradient takes None for all outputs but the first.
 
-They take the place of zeros that would cost memory: what the norms make besides their
-result is statistics, and the second output of a cross entropy is its own gradient.
+None takes the place of zeros that would cost memory: a norm makes statistics besides
+its result, and the second output of a cross entropy is its own gradient.
 """
 
 
@@ -161,9 +192,14 @@ class Run:
         vspace: the space that the gradients are in.
         tape: the tape.
         stops: the tensors that the walk ends at.
-        pending: what gradients wait in.
+        count: how many gradients of a tensor have to wait to be added up ahead of time.
+        size: how many bytes they have to hold together: more than this.
         watched: the ids of tensors whose gradients are wanted as well, though the walk
             goes on from them.
+        summed: is told each sum that was made ahead of time.
+
+    Raises:
+        TapeError: `count` is less than 2.
     """
 
     def __init__(
@@ -171,12 +207,19 @@ class Run:
         vspace: VSpace,
         tape: Tape,
         stops: Sequence[Any],
-        pending: Pending,
+        count: int = MIN_AGGREGATE_COUNT,
+        size: int = MIN_AGGREGATE_BYTES,
         watched: Set[int] = frozenset(),
+        summed: Callable[[Any], None] | None = None,
     ) -> None:
-        self._space, self._tape, self._pending = vspace, tape, pending
-        self._stops = frozenset(vspace.tensor_id(t) for t in stops)
-        self._watched = watched
+        require_sum(count)
+        self._space, self._tape = vspace, tape
+        self._stops = frozenset(map(vspace.tensor_id, stops))
+        self._count, self._size = count, size
+        self._watched, self._summed = watched, summed
+        # The gradients of each tensor that have arrived, and their bytes.
+        self._arrived: dict[int, list[Any]] = {}
+        self._bytes: Counter[int] = Counter()
         self._maker: Mapping[int, int] = {}
         self._entries: dict[int, TapeEntry] = {}
         self._totals: dict[int, Any] = {}
@@ -190,7 +233,7 @@ class Run:
         What the caller got wrong is found before the tape is touched.
         """
         ids = [self._space.tensor_id(t) for t in target]
-        seed_gradients = seeds(self._space, target, output_gradients)
+        seed_gradients = _seeds(self._space, target, output_gradients)
         self._maker, entries = self._tape.export()
         self._entries, uses = self._needed(ids, entries)
         # What the targets do not depend on is let go now.
@@ -212,21 +255,19 @@ class Run:
                     ready.append(op)
 
     def gradient(self, tensor: Any) -> Any:
-        """Return the gradient of a stop or watched tensor; None if it has none.
-
-        Of the same tensor it is the same one each time.
-        """
+        """Return the gradient of a stop or watched tensor, always the same, or None."""
         number = self._space.tensor_id(tensor)
         if number not in self._totals and number in self._stops:
-            self._totals[number] = self._pending.take(number)
+            self._totals[number] = self._take(number)
         return self._totals.get(number)
 
     def _needed(
         self, targets: Iterable[int], entries: dict[int, TapeEntry]
     ) -> tuple[dict[int, TapeEntry], Counter[int]]:
-        """Return the entries that targets depend on, and how often each tensor is read.
+        """Take the entries that targets depend on out of `entries`.
 
-        They are taken out of `entries`.
+        Returns:
+            These entries, and how often they read each tensor.
         """
         uses: Counter[int] = Counter()
         needed: dict[int, TapeEntry] = {}
@@ -252,12 +293,16 @@ class Run:
 
     def _step(self, entry: TapeEntry) -> tuple[int, ...]:
         """Go back through one entry; return the ids of what it read."""
-        incoming = [self._take(number) for number in entry.output_ids]
+        incoming = [
+            None if number in self._stops else self._take(number)
+            for number in entry.output_ids
+        ]
         if any(gradient is not None for gradient in incoming):
-            self._fill(entry, incoming)
-            self._watch(entry, incoming)
-            outgoing = _listed(entry.backward_function(*incoming))
+            self._complete(entry, incoming)
+            made = entry.backward_function(*incoming)
             del incoming
+            outgoing = list(made) if isinstance(made, list | tuple) else [made]
+            del made
             if len(outgoing) != len(entry.input_ids):
                 raise TapeError(
                     f"the backward function of {_named(entry)} returned "
@@ -271,31 +316,27 @@ class Run:
         return entry.input_ids
 
     def _take(self, number: int) -> Any:
-        """Return the whole gradient of an output; None if none arrived."""
-        if number in self._stops:
-            return None
-        return self._pending.take(number)
+        """Return the sum of the gradients of a tensor; None if none arrived."""
+        gradients = self._arrived.pop(number, None)
+        del self._bytes[number]
+        return None if gradients is None else self._space.aggregate_fn(gradients)
 
-    def _fill(self, entry: TapeEntry, incoming: list[Any]) -> None:
-        """Put zeros where no gradient arrived and one is needed."""
-        accepted = ACCEPTS_NONE.get(entry.op_type, frozenset())
-        for place, kind in enumerate(entry.output_shape_and_dtype):
-            if incoming[place] is None and kind is not None and place not in accepted:
-                incoming[place] = self._zeros_of(kind)
-
-    def _watch(self, entry: TapeEntry, incoming: Sequence[Any]) -> None:
-        """Keep the gradients of outputs that are wanted as well.
+    def _complete(self, entry: TapeEntry, incoming: list[Any]) -> None:
+        """Put zeros where no gradient arrived and one is needed; keep watched ones.
 
         Where another output of the op has one, TensorFlow gives zeros, not None.
         """
-        for place, number in enumerate(entry.output_ids):
-            kind = entry.output_shape_and_dtype[place]
-            if number not in self._watched or number in self._totals:
-                continue
-            if incoming[place] is not None:
-                self._totals[number] = incoming[place]
-            elif kind is not None:
-                self._totals[number] = self._zeros_of(kind)
+        places = zip(entry.output_ids, entry.output_shape_and_dtype, strict=True)
+        for place, (number, kind) in enumerate(places):
+            gradient = incoming[place]
+            watched = number in self._watched and number not in self._totals
+            needed = not (place and entry.op_type in ACCEPTS_NONE)
+            if gradient is None and kind is not None and (needed or watched):
+                gradient = self._zeros_of(kind)
+            if needed:
+                incoming[place] = gradient
+            if watched and gradient is not None:
+                self._totals[number] = gradient
 
     def _zeros_of(self, kind: tuple[Any, Any]) -> Any:
         shape, dtype = kind
@@ -309,14 +350,19 @@ class Run:
     def _hand(self, number: int, gradient: Any) -> None:
         """Let a gradient arrive, if anything goes on from there or it is wanted."""
         goes_on = self._maker.get(number) in self._entries
-        if gradient is not None and (goes_on or number in self._stops):
-            self._pending.add(number, gradient)
+        if gradient is None or not (goes_on or number in self._stops):
+            return
+        gradients = self._arrived.setdefault(number, [])
+        gradients.append(gradient)
+        self._bytes[number] += self._bytes_of(gradient)
+        if len(gradients) >= self._count and self._bytes[number] > self._size:
+            gradients[:] = [self._space.aggregate_fn(list(gradients))]
+            self._bytes[number] = self._bytes_of(gradients[0])
+            if self._summed is not None:
+                self._summed(gradients[0])
 
-
-def _listed(gradients: Any) -> list[Any]:
-    if isinstance(gradients, list | tuple):
-        return list(gradients)
-    return [gradients]
+    def _bytes_of(self, gradient: Any) -> int:
+        return self._space.num_elements_fn(gradient) * _item_size(gradient.dtype)
 
 
 def _named(entry: TapeEntry) -> str:
@@ -382,7 +428,6 @@ def imperative_grad(
         >>> [float(g) for g in imperative_grad(numpy_vspace(), tape, [y], [x])]
         [6.0]
     """
-    pending = Pending(vspace, min_aggregate_count, min_aggregate_bytes)
-    run = Run(vspace, tape, sources, pending)
+    run = Run(vspace, tape, sources, min_aggregate_count, min_aggregate_bytes)
     run.go_back(target, output_gradients)
     return [run.gradient(source) for source in sources]

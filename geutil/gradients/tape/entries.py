@@ -2,34 +2,108 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from geutil.errors import TapeError
-from geutil.gradients.tape.spaces import CapturedTensors, number_of, tensor_id
-from geutil.graph import gradient_functions, op_types, v1_control_flow
+from geutil.graph import (
+    functions,
+    gradient_functions,
+    op_types,
+    runtime,
+    types,
+    v1_control_flow,
+)
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
-Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
+
+class Identifiers:
+    """Gives each object a number of its own.
+
+    Python's own number of an object is used again once the object is gone, and on a
+    tape it must not be.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __call__(self, tensor: Any) -> int:
+        """Return the number of a tensor: always the same one."""
+        key = id(tensor)
+        entry = self._known.get(key)
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        number = next(self._numbers)
+        self._known[key] = (weakref.ref(tensor, lambda _: self._forget(key)), number)
+        return number
+
+    def _forget(self, key: int) -> None:
+        entry = self._known.get(key)
+        # Another object may have taken the place by now.
+        if entry is not None and entry[0]() is None:
+            del self._known[key]
 
 
-def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
-    """Yield the fields of an entry for each op between some tensors, in order.
+tensor_id = Identifiers()
+"""Returns the number of a tensor: of TensorFlow or numpy, in a graph or not."""
 
-    What a function's graph captured counts as what it captured: ops of the graphs
-    around it are between `ys` and `xs`, too.
 
-    Args:
-        ys: the tensors that will be differentiated.
-        xs: tensors and variables to differentiate by.
+class CapturedTensors:
+    """Follows captures to the tensors that they stand for.
 
-    Raises:
-        ArgumentTypeError: a y is no tensor of a graph.
-        TapeError: an op is in a loop or conditional of version 1.
+    A FuncGraph reads what is outside by placeholders, one for each tensor. What they
+    stand for, in the graphs around it or eager, is one tensor for all of them.
+    """
 
-    Cost: linear in the ops behind `ys` and their edges.
+    def __init__(self) -> None:
+        self._outside: dict[Graph, dict[int, Any]] = {}
+
+    def beyond(self, tensor: Any) -> Any:
+        """Return what a tensor stands for: itself, but for placeholders of captures."""
+        while hasattr(tensor, "graph") and tensor.op.type == "Placeholder":
+            outside = self._of(tensor.graph).get(id(tensor))
+            if outside is None:
+                break
+            tensor = outside
+        return tensor
+
+    def source(self, x: Any) -> Any:
+        """Return the tensor that a tensor or variable stands for; None for others.
+
+        That is the handle of a variable, or the reference to one without a handle.
+        """
+        if isinstance(x, tf.Variable):
+            x = runtime.variable_handle(x)
+        return self.beyond(x) if isinstance(x, tf.Tensor) else None
+
+    def _of(self, graph: Graph) -> dict[int, Any]:
+        if graph not in self._outside:
+            pairs = functions.bindings(graph) if types.is_func_graph(graph) else []
+            self._outside[graph] = {id(inside): outside for outside, inside in pairs}
+        return self._outside[graph]
+
+
+def number_of(tensor: Any) -> int:
+    """Return the number of the tensor that a tensor or variable stands for.
+
+    Arrays and eager tensors stand for themselves.
+    """
+    source = CapturedTensors().source(tensor)
+    return tensor_id(tensor if source is None else source)
+
+
+def _record(
+    ys: Sequence[Tensor], xs: Sequence[Any]
+) -> Iterator[tuple[Operation, list[Any]]]:
+    """Yield each op between tensors with its inputs, in order.
+
+    A capture of a function's graph counts as the tensor that it stands for: ops of the
+    graphs around it are between `ys` and `xs`, too.
     """
     for y in ys:
         require_tensor(y)
@@ -45,14 +119,12 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
                 "whose gradient a tape cannot hold; use tf.gradients, or control flow "
                 "v2 (tf.compat.v1.enable_control_flow_v2)"
             )
-        reached.update(
-            _ids(t for t in op.outputs if gradient_functions.has_gradient(t))
-        )
-        yield _fields(op, inputs, ys[0].graph)
+        reached.update(_ids(filter(gradient_functions.has_gradient, op.outputs)))
+        yield op, inputs
 
 
-def _ids(tensors: Iterable[Any]) -> Iterator[int]:
-    return map(tensor_id, tensors)
+def _ids(tensors: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(tensor_id, tensors))
 
 
 def _behind(ends: Iterable[Any], captured: CapturedTensors) -> list[Operation]:
@@ -71,34 +143,20 @@ def _behind(ends: Iterable[Any], captured: CapturedTensors) -> list[Operation]:
     return list(order)
 
 
-def _fields(op: Operation, inputs: Sequence[Any], graph: Graph) -> Fields:
-    outputs = list(op.outputs)
-    symbolic = gradient_functions.is_symbolic_call(op)
-    return (
-        op.type,
-        tuple(_ids(outputs)),
-        tuple(
-            _kind(t)
-            if symbolic or gradient_functions.default_gradient_kind(t) is not None
-            else None
-            for t in outputs
-        ),
-        tuple(_ids(inputs)),
-        OpGradient(op, len(inputs), graph),
-    )
-
-
-def _kind(tensor: Tensor) -> tuple[Any, Any]:
-    """Return the shape and dtype to make zeros of.
+def _kinds(op: Operation) -> Iterator[tuple[Any, Any] | None]:
+    """Yield for each output the shape and dtype to make zeros of, or None.
 
     A tensor stands for its shape if that is not known.
     """
-    shape, dtype = gradient_functions.default_gradient_kind(tensor) or (
-        tensor.shape,
-        tensor.dtype,
-    )
-    is_known = shape.is_fully_defined() and dtype != tf.variant
-    return (shape if is_known else tensor), dtype
+    is_symbolic = gradient_functions.is_symbolic_call(op)
+    for t in op.outputs:
+        kind = gradient_functions.default_gradient_kind(t)
+        if kind is None and not is_symbolic:
+            yield None
+            continue
+        shape, dtype = kind or (t.shape, t.dtype)
+        is_known = shape.is_fully_defined() and dtype != tf.variant
+        yield (shape if is_known else t), dtype
 
 
 class OpGradient:
@@ -115,7 +173,7 @@ class OpGradient:
     """
 
     def __init__(self, op: Operation, inputs: int, graph: Graph) -> None:
-        self.op_name: str = op.name
+        self.op_name = op.name
         self._op, self._inputs, self._graph = op, inputs, graph
 
     def __call__(self, *gradients: Any) -> list[Any]:
@@ -129,13 +187,10 @@ class OpGradient:
             tf.device(op.device or None),
             tf.name_scope(f"{op.name}_grad"),
         ):
-            input_gradients = function(op, *gradients)
-        listed = (
-            list(input_gradients)
-            if isinstance(input_gradients, list | tuple)
-            else [input_gradients]
-        )
-        listed = listed[: self._inputs] if op.type in op_types.LOOPS else listed
+            made = function(op, *gradients)
+        listed = list(made) if isinstance(made, list | tuple) else [made]
+        if op.type in op_types.LOOPS:
+            listed = listed[: self._inputs]
         self._tell_shapes(listed)
         return listed
 
@@ -250,15 +305,8 @@ class Tape:
         Cost: constant.
         """
         kinds = tuple((t.shape, t.dtype) for t in outputs)
-        self._add(
-            TapeEntry(
-                op_type,
-                tuple(map(number_of, outputs)),
-                kinds,
-                tuple(map(number_of, inputs)),
-                backward_function,
-            )
-        )
+        made, read = (tuple(map(number_of, tensors)) for tensors in (outputs, inputs))
+        self._add(TapeEntry(op_type, made, kinds, read, backward_function))
 
     def export(self) -> tuple[dict[int, int], dict[int, TapeEntry]]:
         """Hand over what was recorded; the tape is empty afterwards.
@@ -311,21 +359,25 @@ class Tape:
             [0.0]
         """
         tape = cls()
-        for fields in record_graph(ys, xs):
-            entry = TapeEntry(*fields)
-            if wrap is not None:
-                wrapped = wrap(entry.backward_function)
-                entry = entry._replace(backward_function=wrapped)
-            tape._add(entry)
+        for op, inputs in _record(ys, xs):
+            gradient: Backward = OpGradient(op, len(inputs), ys[0].graph)
+            tape._add(
+                TapeEntry(
+                    op.type,
+                    _ids(op.outputs),
+                    tuple(_kinds(op)),
+                    _ids(inputs),
+                    gradient if wrap is None else wrap(gradient),
+                )
+            )
         return tape
 
     def _add(self, entry: TapeEntry) -> None:
-        for output_id in entry.output_ids:
-            if output_id in self._tensor_to_op:
-                raise TapeError(
-                    f"a tensor that '{entry.op_type}' made is on the tape already; "
-                    "record each operation once"
-                )
+        if not self._tensor_to_op.keys().isdisjoint(entry.output_ids):
+            raise TapeError(
+                f"a tensor that '{entry.op_type}' made is on the tape already; "
+                "record each operation once"
+            )
         self._op_to_entry[self._count] = entry
         self._tensor_to_op.update(dict.fromkeys(entry.output_ids, self._count))
         self._count += 1

@@ -149,15 +149,14 @@ def test_pictures(tmp_path):
 
 @parameterized.expand([("numba", "searched"), ("ortools.linear_solver", "bounded")])
 def test_a_missing_package_is_named(package, said):
-    own = [f"geutil.gradients.planner.{n}" for n in ("run_slots", "sequence_search")]
-    without = {name: m for name, m in sys.modules.items() if name not in own}
+    own = "geutil.gradients.planner.sequence_search"
+    without = {name: m for name, m in sys.modules.items() if name != own}
     solver._kernels.cache_clear()
     with (
         mock.patch.dict(sys.modules, {**without, package: None}, clear=True),
-        mock.patch.object(planner, "run_slots", create=True),
         mock.patch.object(planner, "sequence_search", create=True),
     ):
-        del planner.run_slots, planner.sequence_search
+        del planner.sequence_search
         with pytest.raises(MissingExtraError, match=rf"{said}.*geutil\[plan\]"):
             solve(training_chain(20), 8, iterations=500, workers=1)
     solver._kernels.cache_clear()

@@ -9,12 +9,12 @@ import tensorflow as tf
 from geutil.errors import PlanError
 from geutil.gradients.apply import applied
 from geutil.gradients.choices import best_of
-from geutil.gradients.loops.choosing import LoopChoices
-from geutil.gradients.loops.finding import ALL, LIGHT, find_loops
+from geutil.gradients.loops import ALL, LIGHT, find_loops
 from geutil.gradients.prediction import StepProgram
+from geutil.gradients.rebuilt_loops import LoopChoices
 from geutil.gradients.step import build_step
 from tests.gradients.checking import assert_same
-from tests.gradients.loops.networks import (
+from tests.gradients.loop_networks import (
     SEQUENCES,
     batch,
     by_one,

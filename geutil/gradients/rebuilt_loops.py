@@ -8,14 +8,22 @@ bias, each time the same buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import PlanError, TransformError
-from geutil.gradients.loops.finding import Loop, LoopCut
-from geutil.graph import creation, function_calls, function_defs, functions, types
+from geutil.gradients.loops import Loop, LoopCut
+from geutil.gradients.step import PlainStep
+from geutil.graph import (
+    adjacency,
+    creation,
+    function_calls,
+    function_defs,
+    functions,
+    types,
+)
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
 from geutil.memory.function_memory import ITERATIONS
@@ -69,13 +77,13 @@ class _Elements:
 
 @dataclass(frozen=True, eq=False)
 class Rebuilt:
-    """What two loops are when one computes values again.
+    """Two loops of which one computes values again.
 
     Attributes:
         callers: the loops, with the functions that they call otherwise.
         bodies: the new body of each: a `FunctionDef`.
-        lists: what the lists hold that the forward loop begins with, where that
-            changes.
+        lists: the elements of the lists that the forward loop begins with, where these
+            change.
     """
 
     callers: tuple[Caller, Caller]
@@ -94,13 +102,14 @@ class Rebuilt:
             elements.write(graph_def, nodes[elements.lists[0].op.name])
 
     def apply(self) -> None:
-        """Let the loops run the new bodies.
-
-        Cost: linear in the bodies, and in the attributes of the ops.
-        """
+        """Let the loops run the new bodies."""
         for caller, body in zip(self.callers, self.bodies, strict=True):
-            _add(caller.op.graph, body)
-            function_calls.call_others(caller, {_body_of(caller): body.signature.name})
+            graph, name = caller.op.graph, body.signature.name
+            function_defs.register(body)
+            functions.add_functions(graph, [body])
+            if types.is_func_graph(graph):
+                functions.publish_functions(graph, [name])
+            function_calls.call_others(caller, {_body_of(caller): name})
         # Values computed for more iterations would be there at once.
         function_calls.limit_parallel_iterations(self.callers[1].op, ITERATIONS)
         for elements in self.lists:
@@ -108,13 +117,9 @@ class Rebuilt:
 
 
 def rebuild(loop: Loop, level: int) -> Rebuilt:
-    """Return bodies for two loops, one of which computes values again.
+    """Return bodies for two loops, one of which computes the values of a cut again.
 
     The graph stays as it is until `Rebuilt.apply`.
-
-    Args:
-        loop: the loops.
-        level: which of the cuts of the loop.
 
     Raises:
         PlanError: TensorFlow does not take a body apart.
@@ -175,17 +180,22 @@ def _compute_again(
     """Let the body of the backward pass compute values that it took from lists."""
     arguments = list(backward.inputs.values())
     sinks = list(backward.sinks.values())
-    dropped = {pile.value for pile in cut.dropped}
+    value_of = opened.graph.get_tensor_by_name
+    pop_of = backward.graph.get_operation_by_name
     there: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for pile in loop.piles:
-        if pile.value not in dropped:
-            pop = backward.graph.get_operation_by_name(pile.pop)
-            there[opened.graph.get_tensor_by_name(pile.value)] = pop.outputs[1]
+        if pile not in cut.dropped:
+            there[value_of(pile.value)] = pop_of(pile.pop).outputs[1]
     for i, pile in enumerate(cut.dropped):
         rest = arguments[pile.argument]
         if i < len(read):
             creation.copy_handle_data(lists[i], rest)
-            rest, there[read[i]] = _popped(backward, pile.pop, rest, read[i])
+            with creation.surroundings_of(pop_of(pile.pop)):
+                rest, there[read[i]] = tf.raw_ops.TensorListPopBack(
+                    input_handle=rest,
+                    element_shape=_element_shape(read[i]),
+                    element_dtype=read[i].dtype,
+                )
         creation.set_new_input(sinks[pile.argument], 0, rest)
     ops = [opened.graph.get_operation_by_name(name) for name in cut.ops]
     _, info = copy_replacing(
@@ -198,25 +208,11 @@ def _compute_again(
         keep_control_inputs=False,
     )
     for pile in cut.dropped:
-        value = info.transformed(opened.graph.get_tensor_by_name(pile.value))
-        popped = backward.graph.get_operation_by_name(pile.pop).outputs[1]
-        for reader in popped.consumers():
-            for index, t in enumerate(reader.inputs):
-                if t is popped:
-                    creation.set_new_input(reader, index, value)
-
-
-def _popped(
-    backward: OpenedFunction, beside: str, rest: Tensor, like: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Take a value from a list, in the place of another op; return rest and value."""
-    graph = backward.graph
-    with creation.surroundings_of(graph.get_operation_by_name(beside)):
-        return tf.raw_ops.TensorListPopBack(
-            input_handle=rest,
-            element_shape=_element_shape(like),
-            element_dtype=like.dtype,
-        )
+        popped = pop_of(pile.pop).outputs[1]
+        value = info.transformed(value_of(pile.value))
+        for reader in adjacency.consumers(popped):
+            for index in adjacency.input_indices(reader, popped):
+                creation.set_new_input(reader, index, value)
 
 
 def _push_others(
@@ -237,21 +233,12 @@ def _push_others(
         creation.set_new_input(sinks[pile.output], 0, made)
 
 
-def _add(graph: Graph, definition: Any) -> None:
-    """Give a graph the function of an edited body."""
-    function_defs.register(definition)
-    functions.add_functions(graph, [definition])
-    if types.is_func_graph(graph):
-        functions.publish_functions(graph, [definition.signature.name])
-
-
 def _list_of(element: Tensor) -> Tensor:
     """Return an empty list of such elements, in a graph of its own."""
+    shape = _element_shape(element)
     with creation.new_graph().as_default():
-        made: Any = tf.raw_ops.EmptyTensorList(
-            element_shape=_element_shape(element),
-            max_num_elements=-1,
-            element_dtype=element.dtype,
+        made: Tensor = tf.raw_ops.EmptyTensorList(
+            element_shape=shape, max_num_elements=-1, element_dtype=element.dtype
         )
     return made
 
@@ -260,3 +247,128 @@ def _element_shape(tensor: Tensor) -> Any:
     """Return the shape of a list's elements as TensorFlow takes it, -1 where open."""
     dims = types.dims_of(tensor)
     return -1 if dims is None else [-1 if dim is None else dim for dim in dims]
+
+
+NO_LESS = "the step would hold no less at its peak, or take longer than it may"
+_NO_FASTER = "the step is within the budget in less time without"
+_OTHER_STEP = (
+    "the plan was made for another step: that one had {planned} loops whose values can "
+    "be computed again, this one has {found}; call geutil.gradients.plan again"
+)
+
+
+@dataclass(frozen=True)
+class LoopValues:
+    """What the backward pass of a loop computes again each time it turns.
+
+    Attributes:
+        name: the name of the loop of the forward pass.
+        values: the names of the values, in the body, that are not kept; empty if all
+            are.
+        ops: how many ops of the body run again.
+        bytes: what all iterations together hold less.
+        reason: why all values are kept, None if not all are.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    ops: int = 0
+    bytes: int = 0
+    reason: str | None = None
+
+
+Levels = tuple[int, ...]
+"""For each loop what runs again: nothing (0), or one of its cuts."""
+
+
+class LoopChoices:
+    """The loops of a step, and choices of what they compute again.
+
+    Args:
+        step: the step with plain gradients.
+        loops: its loops, of which there may be a choice.
+    """
+
+    def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
+        self.loops = loops
+        self._step = step
+        self._rebuilt: dict[tuple[int, int], Rebuilt] = {}
+        self._refused: dict[int, str] = {}
+        self._time = sum(map(step.op_times(), step.ops())) if loops else 0.0
+
+    def planned(self, levels: Sequence[int]) -> Levels:
+        """Return a choice made before, or raise `PlanError` if for another step."""
+        found = len(self.loops)
+        levels = tuple(levels) or (0,) * found
+        pairs = zip(self.loops, levels, strict=False)
+        if len(levels) != found or any(n and n not in loop.cuts for loop, n in pairs):
+            raise PlanError(_OTHER_STEP.format(planned=len(levels), found=found))
+        return levels
+
+    def in_order(self) -> list[Levels]:
+        """Return choices that hold less and less and take longer and longer.
+
+        Each loop goes on by what saves the most bytes for its time.
+        """
+        choices: list[Levels] = [(0,) * len(self.loops)]
+        while True:
+            levels = choices[-1]
+            more = [
+                (_saved_for_time(loop, level, now), -i, level)
+                for i, (loop, now) in enumerate(zip(self.loops, levels, strict=True))
+                for level in loop.cuts
+                if level > now
+            ]
+            if not more:
+                return choices
+            _, place, level = max(more)
+            i = -place
+            choices.append((*levels[:i], level, *levels[i + 1 :]))
+
+    def rebuilt(self, levels: Levels) -> PlainStep:
+        """Return the step with other loops, by edits that are not made yet.
+
+        Raises:
+            PlanError: TensorFlow does not take one of them apart.
+        """
+        loops = [self._with(i, level) for i, level in enumerate(levels) if level]
+        if not loops:
+            return self._step
+        return replace(self._step, edits=replace(self._step.edits, loops=tuple(loops)))
+
+    def _with(self, i: int, level: int) -> Rebuilt:
+        """Return a loop rebuilt, the same each time."""
+        if (i, level) not in self._rebuilt:
+            try:
+                self._rebuilt[i, level] = rebuild(self.loops[i], level)
+            except PlanError as error:
+                self._refused[i] = str(error)
+                raise
+        return self._rebuilt[i, level]
+
+    def longer(self, levels: Levels) -> float:
+        """Return the time of the step's ops, as a part of that when values are kept."""
+        pairs = zip(self.loops, levels, strict=True)
+        more = sum(loop.cuts[level].time for loop, level in pairs if level)
+        return 1 + more / (self._time or 1.0)
+
+    def values(self, levels: Levels, *, in_budget: bool) -> tuple[LoopValues, ...]:
+        """Return what a report says of the loops by a choice."""
+        values = []
+        for i, (loop, level) in enumerate(zip(self.loops, levels, strict=True)):
+            name, cut = loop.forward.name, loop.cuts.get(level)
+            if cut is not None:
+                names = tuple(pile.value for pile in cut.dropped)
+                values.append(LoopValues(name, names, len(cut.ops), cut.saved))
+            else:
+                reason = _NO_FASTER if in_budget else NO_LESS
+                reason = self._refused.get(i) or loop.reason or reason
+                values.append(LoopValues(name, reason=reason))
+        return tuple(values)
+
+
+def _saved_for_time(loop: Loop, level: int, now: int) -> float:
+    """Return the bytes that a cut saves beyond another one, for the time it takes."""
+    cut, before = loop.cuts[level], loop.cuts.get(now)
+    saved = cut.saved - (before.saved if before else 0)
+    return saved / max(cut.time - (before.time if before else 0.0), 1.0)
