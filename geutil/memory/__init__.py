@@ -1,6 +1,5 @@
 """The memory of a step: predicted from its graph, bounded, and measured."""
 
-from geutil.memory.batch_limit import BatchFit, largest_batch
 from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.by_device import (
     Cut,
@@ -11,7 +10,7 @@ from geutil.memory.by_device import (
 from geutil.memory.executor import Simulation, execution_order, simulate
 from geutil.memory.measuring.measure import measure
 from geutil.memory.pipeline import Pipeline, PipelineRun, Stage
-from geutil.memory.predicting import predict, step_program
+from geutil.memory.predicting import BatchFit, largest_batch, predict, step_program
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of
 from geutil.memory.timeline import (

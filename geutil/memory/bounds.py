@@ -14,7 +14,7 @@ combinatorial problems", Management Science 22, 1976), which OR-Tools computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -58,7 +58,14 @@ def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, F
         >>> heaviest_closure(requires, np.array([5, -3, 1]))
         (3, array([ True,  True,  True]))
     """
-    flow = _flows().SimpleMaxFlow()
+    try:
+        from ortools.graph.python import max_flow
+    except ImportError as error:
+        raise MissingExtraError(
+            "the worst case of a step is computed by OR-Tools, which is not installed; "
+            "run: pip install 'geutil[plan]'"
+        ) from error
+    flow = max_flow.SimpleMaxFlow()
     count = len(weights)
     source, sink = count, count + 1
     gains, losses = np.nonzero(weights > 0)[0], np.nonzero(weights < 0)[0]
@@ -82,17 +89,6 @@ def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, F
 def has_solver() -> bool:
     """Tell whether OR-Tools is installed."""
     return find_spec("ortools") is not None
-
-
-def _flows() -> Any:
-    try:
-        from ortools.graph.python import max_flow
-    except ImportError as error:
-        raise MissingExtraError(
-            "the worst case of a step is computed by OR-Tools, which is not installed; "
-            "run: pip install 'geutil[plan]'"
-        ) from error
-    return max_flow
 
 
 THREADS = 8
@@ -123,7 +119,7 @@ class WorstCase:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the bound is reached."""
+        """True if the bound is reached."""
         return self.peak == self.reached
 
     def __str__(self) -> str:
@@ -213,14 +209,6 @@ def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
     return states.result()
 
 
-@dataclass
-class _State:
-    """Which nodes have started, and which have ended."""
-
-    started: Flags
-    ended: Flags
-
-
 class _States:
     """Bounds on the states of one program, and the fullest state so far."""
 
@@ -246,11 +234,12 @@ class _States:
         """Bring the bound down and look for fuller states, until they meet."""
         price, low, high = 0, 0, max(self._program.sizes, default=0)
         for round_ in range(_ROUNDS):
-            state = self._cut(price)
-            running = int((state.started & ~state.ended).sum())
-            if self._is_close():
+            started, ended = self._cut(price)
+            running = int((started & ~ended).sum())
+            bound = self._bound or 0
+            if bound - self._most <= _CLOSE * bound:
                 return
-            self._adjust_shares(state, 1.0 / (1 + round_ // 2))
+            self._adjust_shares(started, ended, 1.0 / (1 + round_ // 2))
             if self._threads is None or (price == 0 and running <= self._threads):
                 continue
             low, high = (price, high) if running > self._threads else (low, price)
@@ -269,10 +258,6 @@ class _States:
             ended=tuple(nodes[i].name for i in self._order),
             running=tuple(nodes[i].name for i in self._running),
         )
-
-    def _is_close(self) -> bool:
-        bound = self._bound or 0
-        return bound - self._most <= _CLOSE * bound
 
     def _requirements(self) -> tuple[Ints, Ints]:
         """Return which of "has started" and "has ended" requires which."""
@@ -306,49 +291,43 @@ class _States:
                 weights[i + count] -= part
         return weights
 
-    def _cut(self, price: int) -> _State:
-        """Find the fullest state at a price of running; note it, and the bound."""
+    def _cut(self, price: int) -> tuple[Flags, Flags]:
+        """Return which nodes have started and ended in the fullest state at a price."""
         bound, in_closure = heaviest_closure(self._requires, self._weights(price))
         bound += price * (self._threads or 0)
         self._bound = bound if self._bound is None else min(bound, self._bound)
-        state = _State(in_closure[: self._count], in_closure[self._count :])
-        self._note(state)
-        return state
+        started, ended = np.split(in_closure, 2)
+        self._note(started, ended)
+        return started, ended
 
-    def _adjust_shares(self, state: _State, step: float) -> None:
+    def _adjust_shares(self, started: Flags, ended: Flags, step: float) -> None:
         """Let each share follow how many of the last readers are still to end."""
         for place, buffer in enumerate(self._shared):
-            if state.started[buffer.maker]:
-                pending = sum(not state.ended[i] for i in buffer.last)
-                gone = buffer.gone is not None and state.started[buffer.gone]
+            if started[buffer.maker]:
+                pending = sum(not ended[i] for i in buffer.last)
+                gone = buffer.gone is not None and started[buffer.gone]
                 share = self._shares[place] - step * (pending - (not gone))
                 self._shares[place] = min(1.0, max(0.0, share))
 
-    def _note(self, state: _State) -> None:
+    def _note(self, started: Flags, ended: Flags) -> None:
         """Measure a state, with the fullest of the nodes that run in it."""
         nodes, sizes = self._program.nodes, self._program.sizes
-        order = [i for i in self._usual if state.ended[i]]
-        running = [i for i in self._usual if state.started[i] and not state.ended[i]]
+        order = [i for i in self._usual if ended[i]]
+        running = [i for i in self._usual if started[i] and not ended[i]]
         made = {i: sum(sizes[t] for t in nodes[i].outputs) for i in running}
         running.sort(key=lambda i: -(nodes[i].temporary + made[i]))
         running = running[: self._threads]
-        held_bytes = self._measured(order, running)
-        if held_bytes > self._most:
-            self._most, self._order, self._running = held_bytes, order, running
-            started = {*order, *running}
-            ended = frozenset(order)
-            self._held = [
-                b
-                for b in self._buffers
-                if b.maker in started and not (b.last and ended.issuperset(b.last))
-            ]
-
-    def _measured(self, order: Sequence[int], running: Sequence[int]) -> int:
-        """Return what is held once some nodes have ended and others have started."""
         buffers = Buffers(self._program)
         for i in order:
             buffers.start(i)
             buffers.end(i)
         for i in running:
             buffers.start(i)
-        return buffers.held
+        if buffers.held > self._most:
+            self._most, self._order, self._running = buffers.held, order, running
+            begun, done = {*order, *running}, frozenset(order)
+            self._held = [
+                b
+                for b in self._buffers
+                if b.maker in begun and not (b.last and done.issuperset(b.last))
+            ]

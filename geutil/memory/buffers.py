@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
-from geutil.errors import PredictionError
 from geutil.memory.program import Node, Program
 
 
@@ -39,6 +38,7 @@ class Buffers:
         for node in program.nodes:
             for tensor in node.inputs:
                 self.reads[tensor] += 1
+        # The caller reads last, so that nothing frees what is fetched.
         for tensor in program.fetched:
             self.reads[tensor] += 1
         self.buffer = list(range(count))
@@ -203,11 +203,7 @@ def buffers_of(program: Program) -> list[Buffer]:
     try:
         order = list(TopologicalSorter(dict(enumerate(before))).static_order())
     except CycleError as error:
-        stuck = min(error.args[1])
-        raise PredictionError(
-            f"'{program.nodes[stuck].name}' never becomes ready: it waits for itself, "
-            "or for a node that does"
-        ) from error
+        raise program.waits_forever(min(error.args[1])) from error
     buffers = _AnyOrder(program).buffers(_ancestors(before, order))
     return _with_ends(buffers, before, order)
 

@@ -34,7 +34,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Cut:
-    """What goes from one device to another in a step.
+    """The tensors that go from one device to another in a step.
 
     Attributes:
         source: the device that sends, by its full name.
@@ -65,7 +65,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What one device holds in a step.
+    """The memory of one device in a step.
 
     Attributes:
         device: its full name.
@@ -107,7 +107,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryByDevice:
-    """What each device of a step holds, and what crosses between them.
+    """The memory of each device of a step, and the tensors that cross between them.
 
     Attributes:
         devices: the devices, by name.

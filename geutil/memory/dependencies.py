@@ -24,7 +24,7 @@ import numpy as np
 
 from geutil.memory.buffers import Buffers
 from geutil.memory.executor import Simulation
-from geutil.memory.program import Node, Program
+from geutil.memory.program import Program
 from geutil.memory.schedule import planned_order
 
 _PARTS = 100
@@ -46,7 +46,7 @@ MayAwait = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class OrderDependencies:
-    """What an order needs besides the edges of a program.
+    """Control dependencies that an order needs besides the edges of a program.
 
     Attributes:
         waits: pairs of a node and those that it has to wait for, in the order in which
@@ -252,27 +252,24 @@ def order_dependencies(
         [(3, [2])]
     """
     nodes, sizes = program.nodes, program.sizes
-    edges = _Edges(program, order)
-    earliest = _earliest_places(program, order, limit)
+    edges = _OrderedEdges(program, order)
+    earliest = _earliest_places(program, order, edges, limit)
     budget = limit // _AHEAD
     hasty = _hasty(program, order, edges, bound, begin, budget, can_wait)
-    buffer = list(range(len(sizes)))
     readers = _readers(program, {t for node in nodes for t in node.updates})
     queues: dict[str, _Queue] = {}
     waits: dict[int, list[int]] = {}
     unordered: list[tuple[int, list[int]]] = []
     for i in order:
         node = nodes[i]
-        own_tensors = _own(node, buffer)
         if node.queue is None:
             continue
         queue = queues.setdefault(node.queue, _Queue())
         place = edges.place(i)
-        buffer_sizes = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
+        tensors = (*node.inputs, *node.outputs)
+        buffer_sizes = [sizes[edges.buffer[t]] for t in tensors]
         large = any(size > bound for size in buffer_sizes)
-        makes_large = (
-            any(sizes[t] > bound for t in own_tensors) or node.temporary > bound
-        )
+        makes_large = max(edges.made[i]) > bound
         if makes_large or i in hasty:
             pending = queue.before(earliest[place], bound)
             queue.pending = edges.last(pending, queue.apart)
@@ -321,7 +318,7 @@ def order_dependencies(
 def _hasty(
     program: Program,
     order: Sequence[int],
-    edges: _Edges,
+    edges: _OrderedEdges,
     bound: int,
     begin: int,
     budget: int,
@@ -336,27 +333,21 @@ def _hasty(
     hasty_nodes: set[int] = set()
     if not budget:
         return hasty_nodes
-    nodes, sizes = program.nodes, program.sizes
-    buffer = list(range(len(sizes)))
-    part_sizes = {
-        i: [*(sizes[t] for t in _own(nodes[i], buffer)), nodes[i].temporary]
-        for i in order
-    }
-    total = sum(max(parts) > bound for parts in part_sizes.values())
+    total = sum(max(sizes) > bound for sizes in edges.made)
     ahead = {tiny: np.zeros(total, np.int64) for tiny in (False, True)}
     # How many of the large nodes come before each one, with all that it needs.
-    since = [0] * len(nodes)
+    since = [0] * len(program.nodes)
     number = 0
     for place, i in enumerate(order):
         since[i] = max((since[j] for j in edges.needed(i)), default=0)
-        amount, most = sum(part_sizes[i]), max(part_sizes[i])
+        amount, most = sum(edges.made[i]), max(edges.made[i])
         if most > bound:
             number += 1
             since[i] = number
         elif amount and since[i] < number and place >= begin:
             bytes_ahead = ahead[most * _TINY < bound][since[i] : number]
             over = int(bytes_ahead.max()) + amount > budget
-            if over and nodes[i].queue is not None and can_wait(i):
+            if over and program.nodes[i].queue is not None and can_wait(i):
                 hasty_nodes.add(i)
                 since[i] = number
             else:
@@ -365,7 +356,7 @@ def _hasty(
 
 
 def _earliest_places(
-    program: Program, order: Sequence[int], limit: int
+    program: Program, order: Sequence[int], edges: _OrderedEdges, limit: int
 ) -> Sequence[int]:
     """Return for each place of an order before which one all must be done."""
     if not limit:
@@ -381,23 +372,16 @@ def _earliest_places(
         heapq.heappush(room, (made_bytes - buffers.held, place))
         before = buffers.held
         buffers.start(i)
-        made_bytes += _most(program, i, buffers.held - before)
+        if program.nodes[i].updates:
+            made_bytes += max(buffers.held - before, program.nodes[i].temporary)
+        else:
+            made_bytes += sum(edges.made[i])
         while room and made_bytes - room[0][0] > limit:
             begin = max(begin, heapq.heappop(room)[1] + 1)
         begin = max(begin, place - _FURTHEST)
         earliest_places.append(min(begin, place))
         buffers.end(i)
     return earliest_places
-
-
-def _most(program: Program, i: int, grown: int) -> int:
-    """Return how much a node makes, if it takes over nothing by chance."""
-    node = program.nodes[i]
-    shared = {out for out, _ in node.aliases}
-    own_tensors = (t for place, t in enumerate(node.outputs) if place not in shared)
-    if node.updates:
-        return max(grown, node.temporary)
-    return sum(program.sizes[t] for t in own_tensors) + node.temporary
 
 
 def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]:
@@ -414,18 +398,27 @@ def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]
     return readers
 
 
-def _own(node: Node, buffer: list[int]) -> list[int]:
-    """Return what a node makes a buffer for; note whose buffer the rest shares."""
-    shared = {node.outputs[out]: node.inputs[place] for out, place in node.aliases}
-    for tensor, source in shared.items():
-        buffer[tensor] = buffer[source]
-    return [t for t in node.outputs if t not in shared]
+class _OrderedEdges:
+    """The edges of a program and those that are added, along an order.
 
-
-class _Edges:
-    """The edges of a program and those that are added, along an order."""
+    Attributes:
+        buffer: the tensor in whose buffer each tensor lies for certain.
+        made: the sizes of the buffers that each node makes, temporary bytes last. What
+            it takes over by chance is its own: somebody else may still hold it.
+    """
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
+        nodes, sizes = program.nodes, program.sizes
+        self.buffer = list(range(len(sizes)))
+        self.made: list[list[int]] = [[] for _ in nodes]
+        for i in order:
+            shared = {}
+            for out, source in nodes[i].aliases:
+                shared[nodes[i].outputs[out]] = self.buffer[nodes[i].inputs[source]]
+            for tensor, source in shared.items():
+                self.buffer[tensor] = source
+            own = [sizes[t] for t in nodes[i].outputs if t not in shared]
+            self.made[i] = [*own, nodes[i].temporary]
         # With those that are added.
         self._before = [list(before) for before in program.needs()]
         self._place = [0] * len(program.nodes)

@@ -126,10 +126,7 @@ def joint_order(
             threads[devices[i]].make_ready(own)
     if len(order) < len(nodes):
         stuck = next(i for i, count in enumerate(pending) if count)
-        raise PredictionError(
-            f"'{nodes[stuck].name}' never becomes ready: it waits for itself, or for "
-            "a node that does"
-        )
+        raise program.waits_forever(stuck)
     return order
 
 

@@ -26,7 +26,7 @@ _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
 @dataclass(frozen=True)
 class Piled:
-    """What the results of a loop hold, or of a function with loops in it.
+    """The memory of the results of a loop, or of a function with loops in it.
 
     Attributes:
         sizes: the bytes of those results that are lists of something new.
@@ -107,32 +107,24 @@ class Loops:
             test = source_of(waiting.pop()).op
             if test.type == "LogicalAnd":
                 waiting += test.inputs
-            elif test.type in _COMPARISONS:
-                counter, bound = (source_of(t) for t in test.inputs)
-                place = places.get(id(counter))
-                limit = self._value(bound, op, places, body)
-                more = _COMPARISONS[test.type]
-                yield self._count(op, place, limit, body, more)
             else:
-                yield None
-
-    def _value(
-        self, bound: Tensor, op: Operation, places: Mapping[int, int], body: LoopBody
-    ) -> Any:
-        """Return what a counter is compared with, None if it is not known."""
-        place = places.get(id(bound))
-        if place is None:
-            return _static(bound)
-        return self._argument(op, place) if body.stays(place) else None
+                yield self._count(op, test, places, body)
 
     def _count(
-        self, op: Operation, place: int | None, limit: Any, body: LoopBody, more: int
+        self, op: Operation, test: Operation, places: Mapping[int, int], body: LoopBody
     ) -> int | None:
-        if place is None:
+        """Return how often a comparison lets a loop run, None if that is not known."""
+        if test.type not in _COMPARISONS:
             return None
+        counter, bound = (source_of(t) for t in test.inputs)
+        place, of = places.get(id(counter)), places.get(id(bound))
+        if place is None or (of is not None and not body.stays(of)):
+            return None
+        limit = _static(bound) if of is None else self._argument(op, of)
         start, step = self._argument(op, place), body.step(place)
         if start is None or step is None or limit is None or step <= 0:
             return None
+        more = _COMPARISONS[test.type]
         return max(0, -((int(start) - int(limit) - more) // int(step)))
 
     def _argument(self, op: Operation, place: int) -> Any:
@@ -171,7 +163,7 @@ def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
 
 
 class ListSizes:
-    """What the lists of a graph hold, op by op."""
+    """The bytes of the lists of a graph, op by op."""
 
     def __init__(self, size_of: Callable[[Tensor], int]) -> None:
         self._size_of = size_of
@@ -283,7 +275,7 @@ ReadBody = Callable[[Graph, "Mapping[Operation, Called]"], Program]
 
 @dataclass(frozen=True)
 class Called:
-    """What an op holds by the functions that it runs.
+    """The memory of an op by the functions that it runs.
 
     Attributes:
         temporary: the bytes beyond those of the op's results.
@@ -318,24 +310,8 @@ ITERATIONS = 2
 """How many iterations of a loop count."""
 
 
-def called_functions(
-    graph: Graph,
-    read: ReadBody,
-    size_of: SizeOf,
-    among: Collection[Operation] | None = None,
-) -> dict[Operation, Called]:
-    """Return what the functions hold that a graph's ops run, or those `among` them.
-
-    The larger branch of a conditional counts; of a loop two iterations, since one
-    begins before the last one has ended, and the lists that it adds to each time, if
-    constants tell how often it runs. Cost: linear in the ops of the bodies, each once
-    for the shapes of its calls.
-    """
-    return _Functions(read, size_of).called_in(graph, among)
-
-
-class _Functions:
-    """What functions hold, each read once for the shapes that it is called with."""
+class CalledFunctions:
+    """The memory of functions, each read once for the shapes of its calls."""
 
     def __init__(self, read: ReadBody, size_of: SizeOf) -> None:
         self._read = read
@@ -346,7 +322,12 @@ class _Functions:
     def called_in(
         self, graph: Graph, among: Collection[Operation] | None = None
     ) -> dict[Operation, Called]:
-        """Return what the functions hold that a graph's ops run."""
+        """Return what the functions hold that a graph's ops run, or those `among` them.
+
+        The larger branch of a conditional counts; of a loop two iterations, since one
+        begins before the last one has ended, and the lists that it adds to each time,
+        if constants tell how often it runs.
+        """
         called_by_op: dict[Operation, Called] = {}
         loop_graphs: dict[Operation, tuple[Graph, Graph]] = {}
         for caller in function_calls.callers_in(graph):
@@ -417,8 +398,8 @@ class _Functions:
 def _forwarded(body: Graph) -> dict[int, int]:
     """Return which argument each result of a function is that is one.
 
-    What the gradient of a compiled call reads are results of it. XLA gives those that
-    were arguments back as they came.
+    The tensors that the gradient of a compiled call reads are results of it. XLA gives
+    those that were arguments back as they came.
     """
     place = {id(t): i for i, t in enumerate(body.inputs)}
     sources = ((i, t, source_of(t)) for i, t in enumerate(body.outputs))

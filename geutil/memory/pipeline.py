@@ -20,7 +20,7 @@ SCHEDULES = ("gpipe", "1f1b")
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage takes for one micro-batch.
+    """The time and memory of a stage for one micro-batch.
 
     Attributes:
         forward: the seconds of its forward pass.
@@ -107,7 +107,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """What a step of a pipeline takes.
+    """The time, traffic and memory of a step of a pipeline.
 
     Attributes:
         pipeline: the pipeline.

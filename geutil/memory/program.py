@@ -5,6 +5,7 @@ Nothing here knows TensorFlow, so a plan can be tried out without building its g
 
 from __future__ import annotations
 
+import re
 from collections.abc import (
     Callable,
     Collection,
@@ -17,11 +18,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from geutil.errors import PredictionError
+
 PHASES = ("forward", "recompute", "backward", "update")
 """The parts, in the order in which they begin."""
 
-_RECOMPUTED = "recomputed"
-_GRADIENTS = ("gradients", "gradient_tape")
+_SCOPE = re.compile(r"(?:^|/)(recomputed|gradients|gradient_tape)(?:_\d+)?/")
 """The scopes of what runs again, and of gradients: geutil's and TensorFlow's names."""
 
 
@@ -59,18 +61,10 @@ def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
 
 
 def _scoped(name: str) -> str | None:
-    for part in name.split("/")[:-1]:
-        if _is_scope(part, _RECOMPUTED):
-            return "recompute"
-        if any(_is_scope(part, scope) for scope in _GRADIENTS):
-            return "backward"
-    return None
-
-
-def _is_scope(part: str, scope: str) -> bool:
-    """Tell whether a part of a name is a scope, maybe with a number behind it."""
-    rest = part.removeprefix(scope)
-    return rest != part and (not rest or (rest[0] == "_" and rest[1:].isdigit()))
+    scope = _SCOPE.search(name)
+    if scope is None:
+        return None
+    return "recompute" if scope[1] == "recomputed" else "backward"
 
 
 class Node(NamedTuple):
@@ -166,8 +160,8 @@ class Program:
                 buffers of this one.
             received: the bytes that a tensor takes where it is received; None if the
                 nodes have receipts, or if nothing is to be held of what others make.
-                What is received has a buffer from its arrival to its last reader, one
-                for all readers; what is sent is gone when it has been made. The nodes
+                A received tensor has a buffer from its arrival to its last reader, one
+                for all readers; a sent one is gone when it has been made. The nodes
                 of others run as soon as they can: no tensor arrives earlier, so that
                 none is held for longer.
 
@@ -218,11 +212,7 @@ class Program:
         return replace(self, nodes=[*nodes, *messages], sizes=sizes)
 
     def merged(self, instead: Mapping[int, int]) -> Program:
-        """Return the program in which some nodes are replaced by others.
-
-        Args:
-            instead: the nodes, each with the one before it whose results are read in
-                the place of its own.
+        """Return the program in which nodes give way to the earlier ones they map to.
 
         Cost: linear in nodes and edges.
         """
@@ -237,11 +227,8 @@ class Program:
         left = [i for i in range(len(nodes)) if i not in instead]
         place = {i: n for n, i in enumerate(left)}
         place |= {i: place[j] for i, j in instead.items()}
-        read = [[same.get(t, t) for t in nodes[i].inputs] for i in left]
-        kept = [nodes[i].renumbered(place) for i in left]
-        merged = [
-            n.changed(inputs=inputs) for n, inputs in zip(kept, read, strict=True)
-        ]
+        kept = (nodes[i].renumbered(place) for i in left)
+        merged = [n.changed(inputs=[same.get(t, t) for t in n.inputs]) for n in kept]
         return replace(self, nodes=merged)
 
     def without(
@@ -333,6 +320,13 @@ class Program:
         program, place = replace(self, nodes=nodes).without(views)
         return program, shown, place
 
+    def waits_forever(self, stuck: int) -> PredictionError:
+        """Return the error about a node that can never run."""
+        return PredictionError(
+            f"'{self.nodes[stuck].name}' never becomes ready: it waits for itself, or "
+            "for a node that does"
+        )
+
     @cached_property
     def makers(self) -> Mapping[int, int]:
         """The node that makes each tensor."""
@@ -358,10 +352,7 @@ class Program:
 
         Readers come first, by place, then the nodes that only wait.
 
-        Args:
-            readers: those of each tensor, where they are known.
-
-        Cost: linear in nodes and edges.
+        Cost: linear in nodes and edges; less if the readers of each tensor are known.
         """
         readers = self.readers() if readers is None else readers
         waiting: list[list[int]] = [[] for _ in self.nodes]

@@ -19,8 +19,13 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
-from geutil.memory import function_memory
-from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
+from geutil.memory.function_memory import (
+    NOTHING,
+    Called,
+    CalledFunctions,
+    ListSizes,
+    SizeOf,
+)
 from geutil.memory.kernels import cpu, scratch
 from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, Pairs
 from geutil.memory.kernels.scratch import DimsOf
@@ -152,7 +157,7 @@ def calls_in(
         ops = body.get_operations()
         return read_ops(ops, body.outputs, size_of, calls, onednn).program
 
-    return function_memory.called_functions(graph, read_body, size_of, among)
+    return CalledFunctions(read_body, size_of).called_in(graph, among)
 
 
 def calls_of(
@@ -160,7 +165,7 @@ def calls_of(
 ) -> dict[Operation, Called]:
     """Return what the functions hold that some ops of a graph run.
 
-    What has no known shape in a body counts nothing. `edits` are planned edits of
+    Tensors of unknown shape in a body count nothing. `edits` are planned edits of
     loops, each of which `write`s itself into a `GraphDef`. Cost: linear in the ops of
     the graph, and of the bodies; with loops, a copy of the ops besides, in which their
     shapes are inferred.
@@ -247,7 +252,7 @@ def read_ops(
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))
     given = dict.fromkeys(op for op in read if op not in members)
-    reader = _Reader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
+    reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
     program = Program(
         nodes=reader.nodes,
         sizes=reader.sizes,
@@ -258,7 +263,7 @@ def read_ops(
     return Reading(program, reader.places, reader.tensors, reader.maxima)
 
 
-class _Reader:
+class _OpReader:
     """Makes the nodes of some ops; those `given` are held by others."""
 
     def __init__(
@@ -277,6 +282,7 @@ class _Reader:
         self.sizes: list[int] = []
         lists = ListSizes(size_of)
         for op in ops:
+            # A variable, a constant or the caller holds it anyway.
             is_held = cpu.is_held(op) or op in given
             piled = calls.get(op, NOTHING).results
             listed = {} if is_held else lists.add(op, piled)

@@ -12,7 +12,7 @@ from geutil.memory.executor import Run, Simulation, joint_order, simulate
 from geutil.memory.program import Program
 
 Rank = Literal["length", "usual", "creation"]
-"""What decides between nodes that hold more: the longest way from them to the end, the
+"""The choice between nodes that hold more: the longest way from them to the end, the
 order of TensorFlow's executor, or the order in which they were made."""
 
 SMALL = 64

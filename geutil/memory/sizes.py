@@ -16,7 +16,7 @@ from geutil.graph.types import GivenShapes, Tensor
 Dims: TypeAlias = tuple[int | None, ...]
 
 UNKNOWN = 32
-"""What an unknown dimension is assumed to be: most are a batch."""
+"""The size assumed for an unknown dimension: most are a batch."""
 
 
 def megabytes(size: int) -> str:
@@ -55,13 +55,13 @@ def byte_count(amount: Any) -> int | None:
 
 
 STRING_BYTES = 24
-"""What TensorFlow keeps for one string, besides the characters of a long one."""
+"""The bytes of one string in TensorFlow, besides the characters of a long one."""
 
 
 def dtype_bytes(dtype: tf.DType) -> int:
     """Return the bytes of one element. Handles and variants count nothing.
 
-    What a handle or variant leads to (a variable, a list of tensors) is no part of it.
+    The variable or list that a handle or variant leads to is no part of it.
     """
     base = dtype.base_dtype
     if base in (tf.resource, tf.variant):

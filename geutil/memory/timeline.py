@@ -171,7 +171,7 @@ def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a measurement depends on besides the graph.
+    """The surroundings of a measurement.
 
     Attributes:
         tensorflow: its version.
@@ -208,7 +208,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """What one device of a step needed, above what it held before.
+    """The memory that one device of a step needed, above what it held before.
 
     Attributes:
         device: its full name.
@@ -249,7 +249,7 @@ def _peaks_of(
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a step needed, above what the process held before it.
+    """The memory that a step needed, above what the process held before it.
 
     Variables, arguments and feeds are held before, and are not counted.
 
@@ -332,7 +332,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class TimelineComparison(Shown):
-    """What a change did to the memory of a step.
+    """The memory of a step before and after a change.
 
     Attributes:
         before: the step as it was.

@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.memory import Node, Program, execution_order, predict, simulate, worst_case
 from geutil.memory.bounds import heaviest_closure, worst_of
 from tests.memory.refusals import refused
-from tests.memory.test_simulation import awaited, chain, programs, random_program
+from tests.memory.test_executor import awaited, chain, programs, random_program
 from tests.memory.tracing import traced_peaks
 from tests.thorough import examples, length
 

@@ -16,7 +16,7 @@ from geutil.memory.by_device import split
 from geutil.memory.executor import is_receipt, joint_order, simulate
 from tests.memory.networks import attention, chain, training_step, unet
 from tests.memory.refusals import refused
-from tests.memory.test_simulation import programs
+from tests.memory.test_executor import programs
 
 v1 = tf.compat.v1
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -8,7 +8,7 @@ from geutil.memory import Node, Program, simulate
 from geutil.memory.buffers import buffers_of
 from geutil.memory.dependencies import order_dependencies, plan_order, with_controls
 from geutil.memory.kernels.onednn import fused_groups, with_groups_fused
-from tests.memory.test_simulation import awaited, programs
+from tests.memory.test_executor import awaited, programs
 from tests.thorough import examples, length
 
 

@@ -10,7 +10,7 @@ from geutil.memory.schedule import (
     order_around,
     planned_order,
 )
-from tests.memory.test_simulation import awaited, chain, naive, programs
+from tests.memory.test_executor import awaited, chain, naive, programs
 from tests.thorough import examples, length
 
 RANKS = ("length", "usual", "creation")

@@ -154,7 +154,7 @@ def _show_largest(
 ) -> None:
     """Show the largest batch that fits, in each way of taking gradients."""
     from geutil.cli.batch_sizes import WAYS, BatchSizes
-    from geutil.memory.batch_limit import checked_limit
+    from geutil.memory.predicting import checked_limit
 
     limit = checked_limit(available)
     sizes = BatchSizes(model, lambda rows: input_shapes(model, rows, shapes), limit)

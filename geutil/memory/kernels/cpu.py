@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from geutil.graph.op_types import MERGES, SWITCHES
 from geutil.graph.types import Operation, dims_of
 
 Pairs = Sequence[tuple[int, int]]
@@ -50,6 +51,8 @@ _SAME_IF_AS_LARGE = types_in(
     BroadcastTo Max Mean Min Pad PadV2 Prod Slice StridedSlice Sum Tile
     """
 )
+# The output is the input if there are so many inputs.
+_SINGLE = {"ConcatV2": 2, "Pack": 1, "AddN": 1}
 # An output that takes rows of the first dimension is a part of the input's buffer.
 _ROWS = frozenset(("Slice", "Split", "SplitV", "StridedSlice", "Unpack"))
 _ROW_ALIGNMENT = 64
@@ -112,17 +115,17 @@ ONEDNN = types_in(
 def aliases(op: Operation) -> Pairs:
     """Return which outputs of an op are the buffer of which input."""
     kind = op.type
-    if kind in _SAME:
+    if kind in _SAME or kind in MERGES:
         return _FIRST
-    if kind in ("IdentityN", "RefSwitch", "Switch", "Merge", "RefMerge"):
-        return _alias_all(op)
+    if kind == "IdentityN":
+        return [(i, i) for i in range(len(op.outputs))]
+    if kind in SWITCHES:
+        return ((0, 0), (1, 0))
     if kind in _SAME_IF_AS_LARGE and _as_large(op):
         return _FIRST
     if kind in _ROWS:
         return _rows(op)
-    if kind in ("ConcatV2", "Pack", "AddN") and _one_input(op):
-        return _FIRST
-    return _NONE
+    return _FIRST if _SINGLE.get(kind) == len(op.inputs) else _NONE
 
 
 def reuses(op: Operation) -> Pairs:
@@ -162,18 +165,6 @@ def updates_variable(op_type: str) -> bool:
     buffer.
     """
     return op_type in _UPDATES or op_type.startswith("ResourceApply")
-
-
-def _alias_all(op: Operation) -> Pairs:
-    if op.type == "IdentityN":
-        return [(i, i) for i in range(len(op.outputs))]
-    if op.type in ("Switch", "RefSwitch"):
-        return ((0, 0), (1, 0))
-    return _FIRST
-
-
-def _one_input(op: Operation) -> bool:
-    return len(op.inputs) == (2 if op.type == "ConcatV2" else 1)
 
 
 def _as_large(op: Operation) -> bool:

@@ -196,6 +196,7 @@ def _of_one_thread(
     m: int, n: int, k: int, each: int, _: int, caches: Caches
 ) -> tuple[int, int, int]:
     mr, nr = _REGISTERS, _COLUMNS
+    # Eigen does not block products as small as that.
     if max(m, n, k) < 48:
         return m, n, k
     block = 4 * mr * nr

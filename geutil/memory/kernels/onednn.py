@@ -72,6 +72,7 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
     first, *others = parts
     if not others:
         return first
+    # Tensors between the parts are never made.
     read = {t for part in parts for t in part.inputs}
     inside = {t for part in parts for t in part.outputs}
     return first.changed(

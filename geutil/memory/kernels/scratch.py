@@ -46,7 +46,7 @@ def temporary_bytes(
 ) -> int:
     """Return the bytes that the kernel of an op allocates for itself.
 
-    What depends on dimensions that are not known counts nothing.
+    Unknown dimensions count nothing.
 
     Args:
         op: the op.

@@ -7,7 +7,8 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.errors import MeasurementError
 from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
+from geutil.graph.op_types import MERGES
 from geutil.memory.measuring.jobs import (
     CallJob,
     GraphJob,
@@ -24,13 +27,20 @@ from geutil.memory.measuring.jobs import (
     MeasureOptions,
     VariableSpec,
 )
-from geutil.memory.measuring.received import complete_trace
-from geutil.memory.measuring.trace import timeline_of, timelines_by_device
+from geutil.memory.measuring.trace import (
+    CONTROL,
+    TRANSFER,
+    maker_of,
+    timeline_of,
+    timelines_by_device,
+)
 from geutil.memory.timeline import DeviceMeasurement, Environment, Measurement, Timeline
 
 Step = Callable[[], Any]
 _ALIGNMENT = 64
 """Bytes, of the buffers of TensorFlow's kernels."""
+_TRIES = 50
+"""Traced steps, of which one has a record of each transfer."""
 
 
 class SessionStep:
@@ -78,6 +88,71 @@ class SessionStep:
         )
         self._session.run(self._fetches, self._feeds, options, metadata)
         return metadata
+
+
+def complete_trace(trace: Callable[[], Any]) -> Any:
+    """Return the `RunMetadata` of a step that has a record of each transfer.
+
+    `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
+    TensorFlow switches the records of transfers on when a traced step begins, and waits
+    for no worker to have done so: what arrives before has no record. A few steps in a
+    hundred lack some, more where the machine is busy.
+
+    Raises:
+        MeasurementError: each of fifty steps lacked some.
+    """
+    for _ in range(_TRIES):
+        run_metadata = trace()
+        lacking = unrecorded_transfers(run_metadata)
+        if not lacking:
+            return run_metadata
+    raise MeasurementError(
+        f"the records of each of {_TRIES} traced steps lack transfers between "
+        f"processes (of the last one {', '.join(lacking)}): measure again while the "
+        "machine is less busy"
+    )
+
+
+def unrecorded_transfers(run_metadata: Any) -> list[str]:
+    """Return the edges between processes that carried more than the records tell.
+
+    Labels of edges, sorted. Cost: linear in the nodes, edges and records.
+    """
+    recorded: Counter[tuple[str, str]] = Counter()
+    ran: Counter[tuple[str, str]] = Counter()
+    for own in run_metadata.step_stats.dev_stats:
+        for stats in own.node_stats:
+            ran[own.device, stats.node_name] += 1
+            if match := TRANSFER.search(stats.timeline_label):
+                recorded[match[1], match[3]] += 1
+    lacking = set()
+    for part in run_metadata.partition_graphs:
+        carried = _carried(part.node, ran)
+        for node in part.node:
+            if node.op == "_Recv" and not node.attr["client_terminated"].b:
+                edge = node.attr["tensor_name"].s.decode()
+                sender = node.attr["send_device"].s.decode()
+                is_far = _process(sender) != _process(node.device)
+                if is_far and recorded[edge, node.device] < carried[node.name]:
+                    lacking.add(edge)
+    return sorted(lacking)
+
+
+def _carried(nodes: Sequence[Any], ran: Mapping[tuple[str, str], int]) -> Counter[str]:
+    """Return how often, at least, each node of a part had a result that was read."""
+    carried: Counter[str] = Counter()
+    for node in nodes:
+        # A merge runs with whichever of its inputs there is; a send is not recorded.
+        times = ran.get((node.device, node.name), 0) if node.op not in MERGES else 0
+        for name in node.input:
+            if not name.startswith(CONTROL):
+                maker, _ = maker_of(name)
+                carried[maker] = max(carried[maker], times, node.op == "_Send")
+    return carried
+
+
+def _process(device: str) -> str:
+    return device.partition("/device:")[0]
 
 
 class FunctionStep:

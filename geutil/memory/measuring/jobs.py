@@ -192,7 +192,7 @@ def _graph_job(
         fetches=tuple(dict.fromkeys(fetch.name for fetch in fetches)),
         feeds=value_by_name,
         variables=variables,
-        initial_graph_def=_initial_part(graph, initials),
+        initial_graph_def=_initial_part(graph, initials) if initials else b"",
         as_function=as_function,
         cpus=_cpus(graph_def),
         tasks=tuple(tasks),
@@ -264,8 +264,6 @@ def _check_python(graph_def: Any) -> None:
 
 
 def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
-    if not initials:
-        return b""
     ops = get_backward_walk_ops(initials, control_inputs=True)
     part = _part(graph, {op.name for op in ops})
     for node in _all_nodes(part):
@@ -326,15 +324,13 @@ def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job
             f"expected (graph, fetches, feeds), got a tuple of ({kinds})"
         )
     graph, fetches, feeds = what
+    flat = tf.nest.flatten(fetches, expand_composites=True)
+    if not flat:
+        raise ArgumentTypeError("there is nothing to fetch; name an op or a tensor")
+    fetched = [_in_graph(graph, fetch) for fetch in flat]
+    fed = [_feed(graph, tensor, value) for tensor, value in _pairs(feeds)]
     bound = bindings(graph) if hasattr(graph, "captures") else []
-    return _graph_job(
-        graph,
-        _fetched(graph, fetches),
-        [_feed(graph, tensor, value) for tensor, value in _pairs(feeds)],
-        bound,
-        session,
-        as_function=jit_compile,
-    )
+    return _graph_job(graph, fetched, fed, bound, session, as_function=jit_compile)
 
 
 def _job_of_function(
@@ -348,14 +344,6 @@ def _job_of_function(
         ) from error
     fetches = [*function.outputs, *side_effects(function.graph)]
     return _graph_job(function.graph, fetches, [], bound, None, as_function=True)
-
-
-def _fetched(graph: Graph, fetches: Any) -> list[Any]:
-    """Return the fetches as a flat list of ops and tensors of the graph."""
-    flat = tf.nest.flatten(fetches, expand_composites=True)
-    if not flat:
-        raise ArgumentTypeError("there is nothing to fetch; name an op or a tensor")
-    return [_in_graph(graph, fetch) for fetch in flat]
 
 
 def _feed(graph: Graph, tensor: Any, value: Any) -> tuple[Tensor, Any]:

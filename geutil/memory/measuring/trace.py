@@ -7,6 +7,10 @@ A variable that is changed while its value is still to be read gets a new buffer
 one that is assigned takes over the value's. That buffer stays; what becomes free is the
 old one, once it has been read. It was allocated before the step, so the records know
 nothing of that.
+
+Of received tensors the records tell when they came, but not that they were allocated,
+nor when they were released. Their size is that of what was sent; they are held until
+what reads them has ended, or what lies in the same buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -23,13 +27,39 @@ import tensorflow as tf
 
 from geutil.memory import program
 from geutil.memory.kernels import cpu
-from geutil.memory.measuring.received import (
-    TracedBuffer,
-    end_of,
-    maker_of,
-    receipts_of,
-)
 from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
+
+# The end of the label of a transfer's record.
+TRANSFER = re.compile(r"(\S+) from (\S+) to (\S+)$")
+CONTROL = "^"
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer of a traced step.
+
+    Attributes:
+        tensor: what it was made for.
+        execution: the place of the record that made it among those of the device.
+        begin: the microsecond in which it is there.
+        end: the one in which it is free; None if it is held to the end.
+    """
+
+    tensor: LiveTensor
+    execution: int
+    begin: int
+    end: int | None
+
+
+def _end(stats: Any) -> int:
+    """Return the microsecond in which an execution ended."""
+    return int(stats.all_start_micros + stats.all_end_rel_micros)
+
+
+def maker_of(name: str) -> tuple[str, int]:
+    """Return the node and the output that an input names."""
+    node, _, place = name.removeprefix(CONTROL).partition(":")
+    return node, int(place or 0)
 
 
 def _updates(
@@ -46,7 +76,7 @@ def _updates(
     an op and " (temporary)".
     """
     started = {stats.node_name: stats.all_start_micros for stats in executions}
-    ended = {stats.node_name: end_of(stats) for stats in executions}
+    ended = {stats.node_name: _end(stats) for stats in executions}
     inputs: dict[str, list[str]] = {}
     after: dict[str, list[Any]] = {}
     for node in nodes:
@@ -166,7 +196,7 @@ def timeline_of(
     ]
     names = [stats.node_name for stats in executions]
     if on is not None:
-        receipts = receipts_of(run_metadata, on, executions, buffer_names)
+        receipts = _receipts(run_metadata, on, executions, buffer_names)
         for receipt in receipts:
             names[receipt.execution] = receipt.tensor.name
         buffers += receipts
@@ -224,7 +254,7 @@ def _constant_bytes(node: Any) -> int:
 
 def _buffers(
     stats: Any, execution: int, types: Mapping[str, str], device: str
-) -> Iterator[TracedBuffer]:
+) -> Iterator[_Buffer]:
     """Yield what one kernel allocated."""
     slots = [
         (o.tensor_description.allocation_description.allocated_bytes, o.slot)
@@ -245,7 +275,7 @@ def _buffers(
                 name = _name(stats.node_name, slots, size)
                 tensor = LiveTensor(name, types.get(stats.node_name, ""), size)
                 end = ends.pop() if ends else None
-                yield TracedBuffer(tensor, execution, micros, end)
+                yield _Buffer(tensor, execution, micros, end)
 
 
 def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
@@ -258,7 +288,7 @@ def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
 
 
 def _replay(
-    executions: list[Any], buffers: list[TracedBuffer]
+    executions: list[Any], buffers: list[_Buffer]
 ) -> tuple[list[int], tuple[LiveTensor, ...]]:
     """Return the most that is held during each execution, and the buffers at the peak.
 
@@ -287,3 +317,151 @@ def _replay(
         if held_bytes > peak:
             peak, at_peak = held_bytes, list(held.values())
     return levels, tuple(sorted(at_peak, key=lambda tensor: -tensor.bytes))
+
+
+def _receipts(
+    run_metadata: Any,
+    device: str,
+    executions: Sequence[Any],
+    buffers: Collection[str],
+) -> list[_Buffer]:
+    """Return what a device received in a step, in the order of the records.
+
+    Args:
+        run_metadata: the `RunMetadata` of the step, with the partition graphs.
+        device: the device by its full name.
+        executions: the `NodeExecStats` of the device.
+        buffers: the names of the tensors that the device allocated buffers for.
+    """
+    found = [
+        (i, match)
+        for i, stats in enumerate(executions)
+        if (match := TRANSFER.search(stats.timeline_label)) and match[3] == device
+    ]
+    if not found:
+        return []
+    sent = _sent(run_metadata)
+    readers = _Readers(run_metadata, device, executions, buffers)
+    begins: dict[str, list[int]] = {}
+    for i, match in found:
+        begins.setdefault(match[1], []).append(_end(executions[i]))
+    receipts = []
+    for i, match in found:
+        begin = _end(executions[i])
+        # In a loop the same edge is received again.
+        later = min((b for b in begins[match[1]] if b > begin), default=None)
+        name, size = sent[match[1], match[2]]
+        end = readers.last_end(match[1], size, begin, later)
+        tensor = LiveTensor(f"{name} (received)", "_Recv", size)
+        receipts.append(_Buffer(tensor, i, begin, end))
+    return receipts
+
+
+def _sent(run_metadata: Any) -> Mapping[tuple[str, str], tuple[str, int]]:
+    """Return the name and the bytes of what is sent, by its edge and its device."""
+    sizes = {
+        (device.device, stats.node_name, output.slot): _bytes(output)
+        for device in run_metadata.step_stats.dev_stats
+        for stats in device.node_stats
+        for output in stats.output
+    }
+    sent = {}
+    for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
+        if node.op == "_Send":
+            maker, slot = maker_of(node.input[0])
+            # What only orders the step is sent as a constant without elements.
+            size = sizes.get((node.device, maker, slot), 0)
+            edge = node.attr["tensor_name"].s.decode()
+            sent[edge, node.device] = f"{maker}:{slot}", size
+    return sent
+
+
+def _bytes(output: Any) -> int:
+    description = output.tensor_description
+    elements = math.prod(dim.size for dim in description.shape.dim)
+    dtype = tf.as_dtype(description.dtype) if description.dtype else tf.resource
+    is_known = dtype not in (tf.resource, tf.variant, tf.string)
+    return elements * int(dtype.size) if is_known else 0
+
+
+class _Readers:
+    """Tells when the buffers of received tensors have been read on a device."""
+
+    def __init__(
+        self,
+        run_metadata: Any,
+        device: str,
+        executions: Sequence[Any],
+        buffers: Collection[str],
+    ) -> None:
+        self._buffers = buffers
+        self._after: dict[tuple[str, int], list[str]] = {}
+        self._inputs: dict[str, list[tuple[str, int]]] = {}
+        self._receives: dict[str, str] = {}
+        self._sends: set[str] = set()
+        nodes = chain.from_iterable(p.node for p in run_metadata.partition_graphs)
+        for node in (node for node in nodes if node.device == device):
+            self._note(node)
+        # An op in a loop has a record each time it runs.
+        self._stats: dict[str, list[Any]] = {}
+        self._addresses: dict[tuple[str, int], int] = {}
+        for stats in executions:
+            self._stats.setdefault(stats.node_name, []).append(stats)
+            for output in stats.output:
+                address = output.tensor_description.allocation_description.ptr
+                self._addresses[stats.node_name, output.slot] = address
+
+    def _note(self, node: Any) -> None:
+        if node.op == "_Recv":
+            self._receives[node.attr["tensor_name"].s.decode()] = node.name
+        elif node.op == "_Send":
+            self._sends.add(node.name)
+        for name in node.input:
+            if not name.startswith(CONTROL):
+                self._after.setdefault(maker_of(name), []).append(node.name)
+                self._inputs.setdefault(node.name, []).append(maker_of(name))
+
+    def last_end(
+        self, edge: str, size: int, begin: int, later: int | None
+    ) -> int | None:
+        """Return when a buffer is free that has come over an edge at a time.
+
+        `later` is when the next one comes over the edge, None if none does.
+        """
+        ends = []
+        for reader in self._reading(self._receives[edge], size):
+            if reader in self._sends:
+                # It is sent on, to the caller: nothing tells when that is over.
+                return later
+            ends += [_end(stats) for stats in self._stats.get(reader, ())]
+        return max(
+            (e for e in ends if begin <= e and (later is None or e <= later)),
+            default=begin,
+        )
+
+    def _reading(self, receiver: str, size: int) -> Iterator[str]:
+        """Yield the nodes that read a buffer, in whatever tensor it lies."""
+        waiting = [(receiver, 0)]
+        seen = set(waiting)
+        while waiting:
+            read = waiting.pop()
+            for reader in self._after.get(read, ()):
+                yield reader
+                for tensor in self._in_place(reader, read, size):
+                    if tensor not in seen:
+                        seen.add(tensor)
+                        waiting.append(tensor)
+
+    def _in_place(
+        self, node: str, read: tuple[str, int], size: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the results of a node that lie in the buffer of what it has read."""
+        inputs = (tensor for tensor in self._inputs.get(node, ()) if tensor != read)
+        others = {self._addresses.get(tensor) for tensor in inputs}
+        for stats in self._stats.get(node, ())[:1]:
+            for output in stats.output:
+                allocated = output.tensor_description.allocation_description
+                is_new = f"{node}:{output.slot}" in self._buffers
+                fits = allocated.allocated_bytes == size and allocated.ptr not in others
+                if fits and not is_new:
+                    yield node, output.slot

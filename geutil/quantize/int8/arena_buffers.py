@@ -181,6 +181,22 @@ class ArenaProgram:
                 pairs.update(dict.fromkeys((value.maker, u) for u in value.users))
         return list(pairs)
 
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """For each operation, those that must run before it."""
+        before: list[list[int]] = [[] for _ in range(self.count)]
+        for earlier, later in self.edges:
+            before[later].append(earlier)
+        return before
+
+    @cached_property
+    def behind(self) -> list[list[int]]:
+        """For each operation, those that must run behind it."""
+        behind: list[list[int]] = [[] for _ in range(self.count)]
+        for earlier, later in self.edges:
+            behind[earlier].append(later)
+        return behind
+
     def buffers(self, order: Sequence[int]) -> list[ArenaBuffer]:
         """Return the buffers of an order: of the values, then the temporary ones."""
         place = [0] * self.count

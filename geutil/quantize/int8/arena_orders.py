@@ -18,7 +18,7 @@ at a time, and what makes the arena no larger is kept.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,11 +137,8 @@ class _Space:
         self._temporary = [0] * count
         for i, sizes in enumerate(program.temporaries):
             self._temporary[i] = sum(sizes)
-        self._needs = [0] * count
-        self._next: list[list[int]] = [[] for _ in range(count)]
-        for before, behind in program.edges:
-            self._needs[behind] |= 1 << before
-            self._next[before].append(behind)
+        self._needs = [sum(1 << i for i in before) for before in program.before]
+        self._next = program.behind
         # Sizes and users of what an operation may be the last to use.
         self._ends: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         self._start = 0
@@ -156,7 +153,7 @@ class _Space:
             mask = sum(1 << u for u in dict.fromkeys(users))
             for u in dict.fromkeys(users):
                 self._ends[u].append((value.size, mask))
-        self.bound = max(_least_alive(program, self._needs, self._next), default=0)
+        self.bound = max(_least_alive(program), default=0)
 
     def ask(self, limit: int, states: int) -> _Asked:
         """Tell whether there is an order within a limit, after so many states at most.
@@ -258,9 +255,7 @@ def _order_of(state: _State | None) -> list[int]:
     return order[::-1]
 
 
-def _least_alive(
-    program: ArenaProgram, needs: Sequence[int], behind: Sequence[Sequence[int]]
-) -> list[int]:
+def _least_alive(program: ArenaProgram) -> list[int]:
     """Return for each operation the bytes that are alive with it in any order.
 
     Those are of values that are made before it, or by it, and used behind it, or by it.
@@ -269,11 +264,11 @@ def _least_alive(
     earlier, later = [0] * count, [0] * count
     for i in range(count):
         earlier[i] = 1 << i
-        for j in _places(needs[i]):
+        for j in program.before[i]:
             earlier[i] |= earlier[j]
     for i in reversed(range(count)):
         later[i] = 1 << i
-        for j in behind[i]:
+        for j in program.behind[i]:
             later[i] |= later[j]
     alive = np.zeros(count, np.int64)
     for i, sizes in enumerate(program.temporaries):
@@ -291,13 +286,6 @@ def _least_alive(
             at |= 1 << value.maker if value.maker >= 0 else 0
         alive[_flags(at, count)] += value.size
     return [int(n) for n in alive]
-
-
-def _places(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 def _flags(mask: int, count: int) -> np.ndarray[Any, Any]:
@@ -393,11 +381,7 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
         [[0, 1, 2], [0, 2, 1], [2, 0, 1]]
         >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 2)
     """
-    waits = [0] * program.count
-    behind: list[list[int]] = [[] for _ in waits]
-    for before, later in program.edges:
-        waits[later] += 1
-        behind[before].append(later)
+    waits, behind = list(map(len, program.before)), program.behind
     found: list[list[int]] = []
     order: list[int] = []
     # What may still run in each step, behind what has run; the last is tried next.
@@ -432,11 +416,7 @@ class _Mover:
     def __init__(self, program: ArenaProgram, chance: random.Random) -> None:
         self._program = program
         self._chance = chance
-        self._before: list[list[int]] = [[] for _ in range(program.count)]
-        self._behind: list[list[int]] = [[] for _ in range(program.count)]
-        for before, behind in program.edges:
-            self._before[behind].append(before)
-            self._behind[before].append(behind)
+        self._before, self._behind = program.before, program.behind
 
     def moved(self, order: Order) -> list[int]:
         """Return an order in which one operation, or a run, stands elsewhere."""
