@@ -28,6 +28,7 @@ class Trial:
         held: the bytes of the tensors.
         plan: what is recomputed; None if nothing is.
         spares_last: whether what the backward pass starts with is not recomputed.
+        scheduled_peak: the peak of the planner's schedule that it is; 0 if it is none.
     """
 
     kept: tuple[Tensor, ...]
@@ -36,6 +37,7 @@ class Trial:
     held: int
     plan: Recomputation | None = None
     spares_last: bool = True
+    scheduled_peak: int = 0
 
 
 class Trials:
@@ -85,10 +87,10 @@ class Trials:
         )
         return self._trial(chosen, plan)
 
-    def scheduled(self, plan: Recomputation) -> Trial:
-        """Return what a recomputation leads to that a schedule has. Cost: see `run`."""
+    def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
+        """Return what a recomputation leads to that a schedule of some peak has."""
         chosen = tuple(t for t in plan.kept if not self._is_always_kept(t))
-        return self._trial(chosen, plan)
+        return replace(self._trial(chosen, plan), scheduled_peak=peak)
 
     def _trial(
         self, kept_tensors: tuple[Tensor, ...], plan: Recomputation | None
