@@ -240,10 +240,10 @@ def plan_curve(
     program = program_of(plain)
 
     def planned(limit: int) -> Plan:
-        trial, bound = search.within(limit)
+        trial = search.within(limit)
         found = trial.plan or plan_recomputation(plain, keep_all)
         peaks = program.plan(found.segments, found.places).peak, search.plain_peak
-        times = extra_share(found, search.time_of), bound
+        times = extra_share(found, search.time_of), trial.bound
         return make_plan(found, limit, peaks, times, first.offload_device)
 
     def planned_with_loops(limit: int) -> Plan:
@@ -273,7 +273,7 @@ def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
     else:
         always = selection.AlwaysKept(plain)
         search = BudgetSearch(plain, always, updates="none")
-        trials = (search.least(share).trial for share in shares)
+        trials = map(search.least, shares)
         plans = [
             make_plan(
                 trial.plan or plan_recomputation(plain, keep_all),

@@ -29,6 +29,9 @@ class Trial:
         plan: what is recomputed; None if nothing is.
         spares_last: whether what the backward pass starts with is not recomputed.
         scheduled_peak: the peak of the planner's schedule that it is; 0 if it is none.
+        bound: no schedule of the planner within the same budget takes less extra time,
+            as a part of the time of the step; 0 if nothing is known of that.
+        reason: why nothing is recomputed, where that was looked for.
     """
 
     kept: tuple[Tensor, ...]
@@ -38,6 +41,8 @@ class Trial:
     plan: Recomputation | None = None
     spares_last: bool = True
     scheduled_peak: int = 0
+    bound: float = 0.0
+    reason: str | None = None
 
 
 class Trials:

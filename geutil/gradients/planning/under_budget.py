@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.schedule import Schedule
 from geutil.gradients.planner.solver import schedule_step
-from geutil.gradients.planning.least_peak import MemoryChoice, choose_for_memory
+from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
 from geutil.gradients.planning.step_problem import StepProblem, step_problem
 from geutil.gradients.planning.transfers import (
@@ -290,7 +289,7 @@ class BudgetSearch:
 
     def least_once_again(
         self, min_checkpoint_size: int = 0, *, among_others: bool = False
-    ) -> MemoryChoice:
+    ) -> Trial:
         """Return the least peak if no op runs more than once again.
 
         This is `checkpoints="memory"`. Its time is that of a forward pass at most, and
@@ -311,7 +310,7 @@ class BudgetSearch:
             trials=self._trials if self._updates == "none" else None,
         )
 
-    def within(self, limit: int) -> Choice:
+    def within(self, limit: int) -> Trial:
         """Return the recomputation of least time whose peak is within some bytes.
 
         Tried are the planner's schedules. If none of them is within the budget, so are
@@ -324,7 +323,7 @@ class BudgetSearch:
         Cost: that of the planner, and of a simulation, a few times.
         """
         if self.alone.peak <= limit:
-            return Choice(self.alone, 0.0)
+            return self.alone
         tried = self.tried(limit)
         if self._updates == "none" and all(trial.peak > limit for trial in tried):
             tried += self._simple
@@ -344,9 +343,9 @@ class BudgetSearch:
             (first,) = self._with_less.tried(limit, 1)[:1]
             if self._extra_time(first) < worth:
                 other = self._with_less.within(limit)
-                if self._extra_time(other.trial) < worth:
+                if self._extra_time(other) < worth:
                     return other
-        return Choice(best, self._bound(limit, best))
+        return replace(best, bound=self._bound(limit, best))
 
     def tried(self, limit: int, tries: int | None = None) -> list[Trial]:
         """Return the planner's choices for a budget, some with results that travel."""
@@ -371,7 +370,7 @@ class BudgetSearch:
         is_small = len(self.problem.problem) <= _MOST_SEARCHED
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
-    def least(self, extra_share: float) -> Choice:
+    def least(self, extra_share: float) -> Trial:
         """Return the recomputation of least peak within extra time.
 
         Of those that hold hardly more, it is the one of least time. The choice of
@@ -400,14 +399,14 @@ class BudgetSearch:
         tried = [trial for trial in tried if self._extra_time(trial) <= most]
         lowest = min(tried, key=lambda trial: trial.peak)
         if lowest is self.alone:
-            return Choice(lowest, 0.0)
+            return lowest
         as_low = int(AS_GOOD * lowest.peak)
         problem = planned.get(lowest, self.problem)
         tried += self._planned(lowest.peak, as_low, problem, _PLANS_AS_LOW)
         best = min(
             (trial for trial in tried if trial.peak <= as_low), key=self._extra_time
         )
-        return Choice(best, self._bound(best.peak, best))
+        return replace(best, bound=self._bound(best.peak, best))
 
     def _scheduled(self, problem: StepProblem, schedule: Schedule) -> Trial:
         """Return what a schedule leads to."""
@@ -492,19 +491,6 @@ class BudgetSearch:
             return 0.0
         again = sum(map(self.time_of, trial.plan.run_again))
         return again + trial.plan.transfer_time
-
-
-class Choice(NamedTuple):
-    """What was chosen within a budget.
-
-    Attributes:
-        trial: the choice, which recomputes nothing where order alone is within it.
-        bound: no schedule of the planner takes less extra time, as a part of the time
-            of the step; 0 if nothing is known of that.
-    """
-
-    trial: Trial
-    bound: float
 
 
 def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
