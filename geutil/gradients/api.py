@@ -43,11 +43,11 @@ def gradients(
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
 
     Gradient checkpointing: of the forward pass only some tensors, the checkpoints, are
-    held for the backward pass. What lies between them is computed a second time,
-    segment by segment, when the backward pass gets there. The results are those of
-    `tf.gradients`: the backward graph is TensorFlow's own, unless another engine is
-    asked for, and only reads other copies of the same tensors. Works in a version 1
-    graph and inside `tf.function`.
+    held for the backward pass. The rest is computed a second time, segment by segment,
+    when the backward pass gets there. The results are those of `tf.gradients`: the
+    backward graph is TensorFlow's own, unless another engine is asked for, and only
+    reads other copies of the same tensors. Works in a version 1 graph and inside
+    `tf.function`.
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
@@ -119,9 +119,9 @@ def gradients(
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
-        depends on it. `last_report` tells what is kept and recomputed. What the caller
-        should know is logged as a warning as well, so plain gradients never come
-        without a word, unless `checkpoints` is None.
+        depends on it. `last_report` tells what is kept and recomputed. Its warnings
+        are logged as well, so plain gradients never come without a word, unless
+        `checkpoints` is None.
 
     Raises:
         ArgumentTypeError: an argument is of a wrong type.

@@ -66,8 +66,7 @@ def keep_apart(
     Args:
         step: the step, which recomputes by now.
         before: who read what with plain gradients.
-        copies: forward ops that run again, each with its copy and an op that runs after
-            it in any case.
+        copies: forward ops that run again, with a copy and an op that runs after it.
     """
     after = readers_of(step)
     for op, copy, later in copies:
@@ -109,8 +108,7 @@ def pin_sum_inputs(
     Args:
         step: the step, which recomputes by now.
         before: who read what with plain gradients.
-        copies: forward ops that run again, each with an op that runs after the forward
-            ops in any case.
+        copies: forward ops that run again, with an op that runs after the forward pass.
     """
     backward = frozenset(step.backward)
     added: MutableIdentityMap[Tensor] = MutableIdentityMap()

@@ -15,13 +15,7 @@ from geutil.gradients.candidate import extra_share
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops import find_loops
 from geutil.gradients.offloading import HOST
-from geutil.gradients.planning import (
-    Budget,
-    BudgetSearch,
-    Plan,
-    PlanCurve,
-    make_plan,
-)
+from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
 from geutil.gradients.prediction import program_of
 from geutil.gradients.preparing import Prepared, keep_all, prepare
@@ -63,8 +57,8 @@ def explain(
     out there. The arguments are those of `gradients`.
 
     Returns:
-        What would be kept and recomputed, the predicted peaks with it and without, and
-        the extra compute. `str` of it is a table.
+        The tensors to keep, the ops to recompute, the predicted peaks with it and
+        without, and the extra compute. `str` of it is a table.
 
     Raises:
         The same as `gradients`.
@@ -132,22 +126,12 @@ def plan(
     plan can be saved, and `gradients(ys, xs, checkpoints=plan)` takes it for the same
     step, in the same graph or traced anew. Nothing is built here.
 
-    Args:
-        ys: as in `gradients`.
-        xs: as in `gradients`; the plan is for these, in this order.
-        budget: a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or "50%",
-            or a part of what plain gradients hold. That of a plan for `extra_time` is
-            what it holds.
-        grad_ys: as in `gradients`.
-        measured: as in `Budget`, where a limit stands for one; so are the next three.
-        offload: see there.
-        bandwidth: see there.
-        offload_device: see there.
-        holds_gradients: as in `gradients`.
-        engine: as in `gradients`.
-        shapes: as in `gradients`.
-        encode: as in `gradients`, which has to be told the same with the plan.
-        **kwargs: as in `gradients`.
+    The budget is a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or
+    "50%", or a part of what plain gradients hold; the limit stands for a `Budget` that
+    is `measured`, or has `offload`, `bandwidth` and `offload_device`. A plan for
+    `extra_time` has what it holds for a budget. The other arguments are those of
+    `gradients`, which has to be told the same `encode` with the plan, and the plan is
+    for these `xs`, in this order.
 
     Raises:
         The same as `gradients`.
@@ -209,16 +193,9 @@ def plan_curve(
 ) -> PlanCurve:
     """Return plans of one step for several budgets: what less memory costs in time.
 
-    Args:
-        ys: as in `gradients`.
-        xs: as in `gradients`.
-        budgets: as that of `plan`; by default, parts of what plain gradients hold. Of
-            a `Budget` that comes first, all but the limit holds for all.
-        grad_ys: as in `gradients`.
-        holds_gradients: as in `gradients`.
-        engine: as in `gradients`.
-        shapes: as in `gradients`.
-        **kwargs: as in `gradients`.
+    The budgets are those of `plan`; by default, parts of what plain gradients hold. Of
+    a `Budget` that comes first, all but the limit holds for all. The other arguments
+    are those of `gradients`.
 
     Returns:
         The plans, each of which `gradients(..., checkpoints=plan)` takes, and the
@@ -263,10 +240,10 @@ def plan_curve(
     program = program_of(plain)
 
     def planned(limit: int) -> Plan:
-        trial, bound = search.within(limit)
+        trial = search.within(limit)
         found = trial.plan or plan_recomputation(plain, keep_all)
         peaks = program.plan(found.segments, found.places).peak, search.plain_peak
-        times = extra_share(found, search.time_of), bound
+        times = extra_share(found, search.time_of), trial.bound
         return make_plan(found, limit, peaks, times, first.offload_device)
 
     def planned_with_loops(limit: int) -> Plan:
@@ -288,16 +265,7 @@ def plan_curve(
 
 @tf.autograph.experimental.do_not_convert
 def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
-    """Return plans of least peak within several extra times, for any batch size.
-
-    Args:
-        ys: as in `gradients`.
-        xs: as in `gradients`.
-        shares: extra times as parts of the step's.
-
-    Cost: that of `plan`, for each share; what the shares have in common is done once
-        where no loop can compute values again.
-    """
+    """Return plans of least peak within parts of a step's time, for any batch size."""
     plain = _prepared_on_copy(ys, xs, None, Options(None), {}).candidate.plan.step
     if _has_loops(plain):
         budgets = (Budget(extra_time=share) for share in shares)
@@ -305,7 +273,7 @@ def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
     else:
         always = selection.AlwaysKept(plain)
         search = BudgetSearch(plain, always, updates="none")
-        trials = (search.least(share).trial for share in shares)
+        trials = map(search.least, shares)
         plans = [
             make_plan(
                 trial.plan or plan_recomputation(plain, keep_all),

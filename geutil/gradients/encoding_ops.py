@@ -37,9 +37,9 @@ class Encoder:
     function again and again until they read nothing new.
 
     Attributes:
-        made: what was made of tensors, by its name in `encodings`.
-        ops: the forward ops that make it.
-        decoders: what reads it, by the read whose place that may take.
+        made: encoded tensors, by name of the encoding and by tensor.
+        ops: the forward ops that make them.
+        decoders: the tensors made of them, by the read whose place they take.
     """
 
     made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
@@ -47,14 +47,9 @@ class Encoder:
     decoders: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
-        """Plan that backward ops read what is kept instead of whole tensors.
+        """Return the step with backward ops that read what is kept instead of tensors.
 
-        Args:
-            step: the step with plain gradients. Its graph gets ops that nothing reads.
-            plan: what is encoded.
-
-        Returns:
-            The step with other backward ops, by edits that are not made yet.
+        Edits are not made yet, but the graph gets ops that nothing reads.
         """
         if not plan.encodings:
             return step
@@ -318,13 +313,7 @@ def _resize_gradient(op: Operation, shape: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Halved:
-    """A step whose kept tensors wait as bfloat16.
-
-    Attributes:
-        step: the step.
-        tensors: those that do.
-        left: other tensors that the backward pass reads, each with the reason.
-    """
+    """A step with the tensors that wait as bfloat16, and reasons for the others."""
 
     step: PlainStep
     tensors: tuple[Tensor, ...]
@@ -335,12 +324,8 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     """Let kept tensors of type float32 wait as bfloat16, by edits of the graph.
 
     Each is rounded in the forward pass, and widened again for each op that reads it in
-    the backward pass: backward ops, and what recomputation starts from.
-
-    Args:
-        step: the step, with all that it recomputes.
-        smallest: tensors of fewer elements stay as they are.
-        encoder: makes what is kept.
+    the backward pass: backward ops, and what recomputation starts from. Tensors of
+    fewer elements than `smallest` stay as they are.
     """
     # What runs again counts: it waits for the backward pass.
     step = with_edited_backward(step, step.gradients, ())

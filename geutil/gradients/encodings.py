@@ -19,36 +19,22 @@ import tensorflow as tf
 from geutil.gradients import segments
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import PlainStep, tensors_of
-from geutil.graph import v1_control_flow
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    dims_of,
-)
+from geutil.graph import op_types, types, v1_control_flow
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
 SIGN, NARROW = "sign", "narrow"
-"""What is kept in the place of a tensor: where an activation lets gradients through,
+"""Names of what is kept of a tensor: where an activation lets gradients through,
 where in its window each maximum is, nothing but the padded tensor that it is part of
 and that is held anyway, the shape, nothing where only places were looked for; a sign as
 int8, what a tensor was cast from."""
 
 ACTIVATIONS = {"LeakyReluGrad": 1, "Relu6Grad": 1, "ReluGrad": 1}
 """Gradients of activations, with the input that they read for its sign alone."""
-_SHAPE_READS = {
-    "OnesLike": 0,
-    "Rank": 0,
-    "ResizeBicubicGrad": 1,
-    "ResizeBilinearGrad": 1,
-    "Shape": 0,
-    "Size": 0,
-    "ZerosLike": 0,
-}
+_SHAPE_READS = dict.fromkeys(op_types.VALUE_BLIND - {"ShapeN"}, 0)
+_SHAPE_READS |= {"ResizeBicubicGrad": 1, "ResizeBilinearGrad": 1}
 """Ops that read an input for its shape alone, with the place of that."""
 INPUT, MAXIMA = 0, 1
 """Inputs of MaxPoolGrad."""
@@ -86,8 +72,8 @@ class Encoding:
     Attributes:
         tensor: the tensor whose buffer is let go.
         reads: the late reads of it, or of what shares its buffer.
-        keeps: what is kept in its place: some of the names above.
-        bytes: their size, without what is held anyway.
+        keeps: some of the names above.
+        bytes: the size of what is kept in its place, and would not be held anyway.
     """
 
     tensor: Tensor
@@ -96,7 +82,7 @@ class Encoding:
     bytes: int
 
     def described(self) -> EncodedTensor:
-        """Return what a report says of it."""
+        """Return the entry of a report."""
         tensor, keeps = self.tensor, " and ".join(self.keeps)
         size = tensor_bytes(tensor)
         return EncodedTensor(tensor.name, tensor.op.type, keeps, size, self.bytes)
@@ -104,7 +90,7 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class EncodingPlan:
-    """What of a step is encoded.
+    """The encodings of a step.
 
     Attributes:
         encodings: in the order of the backward pass.
@@ -112,8 +98,7 @@ class EncodingPlan:
         swapped: gradients of activations, each with that of the pool behind it, which
             goes last instead: the maximum of a window is positive where its place is,
             so that what the activation lets through can be asked of the maxima.
-        padded: tensors that an activation is asked for, each with the held tensor that
-            it was padded to.
+        padded: tensors that an activation read, each with a held one padded from it.
     """
 
     encodings: tuple[Encoding, ...] = ()
@@ -146,7 +131,7 @@ def plan_encodings(
     left = IdentitySet(buffer for buffer, reason in obstacles.items() if reason)
     encoded = [(b, reads) for b, reads in by_buffer.items() if b not in left]
     swapped: dict[Operation, Operation] = {}
-    padded: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    padded: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
     for read in (read for _, reads in encoded for read in reads):
         pool = _swappable_pool(step, read, replaced)
         # Its maxima have to be there anyway.
@@ -164,7 +149,7 @@ def plan_encodings(
 
 def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
     """Return the late reads of buffers of a step that are large, by buffer."""
-    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
+    by_buffer: types.MutableIdentityMap[list[Read]] = types.MutableIdentityMap()
     for read in backward_edges(step).reads:
         buffer = buffer_of(read.tensor)
         if buffer in by_buffer:
@@ -175,9 +160,7 @@ def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
 
 
 def _obstacles(
-    step: PlainStep,
-    by_buffer: IdentityMap[list[Read]],
-    whole: IdentityMap[str],
+    step: PlainStep, by_buffer: IdentityMap[list[Read]], whole: IdentityMap[str]
 ) -> tuple[IdentityMap[str | None], set[Operation]]:
     """Return why each tensor is kept as it is, and the pool gradients to replace.
 
@@ -187,7 +170,7 @@ def _obstacles(
     replaced = {
         read.op for reads in by_buffer.values() for read in reads if _reads_images(read)
     }
-    obstacles: MutableIdentityMap[str | None] = MutableIdentityMap()
+    obstacles: types.MutableIdentityMap[str | None] = types.MutableIdentityMap()
     settled = False
     while not settled:
         settled = True
@@ -284,7 +267,7 @@ def _reads_images(read: Read) -> bool:
 def _pool_obstacle(op: Operation) -> str | None:
     """Return why the places of maxima cannot stand for what a pool's gradient reads."""
     window, strides = op.get_attr("ksize"), op.get_attr("strides")
-    dims = dims_of(op.inputs[INPUT])
+    dims = types.dims_of(op.inputs[INPUT])
     if op.get_attr("data_format") != b"NHWC" or window[0] != 1 or window[3] != 1:
         return "it pools over more than height and width"
     if list(window) != list(strides):

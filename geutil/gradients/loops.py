@@ -53,7 +53,7 @@ class Pile:
 
 @dataclass(frozen=True)
 class LoopCut:
-    """What a loop of the backward pass computes again, and from what.
+    """Values that a loop of the backward pass computes again, and from what.
 
     Attributes:
         dropped: the lists that are not filled.
@@ -193,12 +193,7 @@ class _Body:
         self._values = [graph.get_tensor_by_name(pile.value) for pile in piles]
 
     def cut(self, count: int, *, with_heavy: bool) -> LoopCut | str:
-        """Return what runs again, or why nothing does.
-
-        Args:
-            count: how often the loop turns.
-            with_heavy: whether heavy ops may run again.
-        """
+        """Return the best cut if the loop turns `count` times, or why there is none."""
         values = self._values
         small = IdentitySet(t for t in values if tensor_bytes(t) <= _SMALL)
         pairs = [p for p in zip(self._piles, values, strict=True) if p[1] not in small]
@@ -289,7 +284,7 @@ def least_cut(
     given: Collection[int],
     needed: Collection[int],
 ) -> list[int]:
-    """Return the nodes of least weight that all needed ones follow from.
+    """Return the nodes of least weight that all needed ones follow from, in order.
 
     A minimum vertex cut: each way from a given node to a needed one goes through a node
     of the cut, its ends included. Of cuts of the same weight it is the one nearest to
@@ -300,9 +295,6 @@ def least_cut(
         read: for each node the nodes that it reads.
         given: nodes that cannot be computed from others.
         needed: nodes that are asked for.
-
-    Returns:
-        The cut, in order.
 
     Cost: an augmentation of the flow, linear in nodes and edges, for each path that it
         takes; in bodies of loops about as many as there are needed nodes.

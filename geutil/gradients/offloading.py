@@ -25,7 +25,7 @@ HOST = "/device:CPU:0"
 
 @dataclass(frozen=True, eq=False)
 class Offload:
-    """What is offloaded, and how.
+    """Kept tensors that wait on another device, and how.
 
     Attributes:
         takes: tells whether a kept tensor goes.
@@ -45,7 +45,7 @@ class Offload:
 def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
     """Return the kept tensors that go: those that some segment needs.
 
-    What the backward pass reads before the first segment would be back at once.
+    Others are read before the first segment, and would be back at once.
     """
     return [
         t
@@ -67,13 +67,8 @@ def bring_back(
 ) -> list[types.IdentityMap[Tensor]]:
     """Send tensors away after their last forward use, and back for each segment.
 
-    Args:
-        plan: the recomputation.
-        gates: the op behind which each segment begins.
-        offload: what goes where, or None.
-
     Returns:
-        For each segment, what to read instead of the tensors that went.
+        For each segment, which begins behind its gate, what to read instead of them.
     """
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
@@ -107,14 +102,7 @@ def send_once(tensor: Tensor, offload: Offload) -> Tensor:
 def fetch(
     tensor: Tensor, sent: Tensor, awaited: Sequence[Operation], device: str
 ) -> Tensor:
-    """Return a tensor that comes back from another device once something has run.
-
-    Args:
-        tensor: the tensor that was sent.
-        sent: the tensor on the other device.
-        awaited: the ops that come first.
-        device: the other device.
-    """
+    """Return a sent tensor that comes back from a device once some ops have run."""
     graph = tensor.graph
     with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
         held_back = tf.raw_ops.PlaceholderWithDefault(

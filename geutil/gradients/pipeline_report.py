@@ -73,7 +73,7 @@ class PipelinedStep:
     def traffic(self) -> Mapping[tuple[int, int], int]:
         """The bytes that go from one stage to another in a step, by their numbers.
 
-        What several ops of a device read is sent there once.
+        A tensor that several ops of a device read is sent there once.
         """
         found: Counter[tuple[int, int]] = Counter()
         met: set[tuple[int, int]] = set()
@@ -92,7 +92,7 @@ class PipelinedStep:
 
         Times are in multiply-adds by the planner's cost model, as of a device that does
         one a second; `dataclasses.replace` gives it the speed, bandwidth and latency of
-        a machine. What a stage sends in a simulation goes to the next one; tensors that
+        a machine. In a simulation a stage sends to the next one only; tensors that
         skip a stage count on the links between, once each.
         """
         gradients = [0] * len(self.partition.stages)

@@ -10,15 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import adjacency, creation, op_types, runtime, types, v1_control_flow
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    Operation,
-    Tensor,
-    is_reference,
-    is_stateful,
-    type_name,
-)
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.partitioning import Partition
@@ -83,8 +75,6 @@ def read_source(
     """Read a forward pass, and refuse what cannot be copied for each micro-batch.
 
     Arguments and errors are those of `geutil.gradients.pipelined`.
-
-    Cost: linear in the ops and edges behind the loss, for each stage.
     """
     types.require_tensor(loss)
     if loss.shape.rank != 0:
@@ -133,7 +123,7 @@ def read_source(
         tuple(stage.device for stage in partition.stages),
         tuple(map(tuple, stages)),
         wholes,
-        frozenset(op for op in own if is_stateful(op) and op.type not in _READS),
+        frozenset(op for op in own if types.is_stateful(op) and op.type not in _READS),
         tuple(map(tuple, received)),
         tuple(map(tuple, sent)),
         tuple(_used(ops, own, sources) for ops in stages),
@@ -154,7 +144,7 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
             if not types.is_tensor(tensor):
                 raise ArgumentTypeError(
                     "inputs are tensors of the graph, or pairs of a tensor and that of "
-                    f"the whole batch, got {type_name(tensor)}"
+                    f"the whole batch, got {types.type_name(tensor)}"
                 )
         _check_batch(part, whole, micro_batches)
         pairs.append((part, whole))
@@ -208,7 +198,7 @@ def _of_each(
 
 def draws(op: Operation) -> bool:
     """Tell whether an op draws random numbers from a state of its own."""
-    return is_stateful(op) and _SEED in op.node_def.attr
+    return types.is_stateful(op) and _SEED in op.node_def.attr
 
 
 def other_seed(node_def: Any, micro_batch: int) -> Any:
@@ -226,13 +216,15 @@ def _why_not_copied(op: Operation) -> str | None:
             "is in a loop or conditional of version 1, which is not split into stages; "
             "build it with tf.compat.v1.enable_control_flow_v2()"
         )
-    if any(is_reference(t) for t in op.inputs) and op.type != "Identity":
+    if any(types.is_reference(t) for t in op.inputs) and op.type != "Identity":
         return (
             "reads or changes a variable of version 1, so it would do so for each "
             "micro-batch; build the graph with use_resource=True, and changes outside "
             "of the forward pass"
         )
-    if is_stateful(op) and not (draws(op) or op.type in _READS or op.type == "Assert"):
+    if types.is_stateful(op) and not (
+        draws(op) or op.type in _READS or op.type == "Assert"
+    ):
         return (
             "may change state, which would happen once for each micro-batch; take it "
             "out of the forward pass, or open the model with geutil.model.open, which "
@@ -247,11 +239,7 @@ def _rehearse(
     wholes: IdentityMap[Tensor],
     micro_batches: int,
 ) -> None:
-    """Copy the forward pass of a micro-batch to another graph, to see whether it fits.
-
-    Raises:
-        TransformError: the forward pass is built for one size of batch.
-    """
+    """Refuse a forward pass whose copy in another graph takes no micro-batch."""
     if not any(part is whole for part, whole in wholes.items()):
         return
     graph = creation.new_graph()
@@ -282,9 +270,9 @@ def _check_size(op: Operation, copy: Operation, micro_batches: int) -> None:
     out, out_ = (_first_dim(o.outputs[0]) for o in (op, copy))
     for t, t_ in zip(op.inputs, copy.inputs, strict=True):
         first, first_ = _first_dim(t), _first_dim(t_)
-        if first is None or first_ is None or first != micro_batches * first_:
+        if first is None or first_ is None or first == first_:
             continue
-        if first != first_ and out == out_ == first:
+        if out == out_ == first == micro_batches * first_:
             raise TransformError(
                 f"'{op.name}' ({op.type}) makes a first axis of {out} of a micro-batch "
                 f"of {first_}, too; write -1 for the batch in a reshape, pass all "

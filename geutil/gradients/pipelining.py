@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
 from geutil.gradients.tape.engine import aggregate
 from geutil.graph import creation, runtime, state, types
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.memory.pipeline import Pipeline, Schedule, Stage
 from geutil.select.queries import make_view
 from geutil.transform import handlers
@@ -24,7 +25,6 @@ from geutil.transform.partitioning import Partition
 from geutil.transform.transformer import Transformer
 
 _SCOPE = "pipeline"
-_Tensors = types.MutableIdentityMap[Tensor]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -53,9 +53,9 @@ def pipelined(
     The gradients are those of the whole batch if the loss is a mean over the examples
     of the batch, or with `mean=False` a sum. That is not checked. Statistics of a batch
     norm in training are those of each micro-batch. Random ops draw anew for each
-    micro-batch, and what they drew is kept, not drawn again. What changes state and
-    depends on the data is refused; what changes state and does not depend on them runs
-    once. `notes` of the result says which of these the graph has.
+    micro-batch, and what they drew is kept, not drawn again. An op that changes state
+    is refused if it depends on the data, and runs once if not. `notes` of the result
+    says which of these the graph has.
 
     Args:
         loss: a number, made by a partitioned forward pass; in a graph of version 1 or
@@ -123,6 +123,54 @@ def pipelined(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """A pass of a micro-batch through a stage, while it is built."""
+
+    stage: int
+    batch: int
+    graph: Graph
+    device: str
+    scope: str
+    # The end of the pass of the stage before this one, if there was one.
+    awaited: tuple[Operation, ...]
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Make ops on the device of the stage, in the scope."""
+        graph = self.graph
+        with (
+            creation.neutral(graph),
+            graph.name_scope(f"{self.scope}/"),
+            graph.device(self.device),
+        ):
+            yield
+
+    def wait(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as the pass reads it: when the pass before has ended."""
+        with self.inside():
+            # No optimizer removes this type, and no kernel has the control edge.
+            waiting = tf.raw_ops.PlaceholderWithDefault(
+                input=tensor, shape=tensor.shape, name="read"
+            )
+        creation.add_control_edges(waiting.op, self.awaited)
+        return waiting
+
+    def part(self, whole: Tensor, count: int) -> Tensor:
+        """Return the part of a batch that is the micro-batch, one of so many."""
+        waiting = self.wait(whole)
+        with self.inside():
+            dims = whole.shape.as_list()[1:]
+            if any(d is None for d in dims):
+                dims = tf.unstack(tf.shape(waiting)[1:], len(dims))
+            # Fails in a run if the micro-batches do not divide the batch.
+            parts = tf.reshape(waiting, tf.stack([count, -1, *dims]), name="split")
+            part = parts[self.batch]
+            size = whole.shape[0]
+            part.set_shape([size and size // count, *whole.shape[1:]])
+        return part
+
+
 class _Builder:
     """Builds the passes of a step, one after another in an order in which they can run.
 
@@ -153,15 +201,14 @@ class _Builder:
             for s in range(stages)
         )
         self.passes: dict[tuple[int, bool], tuple[Operation, ...]] = {}
-        self._copies: list[_Tensors] = [_Tensors() for _ in range(count)]
-        self._copied_ops: list[dict[Operation, Operation]] = [{} for _ in range(count)]
+        # The copies of ops that each micro-batch has in its forward passes.
+        self._copied: list[dict[Operation, Operation]] = [{} for _ in range(count)]
         # Of stages that do not compute again: what to differentiate by.
-        self._read: dict[tuple[int, int], _Tensors] = {}
-        self._incoming: list[types.MutableIdentityMap[tuple[Tensor, ...]]] = [
-            types.MutableIdentityMap() for _ in range(count)
+        self._read: dict[tuple[int, int], IdentityMap[Tensor]] = {}
+        self._incoming: list[MutableIdentityMap[list[Tensor]]] = [
+            MutableIdentityMap() for _ in range(count)
         ]
         self._sums: list[dict[int, list[Any]]] = [{} for _ in range(stages)]
-        # The end of the last pass of each stage, if there was one.
         self._gates: list[tuple[Operation, ...]] = [()] * stages
         self._loss: Tensor | None = None
 
@@ -182,83 +229,50 @@ class _Builder:
                     done.add((s, batch, is_backward))
 
     def _build_pass(self, stage: int, batch: int, is_backward: bool) -> None:
-        before = state.count_ops(self._graph)
+        count = state.count_ops(self._graph)
         build = self._backward if is_backward else self._forward
         kind = "backward" if is_backward else "forward"
-        scope = f"{self._scope}/stage_{stage}/{kind}_{batch}"
-        ends = [*build(stage, batch, scope), *self._gates[stage]]
-        with self._at(stage, scope):
+        now = self._pass(stage, batch, f"/stage_{stage}/{kind}_{batch}")
+        ends = [*build(now), *now.awaited]
+        with now.inside():
             end = tf.raw_ops.NoOp(name="end")
         creation.add_control_edges(end, list(dict.fromkeys(ends)))
         self._gates[stage] = (end,)
         if not batch:
-            ops = state.ops_since(self._graph, before)
+            ops = state.ops_since(self._graph, count)
             self.passes[stage, is_backward] = tuple(ops)
 
-    @contextmanager
-    def _at(self, stage: int, scope: str) -> Iterator[None]:
-        """Make ops on the device of a stage, in a scope."""
-        graph, device = self._graph, self._source.devices[stage]
-        with (
-            creation.neutral(graph),
-            graph.name_scope(f"{scope}/"),
-            graph.device(device),
-        ):
-            yield
+    def _pass(self, stage: int, batch: int = 0, scope: str = "") -> _Pass:
+        device, scope = self._source.devices[stage], f"{self._scope}{scope}"
+        return _Pass(stage, batch, self._graph, device, scope, self._gates[stage])
 
-    def _wait(self, stage: int, scope: str, tensor: Tensor) -> Tensor:
-        """Return a tensor as a pass reads it: when the pass before has ended."""
-        with self._at(stage, scope):
-            # No optimizer removes this type, and no kernel has the control edge.
-            waiting = tf.raw_ops.PlaceholderWithDefault(
-                input=tensor, shape=tensor.shape, name="read"
-            )
-        creation.add_control_edges(waiting.op, self._gates[stage])
-        return waiting
-
-    def _part(self, stage: int, batch: int, scope: str, whole: Tensor) -> Tensor:
-        """Return the part of a batch that is a micro-batch."""
-        count = self._pipeline.micro_batches
-        waiting = self._wait(stage, scope, whole)
-        with self._at(stage, scope):
-            dims = whole.shape.as_list()[1:]
-            if any(d is None for d in dims):
-                dims = tf.unstack(tf.shape(waiting)[1:], len(dims))
-            # Fails in a run if the micro-batches do not divide the batch.
-            parts = tf.reshape(waiting, tf.stack([count, -1, *dims]), name="split")
-            part = parts[batch]
-            size = whole.shape[0]
-            part.set_shape([size and size // count, *whole.shape[1:]])
-        return part
-
-    def _inputs(self, stage: int, batch: int, scope: str) -> _Tensors:
+    def _inputs(self, now: _Pass) -> IdentityMap[Tensor]:
         """Return the tensors of other stages as a pass reads them, by the original."""
-        copies = self._copies[batch]
-        received = self._source.received[stage]
-        return _Tensors((t, self._wait(stage, scope, copies[t])) for t in received)
+        received = self._source.received[now.stage]
+        return IdentityMap((t, now.wait(self._copy_of(now, t))) for t in received)
+
+    def _copy_of(self, now: _Pass, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor that the forward passes have made."""
+        copy: Operation = self._copied[now.batch][tensor.op]
+        return copy.outputs[tensor.value_index]
 
     def _copy(
-        self,
-        stage: int,
-        batch: int,
-        scope: str,
-        read: _Tensors,
-        ops: Sequence[Operation],
-    ) -> tuple[_Tensors, dict[Operation, Operation]]:
+        self, now: _Pass, read: IdentityMap[Tensor], ops: Sequence[Operation]
+    ) -> dict[Operation, Operation]:
         """Copy ops of a stage that read other tensors."""
-        source, copied = self._source, self._copied_ops[batch]
-        replaced = _Tensors(read.items())
-        for op in ops:
-            for t in op.inputs:
-                if t in source.wholes and t not in replaced:
-                    replaced[t] = self._part(stage, batch, scope, source.wholes[t])
+        wholes, copied = self._source.wholes, self._copied[now.batch]
+        count = self._pipeline.micro_batches
+        replaced = MutableIdentityMap(read.items())
+        for t in (t for op in ops for t in op.inputs if t in wholes):
+            if t not in replaced:
+                replaced[t] = now.part(wholes[t], count)
         if not ops:
-            return _Tensors(), {}
+            return {}
         inside = frozenset(ops)
         copier = Transformer()
         copier.transform_op_handler = partial(
             handlers.copy_op_handler,
-            nodedef_fn=partial(other_seed, micro_batch=batch),
+            nodedef_fn=partial(other_seed, micro_batch=now.batch),
         )
         copier.transform_external_input_handler = handlers.keep_t_if_possible_handler
         copier.assign_collections_handler = lambda info, element, copy: None
@@ -267,46 +281,46 @@ class _Builder:
             return info.transformed_ops.get(op) or copied.get(op, op)
 
         copier.transform_control_input_handler = control
-        copier.replacements = types.IdentityMap(replaced.items())
+        copier.replacements = IdentityMap(replaced.items())
         with creation.neutral(self._graph):
-            _, info = copier(make_view(ops), self._graph, scope, "", True)
-        for op in ops:
+            _, info = copier(make_view(ops), self._graph, now.scope, "", True)
+        copies = {op: info.transformed(op) for op in ops}
+        for op, copy in copies.items():
             # What draws numbers may read nothing that waits.
             if not any(t in replaced or t.op in inside for t in op.inputs):
-                creation.add_control_edges(info.transformed(op), self._gates[stage])
-        tensors = _Tensors((t, info.transformed(t)) for op in ops for t in op.outputs)
-        return tensors, {op: info.transformed(op) for op in ops}
+                creation.add_control_edges(copy, now.awaited)
+        return copies
 
-    def _forward(self, stage: int, batch: int, scope: str) -> list[Operation]:
+    def _forward(self, now: _Pass) -> list[Operation]:
         """Build a forward pass; return the ops that end it."""
-        source = self._source
-        read = self._inputs(stage, batch, scope)
-        tensors, ops = self._copy(stage, batch, scope, read, source.stages[stage])
-        self._copies[batch].update(tensors.items())
-        self._copied_ops[batch].update(ops)
-        self._read[stage, batch] = read
-        ends = [tensors[t].op for t in source.sent[stage]]
-        if source.loss in tensors:
-            loss = tensors[source.loss]
-            with self._at(stage, scope):
+        source, stage = self._source, now.stage
+        read = self._read[stage, now.batch] = self._inputs(now)
+        copies = self._copy(now, read, source.stages[stage])
+        self._copied[now.batch].update(copies)
+        ends = [copies[t.op] for t in source.sent[stage]]
+        if stage == source.loss_stage:
+            loss = self._copy_of(now, source.loss)
+            with now.inside():
                 first = self._loss is None
                 self._loss = loss if first else tf.add(self._loss, loss, name="losses")
             ends.append(self._loss.op)
         return ends
 
-    def _backward(self, stage: int, batch: int, scope: str) -> list[Operation]:
+    def _backward(self, now: _Pass) -> list[Operation]:
         """Build a backward pass; return the ops that end it."""
-        source = self._source
-        tensors, read = self._copies[batch], self._read.pop((stage, batch))
-        if self.recomputed[stage]:
-            tensors, read = self._again(stage, batch, f"{scope}/{RECOMPUTED}")
-        targets, seeds = self._seeds(stage, batch, scope, tensors)
+        source, incoming = self._source, self._incoming[now.batch]
+        read = self._read.pop((now.stage, now.batch))
+        copy_of: Callable[[Tensor], Tensor] = partial(self._copy_of, now)
+        if self.recomputed[now.stage]:
+            again = replace(now, scope=f"{now.scope}/{RECOMPUTED}")
+            read, copy_of = self._again(again)
+        targets, seeds = self._seeds(now, copy_of)
         if not targets:
             return []
-        by = [t for t in source.received[stage] if runtime.is_differentiable(t)]
+        by = [t for t in source.received[now.stage] if runtime.is_differentiable(t)]
         received = [read[t] for t in by]
-        places = source.used[stage]
-        with self._at(stage, scope), self._graph.device(None):
+        places = source.used[now.stage]
+        with now.inside(), self._graph.device(None):
             gradients = runtime.plain_gradients(
                 self._graph,
                 targets,
@@ -315,87 +329,88 @@ class _Builder:
                 {"stop_gradients": received} if received else {},
             )
         ends: list[Operation] = []
-        with self._at(stage, scope):
+        with now.inside():
             for t, gradient in zip(by, gradients, strict=False):
                 if gradient is not None:
                     dense = tf.convert_to_tensor(gradient)
-                    earlier = self._incoming[batch].get(t, ())
-                    self._incoming[batch][t] = (*earlier, dense)
+                    if t not in incoming:
+                        incoming[t] = []
+                    incoming[t].append(dense)
                     ends.append(dense.op)
             for i, gradient in zip(places, gradients[len(by) :], strict=True):
                 if gradient is not None:
-                    ends += self._add(stage, i, gradient)
+                    ends += self._add(now.stage, i, gradient)
         return ends
 
-    def _again(self, stage: int, batch: int, scope: str) -> tuple[_Tensors, _Tensors]:
-        """Copy a stage once more, for its backward pass."""
-        source = self._source
-        read = self._inputs(stage, batch, scope)
-        ops = [op for op in source.stages[stage] if op not in source.once]
-        replaced = _Tensors(read.items())
-        kept = _Tensors()
-        for op in source.stages[stage]:
-            for t in op.outputs if op in source.once else ():
-                replaced[t] = kept[t] = self._wait(stage, scope, self._copies[batch][t])
-        tensors, _ = self._copy(stage, batch, scope, replaced, ops)
-        tensors.update(kept.items())
-        return tensors, read
+    def _again(
+        self, now: _Pass
+    ) -> tuple[IdentityMap[Tensor], Callable[[Tensor], Tensor]]:
+        """Copy a stage once more; return what it reads, and how to find its copies."""
+        once, ops = self._source.once, self._source.stages[now.stage]
+        read = self._inputs(now)
+        kept = IdentityMap(
+            (t, now.wait(self._copy_of(now, t)))
+            for op in ops
+            if op in once
+            for t in op.outputs
+        )
+        replaced = IdentityMap((*read.items(), *kept.items()))
+        copies = self._copy(now, replaced, [op for op in ops if op not in once])
+
+        def copy_of(t: Tensor) -> Tensor:
+            return kept[t] if t in kept else copies[t.op].outputs[t.value_index]
+
+        return read, copy_of
 
     def _seeds(
-        self, stage: int, batch: int, scope: str, tensors: _Tensors
+        self, now: _Pass, copy_of: Callable[[Tensor], Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return what of a stage is differentiated, and the gradient of each."""
         source, targets, seeds = self._source, [], []
-        for t in source.sent[stage]:
-            parts = self._incoming[batch].get(t, ())
-            if parts:
-                waiting = [self._wait(stage, scope, part) for part in parts]
-                with self._at(stage, scope):
+        for t in source.sent[now.stage]:
+            waiting = list(map(now.wait, self._incoming[now.batch].get(t, ())))
+            if waiting:
+                with now.inside():
                     seeds.append(tf.add_n(waiting) if waiting[1:] else waiting[0])
-                targets.append(tensors[t])
-        if stage == source.loss_stage:
-            with self._at(stage, scope):
+                targets.append(copy_of(t))
+        if now.stage == source.loss_stage:
+            with now.inside():
                 one = tf.constant(self._weight, source.loss.dtype, name="weight")
-            seeds.append(self._wait(stage, scope, one))
-            targets.append(tensors[source.loss])
+            seeds.append(now.wait(one))
+            targets.append(copy_of(source.loss))
         return targets, seeds
 
     def _add(self, stage: int, place: int, gradient: Any) -> list[Operation]:
         """Add a gradient to those of earlier micro-batches; return what to wait for."""
         parts = self._sums[stage].setdefault(place, [])
-        if isinstance(gradient, tf.IndexedSlices) and all(
-            isinstance(part, tf.IndexedSlices) for part in parts
-        ):
+        if all(isinstance(part, tf.IndexedSlices) for part in (*parts, gradient)):
             parts.append(gradient)
         else:
-            dense = [tf.convert_to_tensor(g) for g in (*parts, gradient)]
             # One sum at a time, into the buffer of the one before.
-            total = dense[0]
-            for part in dense[1:]:
+            total, *others = map(tf.convert_to_tensor, (*parts, gradient))
+            for part in others:
                 total = tf.add(total, part, name="sum")
             parts[:] = [total]
         return [t.op for t in tensors_of(parts[-1:])]
 
     def results(self) -> tuple[Tensor, list[Any]]:
         """Return the loss and the gradient by each x, when the step has ended there."""
-        stage = self._source.loss_stage
-        with self._at(stage, self._scope):
+        with self._pass(self._source.loss_stage).inside():
             total = tf.multiply(self._loss, self._weight, name="loss")
         return total, [self._result(place) for place in range(len(self._xs))]
 
     def _result(self, place: int) -> Any:
         """Return the gradient by an x, of all stages that use it."""
-        stages = [s for s, sums in enumerate(self._sums) if place in sums]
+        ends = [self._pass(s) for s, sums in enumerate(self._sums) if place in sums]
         parts = []
-        for s in stages:
-            wait = partial(self._wait, s, self._scope)
-            for part in self._sums[s][place]:
+        for end in ends:
+            for part in self._sums[end.stage][place]:
                 if isinstance(part, tf.IndexedSlices):
-                    values, indices = wait(part.values), wait(part.indices)
+                    values, indices = end.wait(part.values), end.wait(part.indices)
                     parts.append(tf.IndexedSlices(values, indices, part.dense_shape))
                 else:
-                    parts.append(wait(part))
+                    parts.append(end.wait(part))
         if not parts:
             return None
-        with self._at(stages[0], self._scope):
+        with ends[0].inside():
             return aggregate(parts)

@@ -16,16 +16,9 @@ import tensorflow as tf
 from geutil.errors import PlanError, TransformError
 from geutil.gradients.loops import Loop, LoopCut
 from geutil.gradients.step import PlainStep
-from geutil.graph import (
-    adjacency,
-    creation,
-    function_calls,
-    function_defs,
-    functions,
-    types,
-)
+from geutil.graph import adjacency, creation, function_calls, function_defs, functions
 from geutil.graph.function_calls import Caller
-from geutil.graph.types import Graph, MutableIdentityMap, Tensor
+from geutil.graph.types import Graph, MutableIdentityMap, Tensor, dims_of, is_func_graph
 from geutil.memory.function_memory import ITERATIONS
 from geutil.select.queries import make_view
 from geutil.transform.function_bodies import OpenedFunction, open_function
@@ -35,11 +28,17 @@ _SCOPE = "again"
 _BODY = "body"
 _ELEMENT = "element_dtype"
 _REFUSED = "the body of the loop '{op.name}' cannot be rebuilt: {reason}"
+NO_LESS = "the step would hold no less at its peak, or take longer than it may"
+_NO_FASTER = "the step is within the budget in less time without"
+_OTHER_STEP = (
+    "the plan was made for another step: that one had {planned} loops whose values can "
+    "be computed again, this one has {found}; call geutil.gradients.plan again"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class _Elements:
-    """What an empty list is going to hold.
+    """The new elements of a list that is empty when a loop begins.
 
     Inputs that a loop was given when it was differentiated cannot be exchanged: a list
     that it begins with stays, and is made to hold something else.
@@ -107,7 +106,7 @@ class Rebuilt:
             graph, name = caller.op.graph, body.signature.name
             function_defs.register(body)
             functions.add_functions(graph, [body])
-            if types.is_func_graph(graph):
+            if is_func_graph(graph):
                 functions.publish_functions(graph, [name])
             function_calls.call_others(caller, {_body_of(caller): name})
         # Values computed for more iterations would be there at once.
@@ -119,12 +118,8 @@ class Rebuilt:
 def rebuild(loop: Loop, level: int) -> Rebuilt:
     """Return bodies for two loops, one of which computes the values of a cut again.
 
-    The graph stays as it is until `Rebuilt.apply`.
-
-    Raises:
-        PlanError: TensorFlow does not take a body apart.
-
-    Cost: linear in the ops of the bodies.
+    The graph stays as it is until `Rebuilt.apply`. `PlanError` is raised if TensorFlow
+    does not take a body apart.
     """
     cut = loop.cuts[level]
     graph = loop.forward.graph
@@ -245,21 +240,13 @@ def _list_of(element: Tensor) -> Tensor:
 
 def _element_shape(tensor: Tensor) -> Any:
     """Return the shape of a list's elements as TensorFlow takes it, -1 where open."""
-    dims = types.dims_of(tensor)
+    dims = dims_of(tensor)
     return -1 if dims is None else [-1 if dim is None else dim for dim in dims]
-
-
-NO_LESS = "the step would hold no less at its peak, or take longer than it may"
-_NO_FASTER = "the step is within the budget in less time without"
-_OTHER_STEP = (
-    "the plan was made for another step: that one had {planned} loops whose values can "
-    "be computed again, this one has {found}; call geutil.gradients.plan again"
-)
 
 
 @dataclass(frozen=True)
 class LoopValues:
-    """What the backward pass of a loop computes again each time it turns.
+    """Values that the backward pass of a loop computes again each time it turns.
 
     Attributes:
         name: the name of the loop of the forward pass.
@@ -282,12 +269,7 @@ Levels = tuple[int, ...]
 
 
 class LoopChoices:
-    """The loops of a step, and choices of what they compute again.
-
-    Args:
-        step: the step with plain gradients.
-        loops: its loops, of which there may be a choice.
-    """
+    """The loops of a step, if there is a choice, and what they compute again."""
 
     def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
         self.loops = loops
@@ -326,11 +308,7 @@ class LoopChoices:
             choices.append((*levels[:i], level, *levels[i + 1 :]))
 
     def rebuilt(self, levels: Levels) -> PlainStep:
-        """Return the step with other loops, by edits that are not made yet.
-
-        Raises:
-            PlanError: TensorFlow does not take one of them apart.
-        """
+        """Return the step with other loops, by edits to make, or raise `PlanError`."""
         loops = [self._with(i, level) for i, level in enumerate(levels) if level]
         if not loops:
             return self._step

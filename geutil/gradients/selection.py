@@ -267,7 +267,7 @@ def _resolve_mode(
         mode,
         IdentitySet(choice.kept),
         always,
-        plan=choice.plan,
+        plan=None if choice.spares_last else choice.plan,
         time_of=search.time_of,
     )
     if choice.reason is not None:
@@ -295,10 +295,10 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
     )
     if budget.extra_share is None:
         limit = budget.bytes(search.plain_peak)
-        trial, bound = search.within(limit)
+        trial = search.within(limit)
     else:
         limit = None
-        trial, bound = search.least(budget.extra_share)
+        trial = search.least(budget.extra_share)
     return Keeping(
         str(budget),
         IdentitySet(trial.kept),
@@ -307,7 +307,7 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         recomputes=trial.plan is not None,
         plan=trial.plan,
         limit=limit,
-        bound=bound,
+        bound=trial.bound,
         time_of=search.time_of,
     )
 

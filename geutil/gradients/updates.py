@@ -38,14 +38,7 @@ from geutil.graph import (
     types,
     v1_control_flow,
 )
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    unique,
-)
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.memory.dependencies import OrderPlan
 from geutil.memory.kernels.cpu import aliases
 from geutil.select.conversions import graph_of_all
@@ -53,9 +46,9 @@ from geutil.select.conversions import graph_of_all
 _logger = logging.getLogger("geutil")
 
 _MUCH = 0.1
-"""The share of the peak from which on gradients that are held are reported."""
+"""The share of the peak above which held gradients are reported."""
 _OVER = 1.02
-"""The share of a budget from which on a peak is reported: predictions are that good."""
+"""The share of a budget above which a peak is reported."""
 _OVER_BUDGET = (
     "the step holds {peak:,} bytes at its peak together with its updates, which were "
     "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
@@ -112,7 +105,7 @@ def order_moved(graph: Graph, backward: Iterable[Operation]) -> None:
 def order_updates(*fetches: Any) -> Report | None:
     """Order the updates of a training step in a graph of version 1.
 
-    What a step holds depends on when its updates use up the gradients, and TensorFlow
+    The peak of a step depends on when its updates use up the gradients, and TensorFlow
     puts that off. In `tf.function` and Keras' `fit` the updates are found when the
     function is built. A Session takes over the whole graph at its first run, often to
     initialize variables, before anything tells what a step runs: so call this before.
@@ -341,8 +334,10 @@ class _Orders:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
         if whole and limit is not None and ordered.resident > _OVER * limit:
-            peaks = {"peak": ordered.resident, "before": report.resident}
-            notes.append(_OVER_BUDGET.format(**peaks, limit=limit))
+            note = _OVER_BUDGET.format(
+                peak=ordered.resident, before=report.resident, limit=limit
+            )
+            notes.append(note)
         for note in notes:
             self._warn(note)
         warnings = (*report.warnings, *notes)
@@ -474,9 +469,9 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
     ops = adjacency.topological_sort(step.ops())
     needed = frozenset(ops)
     awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
-    makers = unique(t.op for t in tensors_of(step.gradients))
+    makers = types.unique(t.op for t in tensors_of(step.gradients))
     # Several variables may have one gradient.
-    reads: MutableIdentityMap[dict[Operation, None]] = MutableIdentityMap()
+    reads: types.MutableIdentityMap[dict[Operation, None]] = types.MutableIdentityMap()
     for gradient, reference in updated:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         value = gradient.values if is_sparse else gradient
@@ -487,7 +482,7 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
             found += [op for op in makers if op in awaitable]
         reads[value] = reads.get(value, {}) | dict.fromkeys(found)
     ends: dict[Operation, list[Operation]] = {}
-    let_out: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    let_out: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
     for value, ops_behind in reads.items():
         if value.op not in awaitable:
             continue

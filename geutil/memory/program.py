@@ -291,13 +291,6 @@ class Program:
             )
         return replace(self, nodes=nodes, sizes=sizes), place
 
-    def waits_forever(self, stuck: int) -> PredictionError:
-        """Return the error about a node that can never run."""
-        return PredictionError(
-            f"'{self.nodes[stuck].name}' never becomes ready: it waits for itself, or "
-            "for a node that does"
-        )
-
     def without_views(
         self, apart: Collection[int]
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
@@ -326,6 +319,13 @@ class Program:
                     shown[view] = inputs[0]
         program, place = replace(self, nodes=nodes).without(views)
         return program, shown, place
+
+    def waits_forever(self, stuck: int) -> PredictionError:
+        """Return the error about a node that can never run."""
+        return PredictionError(
+            f"'{self.nodes[stuck].name}' never becomes ready: it waits for itself, or "
+            "for a node that does"
+        )
 
     @cached_property
     def makers(self) -> Mapping[int, int]:

@@ -16,8 +16,11 @@ moment but those; so it is the least for budgets at which nodes run a third time
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from geutil.errors import MissingExtraError
 from geutil.gradients.planner.problem import Problem
@@ -68,73 +71,44 @@ def extra_time_bound(
     """
     if budget < problem.least_budget:
         return math.inf
-    moments = [
-        moment for moment in _moments(problem, order) if moment.excess(budget) > 0
-    ]
-    # The fullest first: a program of all of them may be too large to be solved.
-    moments.sort(key=lambda moment: -moment.excess(budget))
+    needed = _needed(problem, order)
+    to_run = np.array([problem.bytes_to_run(node) for node in range(len(problem))])
+    excess = to_run + needed @ np.array(problem.sizes, np.int64) - budget
     program = _Program(problem, budget)
-    for moment in moments:
-        program.add(moment)
-        if program.size > _LARGEST:
+    # The fullest first: a program of all of them may be too large to be solved.
+    for node in np.argsort(-excess, kind="stable").tolist():
+        if excess[node] <= 0 or program.size > _LARGEST:
             break
+        program.add(node, np.nonzero(needed[node])[0].tolist())
     return program.least_time(time_limit, branches)
 
 
-class _Moment(NamedTuple):
-    """The first run of a node.
+def _needed(problem: Problem, order: Sequence[int] | None) -> npt.NDArray[np.bool_]:
+    """Return what is read after the first run of each node, and ran before it.
 
-    Attributes:
-        node: the node.
-        at_work: the node and its inputs.
-        needed: what ran before and is read by something that comes later.
-        sizes: the bytes of the first, workspace included, and of the second.
+    A row for each node; what it reads itself is left out.
     """
-
-    node: int
-    at_work: frozenset[int]
-    needed: tuple[int, ...]
-    sizes: tuple[int, int]
-
-    def excess(self, budget: float) -> float:
-        """Return the bytes above a budget if nothing runs again."""
-        return sum(self.sizes) - budget
-
-
-def _moments(problem: Problem, order: Sequence[int] | None) -> Iterator[_Moment]:
-    """Yield the first runs of all nodes, in order of the nodes."""
-    ancestors, descendants = _closures(problem)
+    count = len(problem)
+    before = np.zeros((count, count), np.bool_)
     if order is not None:
-        everyone, ran = (1 << len(problem)) - 1, 0
-        for node in order:
-            ancestors[node], descendants[node] = ran, everyone & ~ran & ~(1 << node)
-            ran |= 1 << node
-    staying = {*problem.outputs, *problem.keep}
-    reader_bits = [sum(1 << reader for reader in rs) for rs in problem.readers]
-    for node in range(len(problem)):
-        at_work = frozenset((node, *problem.inputs[node]))
-        needed = tuple(
-            u
-            for u in _set_bits(ancestors[node])
-            if u not in at_work and (reader_bits[u] & descendants[node] or u in staying)
-        )
-        sizes = (
-            problem.bytes_to_run(node),
-            sum(problem.sizes[u] for u in needed),
-        )
-        yield _Moment(node, at_work, needed, sizes)
-
-
-def _closures(problem: Problem) -> tuple[list[int], list[int]]:
-    """Return the ancestors and the descendants of each node, as bits."""
-    ancestors, descendants = [0] * len(problem), [0] * len(problem)
-    for node in problem.topological_order:
-        for u in problem.inputs[node]:
-            ancestors[node] |= ancestors[u] | 1 << u
-    for node in reversed(problem.topological_order):
-        for reader in problem.readers[node]:
-            descendants[node] |= descendants[reader] | 1 << reader
-    return ancestors, descendants
+        place = np.empty(count, np.int64)
+        place[list(order)] = range(count)
+        before = place < place[:, None]
+    else:
+        for node in problem.topological_order:
+            for u in problem.inputs[node]:
+                before[node] |= before[u]
+                before[node, u] = True
+    # For each node the others behind which something reads it.
+    read_later = np.zeros_like(before)
+    for node, readers in enumerate(problem.readers):
+        for reader in readers:
+            read_later[node] |= before[reader]
+    read_later[[*problem.outputs, *problem.keep]] = True
+    needed = before & read_later.T
+    for node, inputs in enumerate(problem.inputs):
+        needed[node, list(inputs)] = False
+    return needed
 
 
 class _Program:
@@ -152,11 +126,11 @@ class _Program:
         """How many variables it has."""
         return int(self._solver.NumVariables())
 
-    def add(self, moment: _Moment) -> None:
-        """Add a moment: what is held then, and what runs again later."""
+    def add(self, node: int, needed: Sequence[int]) -> None:
+        """Add the first run of a node: what is held then, and what runs again later."""
         problem, solver = self._problem, self._solver
-        at_work, needed = moment.at_work, moment.needed
-        room = self._budget - moment.sizes[0]
+        at_work = {node, *problem.inputs[node]}
+        room = self._budget - problem.bytes_to_run(node)
         held = {}
         # What is needed first; then inputs of what may run again.
         waiting = list(needed)
@@ -174,20 +148,16 @@ class _Program:
         for u in needed:
             solver.Add(held[u] + later.get(u, 0) >= 1)
         for u, runs_later in later.items():
-            solver.Add(runs_later <= self._runs_again(u))
+            if u not in self._again:
+                self._again[u] = solver.BoolVar("")
+            solver.Add(runs_later <= self._again[u])
             for w in problem.inputs[u]:
-                if w in at_work:
-                    continue
-                solver.Add(held[w] + later.get(w, 0) >= runs_later)
+                if w not in at_work:
+                    solver.Add(held[w] + later.get(w, 0) >= runs_later)
         # Divided by the budget, since bytes are too large for a solver's tolerances.
         scale = max(self._budget, 1.0)
         sizes = problem.sizes
         solver.Add(sum(held[u] * (sizes[u] / scale) for u in held) <= room / scale)
-
-    def _runs_again(self, node: int) -> Any:
-        if node not in self._again:
-            self._again[node] = self._solver.BoolVar("")
-        return self._again[node]
 
     def least_time(self, time_limit: float, branches: int | None) -> float:
         """Return the least time of the nodes that run again."""
@@ -216,15 +186,6 @@ def _rounded_up(bound: float, times: Sequence[float]) -> float:
         return bound
     step = math.gcd(*map(int, times)) or 1
     return float(-(-bound // step) * step)
-
-
-def _set_bits(bits: int) -> list[int]:
-    places = []
-    while bits:
-        lowest = bits & -bits
-        places.append(lowest.bit_length() - 1)
-        bits ^= lowest
-    return places
 
 
 def _new_solver() -> Any:

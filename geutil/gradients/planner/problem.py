@@ -7,7 +7,9 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +94,18 @@ class Problem:
     @cached_property
     def inputs(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that each node reads, in ascending order."""
-        inputs: list[list[int]] = [[] for _ in self.times]
-        for tail, head in self.edges:
-            inputs[head].append(tail)
-        return tuple(map(tuple, inputs))
+        return self._grouped((head, tail) for tail, head in self.edges)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """The nodes that read each node, in ascending order."""
-        readers: list[list[int]] = [[] for _ in self.times]
-        for tail, head in self.edges:
-            readers[tail].append(head)
-        return tuple(map(tuple, readers))
+        return self._grouped(self.edges)
+
+    def _grouped(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+        groups: list[list[int]] = [[] for _ in self.times]
+        for node, other in pairs:
+            groups[node].append(other)
+        return tuple(map(tuple, groups))
 
     @cached_property
     def topological_order(self) -> tuple[int, ...]:
@@ -120,8 +122,7 @@ class Problem:
                 if not waits[reader]:
                     heappush(ready, reader)
         if len(order) < len(self):
-            cycle = " -> ".join(map(str, self._cycle(waits)))
-            raise PlanError(f"nodes read each other in a cycle: {cycle}")
+            raise PlanError(f"nodes read each other in a cycle: {self._cycle()}")
         return tuple(order)
 
     @property
@@ -149,24 +150,35 @@ class Problem:
         inputs = sum(self.sizes[u] for u in self.inputs[node])
         return self.sizes[node] + inputs + self.workspaces[node]
 
-    def peak(self, order: Sequence[int]) -> int:
-        """Return the peak of a schedule that runs every node once.
+    def last_uses(self, runs: Sequence[int]) -> list[int]:
+        """Return the place of the last use of each run; behind all if it stays.
 
         Args:
-            order: all nodes, each behind its inputs.
+            runs: every node once or more, each behind a run of its inputs.
         """
-        place = {node: i for i, node in enumerate(order)}
-        freed = [0] * (len(order) + 1)
-        staying = {*self.outputs, *self.keep}
-        for node in order:
-            if node not in staying:
-                readers = [place[reader] for reader in self.readers[node]]
-                freed[max(readers, default=place[node]) + 1] += self.sizes[node]
-        held = peak = 0
-        for i, node in enumerate(order):
-            held += self.sizes[node] - freed[i]
-            peak = max(peak, held + self.workspaces[node])
-        return peak
+        latest: dict[int, int] = {}
+        last_use = list(range(len(runs)))
+        for i, node in enumerate(runs):
+            for u in self.inputs[node]:
+                if u in latest:
+                    last_use[latest[u]] = i
+            latest[node] = i
+        for node in {*self.outputs, *self.keep} & latest.keys():
+            last_use[latest[node]] = len(runs)
+        return last_use
+
+    def held(self, runs: Sequence[int]) -> tuple[int, ...]:
+        """Return the bytes that are held during each run. Args: see `last_uses`."""
+        changes = [0] * (len(runs) + 2)
+        for i, (node, last) in enumerate(zip(runs, self.last_uses(runs), strict=True)):
+            changes[i] += self.sizes[node]
+            changes[last + 1] -= self.sizes[node]
+        levels = zip(runs, accumulate(changes), strict=False)
+        return tuple(level + self.workspaces[node] for node, level in levels)
+
+    def peak(self, runs: Sequence[int]) -> int:
+        """Return the most bytes that are held at once. Args: see `last_uses`."""
+        return max(self.held(runs), default=0)
 
     @classmethod
     def from_networkx(
@@ -273,12 +285,11 @@ class Problem:
     def _check_numbers(self) -> None:
         """Refuse what no computation can have."""
         count = len(self.times)
-        by_name: dict[str, Sequence[float]] = {
-            "time": self.times,
-            "size": self.sizes,
-            "workspace": self.workspaces,
-        }
-        for name, values in by_name.items():
+        for name, values in (
+            ("time", self.times),
+            ("size", self.sizes),
+            ("workspace", self.workspaces),
+        ):
             if len(values) != count:
                 raise PlanError(f"{count} times, but {len(values)} {name}s")
             for node, value in enumerate(values):
@@ -287,14 +298,9 @@ class Problem:
                         f"the {name} of node {node} is {value}; it has to be finite "
                         "and not negative"
                     )
-        named = {
-            "edges": (v for edge in self.edges for v in edge),
-            "keep": self.keep,
-            "no_recompute": self.no_recompute,
-            "outputs": self.outputs,
-        }
-        for name, nodes in named.items():
-            for node in nodes:
+        ends = tuple(v for edge in self.edges for v in edge)
+        for name in ("edges", "keep", "no_recompute", "outputs"):
+            for node in ends if name == "edges" else getattr(self, name):
                 if not 0 <= node < count:
                     raise PlanError(
                         f"{name} names node {node}, of nodes 0 to {count - 1}"
@@ -311,13 +317,10 @@ class Problem:
                     f"fixed_order has node {head} before its input, node {tail}"
                 )
 
-    def _cycle(self, waits: Sequence[int]) -> list[int]:
-        """Return nodes of a cycle, the first one twice, among those that wait."""
-        node = next(v for v, count in enumerate(waits) if count)
-        trail: dict[int, None] = {}
-        while node not in trail:
-            trail[node] = None
-            node = next(u for u in self.inputs[node] if waits[u])
-        cycle = list(trail)[list(trail).index(node) :]
-        shown = [node, *reversed(cycle)]
-        return shown if len(shown) <= _SHOWN else shown[:_SHOWN]
+    def _cycle(self) -> str:
+        """Return some nodes of a cycle, the first one twice if it is short."""
+        try:
+            TopologicalSorter(dict(enumerate(self.inputs))).prepare()
+        except CycleError as error:
+            return " -> ".join(map(str, error.args[1][:_SHOWN]))
+        return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,13 +93,12 @@ class Schedule:
     @cached_property
     def steps(self) -> tuple[ScheduleStep, ...]:
         """What is computed and freed: everything behind its last use."""
-        last_use, staying = self._uses
-        freed: list[list[int]] = [[] for _ in self.runs]
-        for i, node in enumerate(self.runs):
-            if i not in staying:
-                freed[last_use[i]].append(node)
+        freed: list[list[int]] = [[] for _ in (*self.runs, None)]
+        last_uses = self.problem.last_uses(self.runs)
+        for node, last in zip(self.runs, last_uses, strict=True):
+            freed[last].append(node)
         steps: list[ScheduleStep] = []
-        for node, behind in zip(self.runs, freed, strict=True):
+        for node, behind in zip(self.runs, freed, strict=False):
             steps.append(ScheduleStep("compute", node))
             steps += [ScheduleStep("free", v) for v in sorted(behind)]
         return tuple(steps)
@@ -108,18 +106,7 @@ class Schedule:
     @cached_property
     def held(self) -> tuple[int, ...]:
         """The bytes that are held during each run."""
-        sizes = self.problem.sizes
-        last_use, staying = self._uses
-        changes = [0] * (len(self.runs) + 1)
-        for i, node in enumerate(self.runs):
-            changes[i] += sizes[node]
-            if i not in staying:
-                changes[last_use[i] + 1] -= sizes[node]
-        held, total = [], 0
-        for node, change in zip(self.runs, changes, strict=False):
-            total += change
-            held.append(total + self.problem.workspaces[node])
-        return tuple(held)
+        return self.problem.held(self.runs)
 
     @property
     def peak(self) -> int:
@@ -184,11 +171,9 @@ class Schedule:
         problem = self.problem
         if never := [v for v in range(len(problem)) if v not in ran]:
             raise PlanError(f"nodes {never[:5]} never run")
-        wanted = {*problem.outputs, *problem.keep}
-        if lost := sorted(wanted - there):
+        if lost := sorted({*problem.outputs, *problem.keep} - there):
             raise PlanError(f"the outputs of nodes {lost[:5]} are not there at the end")
-        order = problem.fixed_order
-        if order is not None and list(ran) != list(order):
+        if problem.fixed_order not in (None, tuple(ran)):
             raise PlanError("nodes first run in another order than fixed_order")
         time = math.fsum(problem.times[v] * count for v, count in ran.items())
         if peak != self.peak or not math.isclose(time, self.time, abs_tol=1e-9):
@@ -209,7 +194,9 @@ class Schedule:
         # Its package imports TensorFlow.
         from geutil.memory.plotting import drawn_axes
 
-        again = [i for i, first in enumerate(self._is_first) if not first]
+        count = len(self.runs)
+        first = dict(zip(self.runs[::-1], range(count)[::-1], strict=True))
+        again = [i for i, node in enumerate(self.runs) if first[node] != i]
         with drawn_axes(path, "runs in order", "held, bytes") as axes:
             places = range(len(self.held) + 1)
             levels = [*self.held, *(self.held[-1:] or [0])]
@@ -220,25 +207,3 @@ class Schedule:
                 axes.axhline(self.budget, linestyle="--", label="budget")
             axes.legend(frameon=False)
         return Path(path)
-
-    @cached_property
-    def _uses(self) -> tuple[list[int], frozenset[int]]:
-        """The run of the last use of each run's output, and the runs that stay."""
-        latest: dict[int, int] = {}
-        last_use = list(range(len(self.runs)))
-        for i, node in enumerate(self.runs):
-            for u in self.problem.inputs[node]:
-                if u in latest:
-                    last_use[latest[u]] = i
-            latest[node] = i
-        wanted = (*self.problem.outputs, *self.problem.keep)
-        return last_use, frozenset(latest[v] for v in wanted if v in latest)
-
-    @cached_property
-    def _is_first(self) -> Sequence[bool]:
-        seen: set[int] = set()
-        flags = []
-        for node in self.runs:
-            flags.append(node not in seen)
-            seen.add(node)
-        return flags

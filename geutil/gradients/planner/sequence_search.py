@@ -26,6 +26,7 @@ import numpy.typing as npt
 from geutil.gradients.planner.problem import Problem
 
 Array = npt.NDArray[Any]
+Arrays = tuple[Array, Array, Array, Array, Array]
 
 CHAIN = 48
 """The most runs that one move puts in."""
@@ -61,11 +62,9 @@ _SLOT = np.dtype([(name, np.int64) for name in ("node", "last", "before", "after
 run, its own if nothing reads it; the slots of the runs of its node before and after it,
 or -1."""
 _NOW = np.dtype(
-    [
-        (n, np.int64)
-        for n in ("span", "length", "best_length", "logged", "loose", "slid")
-    ]
-    + [(n, np.float64) for n in ("excess", "time", "best_time", "budget")]
+    [(name, np.int64) for name in ("span", "length", "best_length", "logged")]
+    + [(name, np.int64) for name in ("loose", "slid")]
+    + [(name, np.float64) for name in ("excess", "time", "best_time", "budget")]
     + [("dice", np.uint64)]
 )
 """How many slots there are, runs, best runs, entries of the log, loose runs, and slid
@@ -128,13 +127,8 @@ class Search(NamedTuple):
         return float(self.now[0]["best_time"]), float(self.now[0]["excess"])
 
 
-def arrays_of(problem: Problem, order: Sequence[int] | None) -> tuple[Array, ...]:
-    """Return a problem as the first fields of a `Search`.
-
-    Args:
-        problem: the computation.
-        order: in which nodes run for the first time; None for any.
-    """
+def arrays_of(problem: Problem, order: Sequence[int] | None) -> Arrays:
+    """Return a problem, maybe with an order of first runs, as `Search` begins."""
     nodes = np.zeros(len(problem), _NODE)
     nodes["size"], nodes["work"] = problem.sizes, problem.workspaces
     nodes["time"] = problem.times
@@ -145,8 +139,8 @@ def arrays_of(problem: Problem, order: Sequence[int] | None) -> tuple[Array, ...
         nodes["behind"][list(order[:-1])] = order[1:]
     outputs = sorted({*problem.outputs, *problem.keep})
     again = np.nonzero((nodes["once"] == 0) & (nodes["size"] > 0))[0]
-    links = map(_flat, (problem.inputs, problem.readers))
-    return *links, np.array(outputs, np.int64), again, nodes
+    inputs, readers = map(_flat, (problem.inputs, problem.readers))
+    return inputs, readers, np.array(outputs, np.int64), again, nodes
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> Array:
@@ -155,17 +149,8 @@ def _flat(lists: Sequence[Sequence[int]]) -> Array:
     return np.array([*starts, *(u for us in lists for u in us)], np.int64)
 
 
-def new_search(
-    arrays: tuple[Array, ...], runs: Sequence[int], budget: float, seed: int
-) -> Search:
-    """Return a search that begins with some runs.
-
-    Args:
-        arrays: the computation, see `arrays_of`.
-        runs: every node once or more, each behind a run of its inputs.
-        budget: in bytes.
-        seed: of the random numbers.
-    """
+def new_search(arrays: Arrays, runs: Sequence[int], budget: float, seed: int) -> Search:
+    """Return a search in the arrays of a problem that begins with some runs."""
     count = len(arrays[-1])
     room = int(_SPREAD * max(4 * count, 2 * len(runs))) + 8 * CHAIN
     search = Search(
@@ -203,7 +188,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def _part(function: Callable[..., Any]) -> Any:
-    """Have a function compiled that only compiled ones call, and that makes no array."""
+    """Have a function compiled that makes no array, for compiled ones alone."""
     return compiled(function, no_cpython_wrapper=True, _nrt=False)
 
 
@@ -233,14 +218,8 @@ def _waited(now):  # type: ignore[no-untyped-def]
 @_part
 def _spread(search, runs, room):  # type: ignore[no-untyped-def]
     """Lay runs out in slots, with room for more, and compute what is known of them."""
-    inputs, nodes, places, slots = (
-        search.inputs,
-        search.nodes,
-        search.places,
-        search.slots,
-    )
-    level, now = search.level, search.now[0]
-    length = len(runs)
+    inputs, places, slots = search.inputs, search.places, search.slots
+    level, now, length = search.level, search.now[0], len(runs)
     span = min(int(_SPREAD * (length + room)), len(slots) - 2)
     for place in range(len(places)):
         places[place].first = places[place].newest = -1
@@ -264,12 +243,12 @@ def _spread(search, runs, room):  # type: ignore[no-untyped-def]
             places[node].first = slot
         places[node].newest = slot
         places[node].copies += 1
-        now.time += nodes[node].time
+        now.time += search.nodes[node].time
     for node in search.outputs:
         slots[places[node].newest].last = span
     for slot in range(span):
         if slots[slot].node >= 0:
-            size = nodes[slots[slot].node].size
+            size = search.nodes[slots[slot].node].size
             level[slot] += size
             level[slots[slot].last + 1] -= size
     held = 0.0
@@ -277,7 +256,7 @@ def _spread(search, runs, room):  # type: ignore[no-untyped-def]
         held += level[slot]
         level[slot] = held
         if slots[slot].node >= 0:
-            level[slot] += nodes[slots[slot].node].work
+            level[slot] += search.nodes[slots[slot].node].work
         now.excess += max(level[slot] - now.budget, 0.0) * search.filled[slot]
 
 
@@ -483,9 +462,9 @@ def _drop_loose(search):  # type: ignore[no-untyped-def]
         slot = search.loose[now.loose]
         node = search.slots[slot].node
         # It may have gone, or be read again, since it was noted.
-        if node >= 0 and search.slots[slot].last == slot:
-            if search.places[node].copies > 1:
-                _remove(search, slot)
+        is_loose = node >= 0 and search.slots[slot].last == slot
+        if is_loose and search.places[node].copies > 1:
+            _remove(search, slot)
 
 
 @_part
@@ -542,12 +521,10 @@ def _make_room(search, slot, wanted):  # type: ignore[no-untyped-def]
             have += 1
         if have == wanted:
             return slot
-        # The nearest empty slot on either side.
+        # The nearest empty slot on either side; there is one.
         low, high = slot - 1 - have, slot
-        while low >= 0 or high < span:
-            if (low >= 0 and slots[low].node < 0) or (
-                high < span and slots[high].node < 0
-            ):
+        while not (low >= 0 and slots[low].node < 0):
+            if high < span and slots[high].node < 0:
                 break
             low, high = low - 1, high + 1
         if low >= 0 and slots[low].node < 0:
@@ -686,18 +663,10 @@ def _evict_one(  # type: ignore[no-untyped-def]
 ):
     """Free what waits across the fullest run, and put it in before its next use.
 
-    Args:
-        search: where the search stands; changed.
-        failed: for each pair of a node and a reader, at its place in `readers`, and for
-            each node and the end, the latest round in which that brought nothing.
-        round_: the number of this round.
-        noise: how much a choice is left to chance.
-        way: one of `WAYS`.
-        chain: room for the runs.
-        over: room for the bytes above the budget up to each slot, and for the runs.
-
-    Returns:
-        Whether less is held above the budget, or something else may be tried.
+    Tell whether that, or something else, may be tried again. `failed` has, at the
+    places of `readers` and for nodes that are read at the end, the latest round in
+    which freeing brought nothing. `chain` and `over` are room for runs, and for the
+    bytes and the runs above the budget up to each slot.
     """
     inputs, nodes, slots, now = search.inputs, search.nodes, search.slots, search.now[0]
     if not _has_space(search, len(chain)):
@@ -713,7 +682,7 @@ def _evict_one(  # type: ignore[no-untyped-def]
             bytes_over += level - now.budget
             runs_over += 1
         over[slot, 0], over[slot, 1] = bytes_over, runs_over
-    best, place, node, edge = 0.0, span, fullest, -1
+    best, place, node, edge = 0.0, span, -1, -1
     for u in search.again:
         run = _run_before(search, u, fullest)
         if run < 0 or slots[run].last <= fullest:
@@ -762,14 +731,9 @@ def _evict_one(  # type: ignore[no-untyped-def]
 def evict(search, rounds, noise, way):  # type: ignore[no-untyped-def]
     """Free and compute again, time after time what is cheapest for what it frees.
 
-    Each round looks at the fullest run, and at everything that waits there for a later
-    use.
-
-    Args:
-        search: where the search stands; changed.
-        rounds: the most rounds.
-        noise: how much a choice is left to chance.
-        way: one of `WAYS`.
+    Each of at most so many rounds looks at the fullest run, and at everything that
+    waits there for a later use. `noise` is how much a choice is left to chance, `way`
+    one of `WAYS`.
 
     Cost: rounds times the nodes, their readers and what they hold.
     """
@@ -805,7 +769,9 @@ def _ruin(search, wanted):  # type: ignore[no-untyped-def]
 
 
 @_part
-def _rebuilt(search, shifted, most, failed, round_, chain, over):  # type: ignore[no-untyped-def]
+def _rebuilt(  # type: ignore[no-untyped-def]
+    search, shifted, most, failed, round_, chain, over
+):
     """Move some runs, take some out, and evict anew; stop above the most time."""
     now = search.now[0]
     while _roll(now) < shifted:
@@ -830,13 +796,9 @@ def _rebuilt(search, shifted, most, failed, round_, chain, over):  # type: ignor
 def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
     """Take runs out and evict anew, again and again; take what is good enough.
 
-    Args:
-        search: where the search stands; changed.
-        shifted: how often a move shifts a run, and then one more.
-        heat: the temperature at the first move, as a share of the time of all nodes.
-        cold: the temperature at the last one.
-        moves: how many.
-        goal: the time at which nothing is left to gain.
+    A move shifts a run, and then one more, as often as `shifted` says. `heat` and
+    `cold` are the temperatures at the first and the last move, as shares of the time of
+    all nodes; `goal` is the time at which nothing is left to gain.
 
     Cost: that of some rounds of eviction for each move.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count, islice, product, repeat
 from pathlib import Path
 from time import monotonic
@@ -26,9 +26,9 @@ Progress = Callable[[Improvement], None]
 
 _HEATS = 0.3, 0.003
 """The first and the last temperature, in the mean time of a node."""
-_SHIFTED, _SHIFTED_IN_STEPS = 0.7, 0.2
-"""How often a move shifts a run, and then one more. The order of a step is good. Of 16
-random layered problems, the mean extra time is 0.93 % at 0.7, and 1.0 % at 0.2."""
+_SHIFTED, _SHIFTED_IN_STEPS = 0.85, 0.2
+"""How often a move shifts a run, and then one more: the order of a step is good. The
+mean extra time of 12 random layered problems is 0.86 % at 0.85, 0.92 % at 0.7."""
 _NOISES = 0.0, 1.0, 2.0, 3.0
 """How much the evictions with which rebuilding begins are left to chance."""
 _CANDIDATES = 16
@@ -39,18 +39,13 @@ _CYCLES = 2
 """How often searches start hot again."""
 _WORTH = 10
 """What a move counts for in `iterations`."""
-_SLICES = 50
-"""How often a search looks at the clock, and tells of what it found."""
-_BOUND = 0.25
-"""The share of the bound."""
-_BRANCHES = 200
-"""Of the bound's program, where a number of moves takes the place of time."""
-_MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 400, 2000
+_SLICES, _FIRST_SLICE = 50, 30
+"""How often a search looks at the clock, and the moves before it does so first."""
+_BOUND_SHARE, _BRANCHES = 0.25, 200
+"""The share of the bound in the time, or its branches where moves are given instead."""
+_FEW_MOVES, _MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 200_000, 400, 2000
 """Problems of more nodes are not bounded, with few moves and otherwise: to write the
 program down would take too long."""
-_FEW_MOVES = 200_000
-"""With fewer moves the larger problems are not bounded."""
-_TRIAL_MOVES = 30
 _CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
 """Extra time that does not count, and that by which the program's bound may be low, as
 shares of the time of all nodes."""
@@ -112,110 +107,10 @@ def solve(
     if objective not in ("time", "peak"):
         raise ArgumentTypeError(f"objective is 'time' or 'peak', not {objective!r}")
     workers = workers or os.cpu_count() or 1
-    options = _SolveOptions(time_limit, seed, reorder, workers, iterations, progress)
+    options = _Options(time_limit, seed, reorder, workers, iterations, progress)
     if objective == "peak":
         return _least_peak(problem, budget, options)
-    best = _Best(problem, budget, options)
-    _lower_time(best, options)
-    return best.schedule()
-
-
-@dataclass(frozen=True)
-class _SolveOptions:
-    """How to solve; see `solve`."""
-
-    time_limit: float
-    seed: int
-    reorder: bool
-    workers: int
-    iterations: int | None
-    progress: Progress | None
-    is_step: bool = False
-
-
-class _Best:
-    """The best schedule under a budget so far, and what is proven of it.
-
-    Attributes:
-        problem: the computation.
-        budget: in bytes.
-        bound: no schedule has less extra time.
-        goal: extra time at which nothing is left to gain.
-        runs: of the best schedule; None while none keeps the budget.
-    """
-
-    def __init__(
-        self, problem: Problem, budget: float, options: _SolveOptions, goal: float = 0.0
-    ) -> None:
-        self.problem = problem
-        self.budget = budget
-        self.bound = 0.0
-        self.goal = goal
-        self.runs: tuple[int, ...] | None = None
-        self._least: Schedule | None = None
-        self._history: list[Improvement] = []
-        self._progress = options.progress
-        self._time_limit = options.time_limit
-        self._began = monotonic()
-
-    @property
-    def seconds_left(self) -> float:
-        """The rest of the time limit."""
-        return self._time_limit - (monotonic() - self._began)
-
-    @property
-    def least_time(self) -> float:
-        """The extra time of the best schedule; infinity while there is none."""
-        return self._history[-1].overhead if self._history else math.inf
-
-    def allow(self, seconds: float) -> None:
-        """Let some seconds not count: those of compiling."""
-        self._began += seconds
-
-    def is_done(self) -> bool:
-        """Tell whether nothing is left to gain: nothing worth looking for."""
-        # A program's bound is a little low, and more than that is not to be gained.
-        return self._is_within(_PROGRAM_CLOSE if self.bound else _CLOSE)
-
-    def _is_within(self, share: float) -> bool:
-        """Tell whether the best is nearly as good as can be."""
-        if not self._history:
-            return self.bound == math.inf
-        close = share * max(self.problem.total_time, 1.0)
-        return self.least_time <= max(self.bound, self.goal) + close
-
-    def consider(self, runs: Sequence[int]) -> None:
-        """Take a sequence of runs over if it is better."""
-        found = Schedule(self.problem, tuple(runs))
-        # Cheap to tell, unlike the peak: a search is asked again after every slice.
-        if self.runs is not None and found.overhead >= self.least_time:
-            return
-        if self._least is None or found.peak < self._least.peak:
-            self._least = found
-        if found.peak > self.budget or found.overhead >= self.least_time:
-            return
-        self.runs = found.runs
-        seconds = monotonic() - self._began
-        self._history.append(Improvement(seconds, found.overhead, found.peak))
-        if self._progress is not None:
-            self._progress(self._history[-1])
-
-    def schedule(self) -> Schedule:
-        """Return the schedule, with its status."""
-        least = () if self._least is None else self._least.runs
-        status: Status = "infeasible"
-        if self.runs is not None:
-            status = "optimal" if self._is_within(_CLOSE) else "feasible"
-        elif self.budget < self.problem.least_budget:
-            self.bound = math.inf
-        return Schedule(
-            self.problem,
-            least if self.runs is None else self.runs,
-            budget=self.budget,
-            lower_bound=self.bound,
-            status=status,
-            history=tuple(self._history),
-        )
+    return _Solver(problem, budget, options).solve()
 
 
 def schedule_step(
@@ -227,9 +122,7 @@ def schedule_step(
     seed: int = 0,
     found: Sequence[Sequence[int]] = (),
 ) -> Schedule:
-    """Return a schedule of a step by eviction and rebuilding alone, without a bound.
-
-    Its own order is good, so that annealing never did better (of eleven networks).
+    """Return a schedule of a step, whose own order is good, without a bound.
 
     Args:
         problem: the step.
@@ -242,95 +135,161 @@ def schedule_step(
     Cost: that of the moves.
     """
     workers = os.cpu_count() or 1
-    options = _SolveOptions(math.inf, seed, True, workers, moves, None, is_step=True)
+    options = _Options(math.inf, seed, True, workers, moves, None, is_step=True)
     if objective == "peak":
         return _least_peak(problem, limit, options)
-    best = _Best(problem, limit, options)
-    _lower_time(best, options, found)
-    return best.schedule()
+    return _Solver(problem, limit, options).solve(found)
 
 
-def _starts(problem: Problem, options: _SolveOptions) -> list[tuple[int, ...]]:
-    """Return the orders that are known without a search, that of least peak first."""
-    orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
-    return sorted(orders, key=problem.peak)
+@dataclass(frozen=True)
+class _Options:
+    """How to solve; see `solve`."""
+
+    time_limit: float
+    seed: int
+    reorder: bool
+    workers: int
+    iterations: int | None
+    progress: Progress | None
+    is_step: bool = False
 
 
-def _lower_time(
-    best: _Best, options: _SolveOptions, found: Sequence[Sequence[int]] = ()
-) -> None:
-    """Look for schedules of less extra time until one is proven best, or time is up."""
-    problem, budget = best.problem, best.budget
-    fixed = problem.fixed_order is not None or not options.reorder
-    order = problem.first_order if fixed else None
-    starts = [*found] if options.is_step else []
-    starts = starts or [*found, *_starts(problem, options)]
-    best.consider(starts[0])
-    if best.is_done() or budget < problem.least_budget:
-        return
-    team = _Team(best, options, order)
-    team.rebuild_from_many(starts)
-    if options.is_step:
-        return
-    _bound(best, options, order)
-    for turn in range(_CYCLES):
-        if not best.is_done():
-            # Of the moves all turns have the same part, of the time that of the rest.
-            done = turn if options.iterations is None else 0
-            team.search(1 / (_CYCLES - done))
+class _Solver:
+    """Searches of several seeds for the least extra time within a budget.
 
-
-def _bound(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
-    """Bound the extra time of every schedule by a program."""
-    moves = options.iterations
-    is_hurried = moves is not None and moves < _FEW_MOVES
-    most = _MOST_BOUNDED if is_hurried else _MOST_BOUNDED_SLOWLY
-    if best.is_done() or len(best.problem) > most:
-        return
-    # What is deterministic must not depend on the clock.
-    branches = None if moves is None else _BRANCHES
-    limit = best.seconds_left * _BOUND
-    bound = extra_time_bound(best.problem, best.budget, order, limit, branches)
-    best.bound = max(best.bound, bound)
-
-
-class _Team:
-    """Searches of several seeds that go on at once."""
+    Args:
+        problem: the computation.
+        budget: in bytes.
+        options: how to solve.
+        goal: extra time at which nothing is left to gain.
+    """
 
     def __init__(
-        self, best: _Best, options: _SolveOptions, order: tuple[int, ...] | None
+        self, problem: Problem, budget: float, options: _Options, goal: float = 0.0
     ) -> None:
+        self._problem, self._budget, self._options = problem, budget, options
+        self._goal, self._bound = goal, 0.0
+        self._best: Schedule | None = None
+        self._least: Schedule | None = None
+        self._history: list[Improvement] = []
+        self._kernels: Any = None
+        self._began = monotonic()
+
+    def solve(self, found: Sequence[Sequence[int]] = ()) -> Schedule:
+        """Return the best schedule, from some runs on and from orders of low peak."""
+        problem, options = self._problem, self._options
+        starts = [*found] if options.is_step else []
+        starts = starts or [*found, *_starts(problem, options)]
+        self._consider(starts[0])
+        if not self._is_done() and self._budget >= problem.least_budget:
+            self._search(starts)
+        least = () if self._least is None else self._least.runs
+        status: Status = "infeasible"
+        if self._best is not None:
+            status = "optimal" if self._is_within(_CLOSE) else "feasible"
+        elif self._budget < problem.least_budget:
+            self._bound = math.inf
+        return Schedule(
+            problem,
+            least if self._best is None else self._best.runs,
+            budget=self._budget,
+            lower_bound=self._bound,
+            status=status,
+            history=tuple(self._history),
+        )
+
+    def _search(self, starts: Sequence[Sequence[int]]) -> None:
+        """Look for less extra time until none is proven less, or time is up."""
+        problem, options = self._problem, self._options
         began = monotonic()
         self._kernels = _kernels()
-        best.allow(monotonic() - began)
-        self._best, self._options = best, options
-        self._arrays = self._kernels.arrays_of(best.problem, order)
+        # The seconds of compiling do not count.
+        self._began += monotonic() - began
+        fixed = problem.fixed_order is not None or not options.reorder
+        order = problem.first_order if fixed else None
+        self._arrays = self._kernels.arrays_of(problem, order)
+        self._rebuild_from_many(starts)
+        if options.is_step:
+            return
+        self._find_bound(order)
+        for turn in range(_CYCLES):
+            # Of the moves all turns have the same part, of the time that of the rest.
+            done = turn if options.iterations is None else 0
+            self._rebuild_best(1 / (_CYCLES - done))
 
-    def _new(self, runs: Sequence[int], number: int) -> Any:
+    @property
+    def _seconds_left(self) -> float:
+        return self._options.time_limit - (monotonic() - self._began)
+
+    def _is_done(self) -> bool:
+        """Tell whether nothing is left to gain: nothing worth looking for."""
+        # A program's bound is a little low, and more than that is not to be gained.
+        return self._is_within(_PROGRAM_CLOSE if self._bound else _CLOSE)
+
+    def _is_within(self, share: float) -> bool:
+        """Tell whether the best is nearly as good as can be."""
+        if self._best is None:
+            return self._bound == math.inf
+        close = share * max(self._problem.total_time, 1.0)
+        return self._best.overhead <= max(self._bound, self._goal) + close
+
+    def _consider(self, runs: Sequence[int]) -> None:
+        """Take a sequence of runs over if it is better."""
+        found, best = Schedule(self._problem, tuple(runs)), self._best
+        # Cheap to tell, unlike the peak: a search is asked again after every slice.
+        if best is not None and found.overhead >= best.overhead:
+            return
+        if self._least is None or found.peak < self._least.peak:
+            self._least = found
+        if found.peak <= self._budget:
+            self._best = found
+            seconds = monotonic() - self._began
+            self._history.append(Improvement(seconds, found.overhead, found.peak))
+            if self._options.progress is not None:
+                self._options.progress(self._history[-1])
+
+    def _find_bound(self, order: tuple[int, ...] | None) -> None:
+        """Bound the extra time of every schedule by a program."""
+        moves = self._options.iterations
+        is_hurried = moves is not None and moves < _FEW_MOVES
+        most = _MOST_BOUNDED if is_hurried else _MOST_BOUNDED_SLOWLY
+        if not self._is_done() and len(self._problem) <= most:
+            # What is deterministic must not depend on the clock.
+            branches = None if moves is None else _BRANCHES
+            limit = self._seconds_left * _BOUND_SHARE
+            self._bound = extra_time_bound(
+                self._problem, self._budget, order, limit, branches
+            )
+
+    def _new_search(self, runs: Sequence[int], number: int) -> Any:
         seed = self._options.seed + number
-        return self._kernels.new_search(self._arrays, runs, self._best.budget, seed)
+        return self._kernels.new_search(self._arrays, runs, self._budget, seed)
 
-    def _rebuild(self, search: Any, heats: Iterable[float], moves: int) -> None:
-        best, total = self._best, self._best.problem.total_time
-        share = _SHIFTED_IN_STEPS if self._options.is_step else _SHIFTED
-        goal = max(best.bound, best.goal) + (total or 1.0) * _CLOSE + total
-        hot, cold = (heat / max(len(best.problem), 1) for heat in heats)
-        self._kernels.rebuild(search, share, hot, cold, max(moves, 1), goal)
+    def _rebuild(self, search: Any, heats: Sequence[float], moves: int) -> None:
+        total = self._problem.total_time
+        shifted = _SHIFTED_IN_STEPS if self._options.is_step else _SHIFTED
+        goal = max(self._bound, self._goal) + total * (1 + _CLOSE)
+        hot, cold = np.array(heats) / max(len(self._problem), 1)
+        self._kernels.rebuild(search, shifted, hot, cold, max(moves, 1), goal)
 
-    def rebuild_from_many(self, starts: Sequence[Sequence[int]]) -> None:
+    def _consider_all(self, searches: Iterable[Any]) -> None:
+        """Take over what searches found, or, above the budget, where they stand."""
+        for search in searches:
+            self._consider(search.best_runs or search.runs)
+
+    def _rebuild_from_many(self, starts: Sequence[Sequence[int]]) -> None:
         """Rebuild from many evictions of some starts, and go on with the best of them.
 
         Successive halving (Jamieson and Talwalkar 2016): where rebuilding leads is
         mostly decided by where it begins, and a short one tells.
         """
-        best, kernels = self._best, self._kernels
-        nodes = len(best.problem)
+        kernels, nodes = self._kernels, len(self._problem)
         ways = product(_NOISES, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
         moves = self._options.iterations or nodes * _MOVES_A_NODE
 
         def begin(number: int, job: tuple[float, int, Sequence[int]]) -> Any:
             noise, way, runs = job
-            search = self._new(runs, number)
+            search = self._new_search(runs, number)
             kernels.evict(search, 8 * nodes, noise, way)
             return search
 
@@ -341,49 +300,48 @@ class _Team:
 
         with ThreadPoolExecutor(self._options.workers) as pool:
             searches = list(pool.map(begin, count(), islice(ways, _CANDIDATES)))
-            self._consider(searches)
+            self._consider_all(searches)
             for kept, share in _STAGES:
-                if best.is_done() or best.seconds_left < 0:
+                if self._is_done() or self._seconds_left < 0:
                     break
                 searches = sorted(searches, key=lambda search: search.rank)[:kept]
                 list(pool.map(go_on, searches, repeat(share)))
-                self._consider(searches)
+                self._consider_all(searches)
 
-    def _consider(self, searches: Iterable[Any]) -> None:
-        """Take over what searches found, or, above the budget, where they stand."""
-        for search in searches:
-            self._best.consider(search.best_runs or search.runs)
-
-    def search(self, share: float) -> None:
+    def _rebuild_best(self, share: float) -> None:
         """Rebuild the best slice by slice, for a share of the moves, or of the time.
 
         Without a number of moves, a slice is as long as the clock says, and so is how
         far the search is: a machine that does other things cools down as well.
         """
-        best, options = self._best, self._options
-        runs = best.runs or best.problem.first_order
-        searches = [self._new(runs, number) for number in range(options.workers)]
-        seconds, began = best.seconds_left * share, monotonic()
-        moves = _TRIAL_MOVES
+        options = self._options
+        runs = self._problem.first_order if self._best is None else self._best.runs
+        searches = [self._new_search(runs, number) for number in range(options.workers)]
+        seconds, began = self._seconds_left * share, monotonic()
+        moves, (hot, cold) = _FIRST_SLICE, _HEATS
         if options.iterations is not None:
             moves = int(options.iterations * share) // _WORTH // _SLICES
-        hot, cold = _HEATS
         done, slices = 0.0, 0
         with ThreadPoolExecutor(options.workers) as pool:
-            while done < 1.0 and not best.is_done():
+            while done < 1.0 and not self._is_done():
                 parts = done, min(done + 1 / _SLICES, 1.0)
                 heats = [hot * (cold / hot) ** part for part in parts]
                 list(pool.map(self._rebuild, searches, repeat(heats), repeat(moves)))
-                self._consider(searches)
+                self._consider_all(searches)
                 slices, before = slices + 1, done
+                done = slices / _SLICES
                 if options.iterations is None:
                     done = (monotonic() - began) / max(seconds, 1e-6)
                     moves = int(moves / _SLICES / max(done - before, 1e-6)) + 1
-                else:
-                    done = slices / _SLICES
 
 
-def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
+def _starts(problem: Problem, options: _Options) -> list[tuple[int, ...]]:
+    """Return the orders that are known without a search, that of least peak first."""
+    orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
+    return sorted(orders, key=problem.peak)
+
+
+def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
     found = Schedule(problem, _starts(problem, options)[0])
@@ -396,12 +354,11 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
             break
         # A third of what is left, since a try that fails takes all it gets.
         tried = replace(options, time_limit=left / 3, progress=None)
-        best = _Best(problem, target, tried, extra)
-        _lower_time(best, tried, [found.runs])
-        if best.runs is None or Schedule(problem, best.runs).overhead > extra:
+        then = _Solver(problem, target, tried, extra).solve([found.runs])
+        if then.status == "infeasible" or then.overhead > extra:
             del steps[0]
             continue
-        found = Schedule(problem, best.runs)
+        found = Schedule(problem, then.runs)
         seconds = monotonic() - began
         history.append(Improvement(seconds, found.overhead, found.peak))
         if options.progress is not None:
@@ -426,38 +383,36 @@ def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
     waits = [len(inputs) for inputs in problem.inputs]
     uses = [len(readers) for readers in problem.readers]
     staying = {*problem.outputs, *problem.keep}
+    ready: list[tuple[int, int, int]] = []
     number = count()
 
-    def added(node: int) -> int:
-        freed = sum(
-            problem.sizes[u]
-            for u in problem.inputs[node]
-            if uses[u] == 1 and u not in staying
-        )
-        return problem.sizes[node] - freed
+    def offer(node: int) -> None:
+        last_read = {u for u in problem.inputs[node] if uses[u] == 1} - staying
+        added = problem.sizes[node] - sum(problem.sizes[u] for u in last_read)
+        heappush(ready, (added, -next(number), node))
 
-    ready = [(added(v), -next(number), v) for v, n in enumerate(waits) if not n]
-    heapify(ready)
-    order: list[int] = []
-    ran = [False] * len(problem)
+    for node, inputs in enumerate(problem.inputs):
+        if not inputs:
+            offer(node)
+    # A dictionary for its order.
+    ran: dict[int, None] = {}
     while ready:
-        _, _, node = heappop(ready)
-        if ran[node]:
+        node = heappop(ready)[-1]
+        if node in ran:
             continue
-        ran[node] = True
-        order.append(node)
+        ran[node] = None
         for u in problem.inputs[node]:
             uses[u] -= 1
             if uses[u] == 1:
                 # Its last reader frees it now, so it moves ahead.
                 for reader in problem.readers[u]:
-                    if not ran[reader] and not waits[reader]:
-                        heappush(ready, (added(reader), -next(number), reader))
+                    if reader not in ran and not waits[reader]:
+                        offer(reader)
         for reader in problem.readers[node]:
             waits[reader] -= 1
             if not waits[reader]:
-                heappush(ready, (added(reader), -next(number), reader))
-    return [problem.first_order, tuple(order)]
+                offer(reader)
+    return [problem.first_order, tuple(ran)]
 
 
 class CurvePoint(NamedTuple):

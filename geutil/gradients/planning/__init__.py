@@ -1,6 +1,6 @@
 """Chooses what to keep: for the least peak, or the least compute within a budget."""
 
-from geutil.gradients.planning.least_peak import MemoryChoice, choose_for_memory
+from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.plans import (
     Plan,
     PlanCurve,
@@ -12,7 +12,6 @@ from geutil.gradients.planning.under_budget import Budget, BudgetSearch
 __all__ = [
     "Budget",
     "BudgetSearch",
-    "MemoryChoice",
     "Plan",
     "PlanCurve",
     "choose_for_memory",

@@ -19,7 +19,7 @@ from geutil.gradients.planning.cuts import (
     read_forward,
 )
 from geutil.gradients.planning.local_search import CuttingSearch, Trial, Trials
-from geutil.gradients.segments import Keeps, Recomputation
+from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime
 from geutil.graph.types import Tensor
@@ -127,25 +127,6 @@ _WORTH_WHILE = 0.98
 """Nothing is run again unless the peak falls to this part of that by order alone."""
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryChoice:
-    """What to keep so that the peak is least.
-
-    Attributes:
-        kept: the tensors, in graph order; none if plain gradients are best.
-        peak: the predicted peak in bytes.
-        plain_peak: the predicted peak of plain gradients.
-        reason: why plain gradients are best, or None.
-        plan: what is recomputed, where that does not follow from `kept`.
-    """
-
-    kept: tuple[Tensor, ...]
-    peak: int
-    plain_peak: int
-    reason: str | None
-    plan: Recomputation | None = None
-
-
 def choose_for_memory(
     step: PlainStep,
     always: Keeps,
@@ -154,7 +135,7 @@ def choose_for_memory(
     among_others: bool = False,
     others: Iterable[Sequence[Tensor]] = (),
     trials: Trials | None = None,
-) -> MemoryChoice:
+) -> Trial:
     """Return the tensors to keep for the least predicted peak.
 
     No op runs more than once again. The forward pass is cut into stretches such that
@@ -172,6 +153,9 @@ def choose_for_memory(
         others: choices that are tried besides.
         trials: what tries choices out; None for new ones.
 
+    Returns:
+        The choice; without tensors and with a reason if plain gradients are best.
+
     Cost: linear in the ops of the step and their edges.
     """
     forward = read_forward(step, always, min_checkpoint_size)
@@ -186,14 +170,14 @@ def _choose(
     others: Iterable[Sequence[Tensor]],
     *,
     among_others: bool,
-) -> MemoryChoice:
+) -> Trial:
     """Return the best tensors to keep; none if the peak would fall too little."""
-    plain_peak = trials.program.plain_peak()
+    alone = trials.without()
     # The order is the executor's where none is better.
-    alone = min(plain_peak, trials.without().peak)
+    alone = replace(alone, peak=min(trials.program.plain_peak(), alone.peak))
     if not forward.buffers:
         reason = "the backward pass reads nothing that could be recomputed"
-        return MemoryChoice((), alone, plain_peak, reason)
+        return replace(alone, reason=reason)
     gradient_bytes = trials.program.gradient_bytes(step.backward)
     stretches = measure_stretches(forward, gradient_bytes)
     places = stretches.places[1:-1].tolist()
@@ -218,10 +202,9 @@ def _choose(
     if best and is_large:
         exact = trials.run(best.kept, spare_last=best.spares_last)
         best = replace(exact, spares_last=best.spares_last)
-    if best is None or best.peak > _WORTH_WHILE * alone:
-        return MemoryChoice((), alone, plain_peak, _reason(best, alone))
-    plan = None if best.spares_last else best.plan
-    return MemoryChoice(best.kept, best.peak, plain_peak, None, plan)
+    if best is None or best.peak > _WORTH_WHILE * alone.peak:
+        return replace(alone, reason=_reason(best, alone.peak))
+    return best
 
 
 def _most_trials(size: int) -> int:

@@ -28,6 +28,10 @@ class Trial:
         held: the bytes of the tensors.
         plan: what is recomputed; None if nothing is.
         spares_last: whether what the backward pass starts with is not recomputed.
+        scheduled_peak: the peak of the planner's schedule that it is; 0 if it is none.
+        bound: no schedule of the planner within the same budget takes less extra time,
+            as a part of the time of the step; 0 if nothing is known of that.
+        reason: why nothing is recomputed, where that was looked for.
     """
 
     kept: tuple[Tensor, ...]
@@ -36,6 +40,9 @@ class Trial:
     held: int
     plan: Recomputation | None = None
     spares_last: bool = True
+    scheduled_peak: int = 0
+    bound: float = 0.0
+    reason: str | None = None
 
 
 class Trials:
@@ -85,10 +92,10 @@ class Trials:
         )
         return self._trial(chosen, plan)
 
-    def scheduled(self, plan: Recomputation) -> Trial:
-        """Return what a recomputation leads to that a schedule has. Cost: see `run`."""
+    def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
+        """Return what a recomputation leads to that a schedule of some peak has."""
         chosen = tuple(t for t in plan.kept if not self._is_always_kept(t))
-        return self._trial(chosen, plan)
+        return replace(self._trial(chosen, plan), scheduled_peak=peak)
 
     def _trial(
         self, kept_tensors: tuple[Tensor, ...], plan: Recomputation | None

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.schedule import Schedule
 from geutil.gradients.planner.solver import schedule_step
-from geutil.gradients.planning.least_peak import MemoryChoice, choose_for_memory
+from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
 from geutil.gradients.planning.step_problem import StepProblem, step_problem
 from geutil.gradients.planning.transfers import (
@@ -31,7 +30,7 @@ from geutil.gradients.prediction import Updates, program_of
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
-from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
+from geutil.memory.sizes import byte_count, megabytes
 
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
@@ -43,9 +42,10 @@ _MOST_SEARCHED = 2500
 _WORTH_RISKING = 0.75
 """Where the time for updates in place is less than this part of that for others, they
 are taken to be in place."""
-_MOVES_A_NODE, _MOST_MOVES = 480, 160_000
-"""Moves of a search for each node of the problem, and at most. U-Net at a quarter needs
-as many: with half of them the time differed by 6 % of the step from seed to seed."""
+_MOVES_A_NODE, _FEW_MOVES, _MOVES_TIMES_NODES = 960, 160_000, 270_000_000
+"""Moves of a search for each node of the problem; at most the second, or as many as
+times the nodes are the third. Small problems need more: U-Net at a quarter takes 36.8 %
+more time with 160,000, 34.8 % with 480,000 (means of three seeds)."""
 _PLANS_AS_LOW = 1
 """How many schedules are looked for that hold hardly more than the least peak."""
 _MOST_BOUNDED = 6000
@@ -57,13 +57,13 @@ those. The first branch, with its cuts, gives most of the bound in a second or t
 _NARROW = 0.03
 """Budgets that are nearer than this, as a part, differ by less than what a step holds
 differs from its schedule."""
+_WORTHWHILE = 0.005
+"""Extra time, as a part of the step's, that is worth another schedule between them."""
 _STRIDE = 0.7
 """A next budget is at most this far from one in proportion."""
 _AIM, _MOST = 0.985, 0.99
 """Of a budget, what is looked for and what is taken: a finished step may hold a percent
 more than was planned."""
-_REFINED = 0.2
-"""No choice has been seen to keep less of its extra time than this when refined."""
 _CLOSE = 0.01
 """As a part of the budget: what is nearer to it makes no difference."""
 
@@ -218,7 +218,6 @@ class BudgetSearch:
         self._others = list(others)
         self._measured, self._updates = measured, updates
         self._trials = Trials(step, always, updates=updates)
-        self._schedules: dict[Trial, Schedule] = {}
 
     @cached_property
     def plain_peak(self) -> int:
@@ -245,16 +244,16 @@ class BudgetSearch:
         )
 
     @cached_property
-    def _travelling(self) -> list[dict[int, float]]:
-        """Nodes whose results may travel, with how long one way takes: some choices.
+    def _problems(self) -> list[StepProblem]:
+        """The step's problem, and some in which results may travel.
 
-        One of those that are computed in more time than they take to go and come back,
-        and one of those for which it is half or twice as much: what runs again may
-        need others to run again before it.
+        Those of nodes that are computed in more time than results take to go and come
+        back, and those for which it is half or twice as much: what runs again may need
+        others to run again before it.
         """
-        if self._offload is None:
-            return []
-        offload, problem = self._offload, self.problem
+        problem, offload = self.problem, self._offload
+        if offload is None:
+            return [problem]
         transfers = transfers_for(problem, offload.offload_device, offload.bandwidth)
         one_way = {
             node: transfers.seconds(op)
@@ -266,7 +265,8 @@ class BudgetSearch:
             {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
             for worth in _WORTHS
         ]
-        return [c for i, c in enumerate(choices) if c and c not in choices[:i]]
+        distinct = [c for i, c in enumerate(choices) if c and c not in choices[:i]]
+        return [problem, *(with_transfers(problem, choice) for choice in distinct)]
 
     @cached_property
     def _with_less(self) -> BudgetSearch:
@@ -289,7 +289,7 @@ class BudgetSearch:
 
     def least_once_again(
         self, min_checkpoint_size: int = 0, *, among_others: bool = False
-    ) -> MemoryChoice:
+    ) -> Trial:
         """Return the least peak if no op runs more than once again.
 
         This is `checkpoints="memory"`. Its time is that of a forward pass at most, and
@@ -310,48 +310,57 @@ class BudgetSearch:
             trials=self._trials if self._updates == "none" else None,
         )
 
-    def within(self, limit: int) -> Choice:
+    def within(self, limit: int) -> Trial:
         """Return the recomputation of least time whose peak is within some bytes.
 
         Tried are the planner's schedules. If none of them is within the budget, so are
-        the choice of the least peak, and others; of each of those that is, as much as
-        fits is then kept besides, what takes longest to compute for its bytes first.
+        the choice of the least peak, and others.
 
         Raises:
             PlanError: no choice was found; it names the least peak that was.
             MissingExtraError: numba or OR-Tools is not installed.
 
-        Cost: that of the planner, a few times, and some 30 simulations.
+        Cost: that of the planner, and of a simulation, a few times.
         """
         if self.alone.peak <= limit:
-            return Choice(self.alone, 0.0)
-        aim = int(_MOST * limit)
-        tried = self._planned(int(_AIM * limit), aim)
-        for one_way in self._travelling:
-            travelling = with_transfers(self.problem, one_way)
-            tried += self._planned(int(_AIM * limit), aim, travelling)
-        if self._updates == "none" and all(trial.peak > aim for trial in tried):
+            return self.alone
+        tried = self.tried(limit)
+        if self._updates == "none" and all(trial.peak > limit for trial in tried):
             tried += self._simple
-        within = [trial for trial in tried if trial.peak <= aim]
-        within = within or [trial for trial in tried if trial.peak <= limit]
-        if not within and self._updates != "none":
+        best = self._best_within(tried, limit)
+        if best is None and self._updates != "none":
             return self._with_less.within(limit)
-        if not within:
+        if best is None:
             lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
             raise PlanError(
                 "no choice of checkpoints was found whose predicted peak is within "
                 f"{megabytes(limit)}; the least that was found is "
                 f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
             )
-        refined = [self._refined(trial, aim) for trial in self._worth_more(within)]
-        best = min(
-            [*within, *refined], key=lambda trial: (self._extra_time(trial), trial.peak)
-        )
         if self._updates == "apart" and self._leaves_more(tried[0]):
-            other = self._with_less.within(limit)
-            if self._extra_time(other.trial) < _WORTH_RISKING * self._extra_time(best):
-                return other
-        return Choice(best, self._bound(limit, best))
+            # One schedule tells whether a budget for updates in place is worth it.
+            worth = _WORTH_RISKING * self._extra_time(best)
+            (first,) = self._with_less.tried(limit, 1)[:1]
+            if self._extra_time(first) < worth:
+                other = self._with_less.within(limit)
+                if self._extra_time(other) < worth:
+                    return other
+        return replace(best, bound=self._bound(limit, best))
+
+    def tried(self, limit: int, tries: int | None = None) -> list[Trial]:
+        """Return the planner's choices for a budget, some with results that travel."""
+        aim, most = int(_AIM * limit), int(_MOST * limit)
+        planned = (self._planned(aim, most, p, tries) for p in self._problems)
+        return [trial for trials in planned for trial in trials]
+
+    def _best_within(self, tried: Sequence[Trial], limit: int) -> Trial | None:
+        """Return the choice of least time that keeps a budget, well if that can be."""
+        within = [trial for trial in tried if trial.peak <= int(_MOST * limit)]
+        return min(
+            within or [trial for trial in tried if trial.peak <= limit],
+            key=lambda trial: (self._extra_time(trial), trial.peak),
+            default=None,
+        )
 
     def _leaves_more(self, trial: Trial) -> bool:
         """Tell whether a step holds what updates leave, of which no schedule knows.
@@ -359,9 +368,9 @@ class BudgetSearch:
         They leave the old value of a variable that is read by what runs again later.
         """
         is_small = len(self.problem.problem) <= _MOST_SEARCHED
-        return is_small and trial.peak > (1 + _CLOSE) * self._schedules[trial].peak
+        return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
-    def least(self, extra_share: float) -> Choice:
+    def least(self, extra_share: float) -> Trial:
         """Return the recomputation of least peak within extra time.
 
         Of those that hold hardly more, it is the one of least time. The choice of
@@ -376,79 +385,54 @@ class BudgetSearch:
         Cost: that of `within`, twice.
         """
         most = extra_share * self._time
-        problems = [self.problem]
-        problems += [with_transfers(self.problem, way) for way in self._travelling]
-        planned = {self._planned_low(problem, most): problem for problem in problems}
+        planned = {}
+        for problem in self._problems:
+            schedule = schedule_step(
+                problem.problem,
+                most,
+                _moves_for(problem) // 2,
+                objective="peak",
+                seed=self._seed,
+            )
+            planned[self._scheduled(problem, schedule)] = problem
         tried = [*planned, self.alone, *self._simple]
         tried = [trial for trial in tried if self._extra_time(trial) <= most]
         lowest = min(tried, key=lambda trial: trial.peak)
         if lowest is self.alone:
-            return Choice(lowest, 0.0)
+            return lowest
         as_low = int(AS_GOOD * lowest.peak)
         problem = planned.get(lowest, self.problem)
         tried += self._planned(lowest.peak, as_low, problem, _PLANS_AS_LOW)
         best = min(
             (trial for trial in tried if trial.peak <= as_low), key=self._extra_time
         )
-        return Choice(best, self._bound(best.peak, best))
-
-    def _planned_low(self, problem: StepProblem, most: float) -> Trial:
-        """Return the planner's choice of least peak within extra time."""
-        moves = _moves_for(problem) // 2
-        schedule = schedule_step(
-            problem.problem, most, moves, objective="peak", seed=self._seed
-        )
-        return self._scheduled(problem, schedule)
+        return replace(best, bound=self._bound(best.peak, best))
 
     def _scheduled(self, problem: StepProblem, schedule: Schedule) -> Trial:
         """Return what a schedule leads to."""
-        trial = self._trials.scheduled(problem.recomputation(schedule.runs))
-        self._schedules[trial] = schedule
-        return trial
-
-    def _worth_more(self, within: Sequence[Trial]) -> list[Trial]:
-        """Return the choices of which keeping more may become the best.
-
-        Schedules fill the budget already, and what is refined keeps a part of its time.
-        """
-        least = min(map(self._extra_time, within))
-        return [
-            trial
-            for trial in within
-            if not (trial.plan and trial.plan.places)
-            and least > _REFINED * self._extra_time(trial)
-        ]
+        plan = problem.recomputation(schedule.runs)
+        return self._trials.scheduled(plan, schedule.peak)
 
     def _bound(self, limit: int, best: Trial) -> float:
-        """Return extra time that every schedule takes, as a part of the step's.
-
-        Args:
-            limit: the budget in bytes.
-            best: the choice that was made within it.
-        """
+        """Return extra time that every schedule within a limit takes, of the step's."""
         problem = self.problem.problem
         # What travels is in no bound.
-        if len(problem) > _MOST_BOUNDED or self._travelling:
+        if len(problem) > _MOST_BOUNDED or len(self._problems) > 1:
             return 0.0
         # Kernels that take over buffers do what no schedule can: as much as they save
         # the best one is open to others, too.
-        schedule = self._schedules.get(best)
-        saved = max(schedule.peak - best.peak, 0) if schedule else 0
+        saved = max(best.scheduled_peak - best.peak, 0)
         branches = _FEW_BRANCHES if len(problem) > _SMALL else _MANY_BRANCHES
         bound = extra_time_bound(problem, limit + saved, branches=branches)
         extra = self._extra_time(best)
-        if schedule:
+        if best.scheduled_peak:
             # What gradient functions made may run less often than the schedule says.
             bound = min(bound, extra)
         # A choice that is no schedule may take less than any: that bounds nothing.
         return bound / (self._time or 1.0) if bound <= extra else 0.0
 
     def _planned(
-        self,
-        limit: int,
-        most: int,
-        given: StepProblem | None = None,
-        tries: int | None = None,
+        self, limit: int, most: int, problem: StepProblem, tries: int | None = None
     ) -> list[Trial]:
         """Return the planner's choices for budgets around a limit.
 
@@ -458,17 +442,17 @@ class BudgetSearch:
         Args:
             limit: the peak that is looked for.
             most: the peak that is taken.
-            given: a problem with results that travel; None for the search's own.
+            problem: the step.
             tries: how many schedules are made at most; None for as many as take some
                 seconds.
         """
-        problem, trials = given or self.problem, self._trials
-        tried: list[Trial] = []
-        found: list[tuple[int, ...]] = []
         nodes = max(len(problem.problem), 1)
         tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
+        tried: list[Trial] = []
+        found: list[tuple[int, ...]] = []
         points: list[tuple[float, int]] = []
         asked, low, high = float(limit), 0.0, math.inf
+        longer, shorter = math.inf, 0.0
         for attempt in range(tries):
             schedule = schedule_step(
                 problem.problem,
@@ -484,17 +468,17 @@ class BudgetSearch:
             tried.append(trial)
             points.append((asked, trial.peak))
             if trial.peak <= most:
-                low = max(low, asked)
+                low, longer = max(low, asked), min(longer, schedule.overhead)
             else:
                 # Whoever asks for more than the schedule's own peak may get it again.
                 high = min(high, asked, schedule.peak)
-                again = _run_twice(schedule.runs)
-                kept = [t for node, t in problem.tensors if node not in again]
-                tried += [] if problem.returning else [trials.run(kept)]
-            if schedule.status == "infeasible":
-                break
+                shorter = max(shorter, schedule.overhead)
             fits_well = (1 - _CLOSE) * limit < trial.peak <= most
-            if fits_well or (low and high < (1 + _NARROW) * low):
+            is_between = low and high < (1 + _NARROW) * low
+            gain = (longer - shorter) / (problem.problem.total_time or 1.0)
+            if schedule.status == "infeasible" or (
+                gain < _WORTHWHILE if is_between else fits_well
+            ):
                 break
             asked = _next_budget(points, limit)
             if low and not low < asked < high:
@@ -507,41 +491,6 @@ class BudgetSearch:
             return 0.0
         again = sum(map(self.time_of, trial.plan.run_again))
         return again + trial.plan.transfer_time
-
-    def _refined(self, trial: Trial, limit: int) -> Trial:
-        """Return a choice that also keeps as much as fits, what is worth most first."""
-        candidates = [
-            (op.outputs[0], self.time_of(op) / size)
-            for segment in (trial.plan.segments if trial.plan else ())
-            for op in segment.ops
-            if op.outputs and (size := tensor_bytes(op.outputs[0]))
-        ]
-        candidates.sort(key=lambda pair: -pair[1])
-        tensors = [tensor for tensor, _ in candidates]
-        best, fits, too_many = trial, 0, len(tensors) + 1
-        # As many of the first ones as fit, by halving.
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            more = self._trials.run((*trial.kept, *tensors[:middle]))
-            if more.peak <= limit:
-                fits = middle
-                best = min(best, more, key=self._extra_time)
-            else:
-                too_many = middle
-        return best
-
-
-class Choice(NamedTuple):
-    """What was chosen within a budget.
-
-    Attributes:
-        trial: the choice, which recomputes nothing where order alone is within it.
-        bound: no schedule of the planner takes less extra time, as a part of the time
-            of the step; 0 if nothing is known of that.
-    """
-
-    trial: Trial
-    bound: float
 
 
 def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
@@ -567,12 +516,5 @@ def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
 
 def _moves_for(problem: StepProblem) -> int:
     """Return how many moves a search makes."""
-    return min(_MOVES_A_NODE * len(problem.problem), _MOST_MOVES)
-
-
-def _run_twice(runs: Sequence[int]) -> frozenset[int]:
-    met: set[int] = set()
-    again: set[int] = set()
-    for node in runs:
-        (again if node in met else met).add(node)
-    return frozenset(again)
+    nodes = max(len(problem.problem), 1)
+    return min(_MOVES_A_NODE * nodes, max(_FEW_MOVES, _MOVES_TIMES_NODES // nodes))

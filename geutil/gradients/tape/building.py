@@ -181,14 +181,6 @@ def tape_gradients(
     order of the tape waits for the sum: else all would be started at once, and nothing
     would be saved.
 
-    Args:
-        graph: the graph of `ys`.
-        ys: tensors.
-        xs: tensors and variables.
-        grad_ys: the gradient of each y, or None.
-        options: further arguments of `tf.gradients`.
-        engine: when gradients are added up ahead of time.
-
     Raises:
         ArgumentTypeError: an option is for TensorFlow's own engine.
         TapeError: an op has no gradient, or is in a loop or conditional of version 1.

@@ -26,7 +26,7 @@ from geutil.graph import op_types
 
 
 class VSpace(NamedTuple):
-    """What an engine needs to know of gradients: they can be added, and there is zero.
+    """A space of gradients: they can be added, and there is zero.
 
     Attributes:
         aggregate_fn: returns the sum of a list of gradients, at least one.
@@ -154,24 +154,17 @@ def _seeds(
             f"there are {len(target)} targets and {len(gradients)} output gradients; "
             "pass one for each target, or None in its place"
         )
+    seeds = []
     for place, (t, gradient) in enumerate(zip(target, gradients, strict=True)):
-        if gradient is not None and not _fits(gradient, t):
+        if gradient is None:
+            gradient = vspace.ones_like(t)
+        elif not tf.TensorShape(gradient.shape).is_compatible_with(t.shape):
             raise TapeError(
                 f"output gradient {place} has shape {gradient.shape}, and its "
                 f"target has shape {t.shape}; pass one of the target's shape"
             )
-    return [
-        vspace.ones_like(t) if gradient is None else gradient
-        for t, gradient in zip(target, gradients, strict=True)
-    ]
-
-
-def _fits(gradient: Any, tensor: Any) -> bool:
-    """Tell whether shapes agree, as far as they are known."""
-    shape, other = gradient.shape, tensor.shape
-    if hasattr(shape, "is_compatible_with"):
-        return bool(shape.is_compatible_with(other))
-    return tuple(shape) == tuple(other)
+        seeds.append(gradient)
+    return seeds
 
 
 ACCEPTS_NONE = op_types.FUSED_NORMS | {
@@ -230,7 +223,7 @@ class Run:
     ) -> None:
         """Walk from the targets to the stops, and use up the tape.
 
-        What the caller got wrong is found before the tape is touched.
+        A mistake of the caller is found before the tape is touched.
         """
         ids = [self._space.tensor_id(t) for t in target]
         seed_gradients = _seeds(self._space, target, output_gradients)
@@ -264,11 +257,7 @@ class Run:
     def _needed(
         self, targets: Iterable[int], entries: dict[int, TapeEntry]
     ) -> tuple[dict[int, TapeEntry], Counter[int]]:
-        """Take the entries that targets depend on out of `entries`.
-
-        Returns:
-            These entries, and how often they read each tensor.
-        """
+        """Take out entries that targets depend on; count the reads of each tensor."""
         uses: Counter[int] = Counter()
         needed: dict[int, TapeEntry] = {}
         stack = list(targets)
@@ -391,7 +380,7 @@ def imperative_grad(
 ) -> list[Any]:
     """Return the gradients of targets by sources, from a tape.
 
-    What the sources were made of does not count: a source stops the walk, as in
+    How the sources were made does not count: a source stops the walk, as in
     `tf.gradients` with the sources as `stop_gradients`. A target that another target
     depends on gets its own gradient, and what flows to it from the other.
 

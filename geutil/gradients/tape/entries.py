@@ -56,8 +56,8 @@ tensor_id = Identifiers()
 class CapturedTensors:
     """Follows captures to the tensors that they stand for.
 
-    A FuncGraph reads what is outside by placeholders, one for each tensor. What they
-    stand for, in the graphs around it or eager, is one tensor for all of them.
+    A FuncGraph reads a tensor from outside by a placeholder of its own. All of these
+    stand for one tensor, in the graphs around it or eager.
     """
 
     def __init__(self) -> None:
@@ -160,16 +160,10 @@ def _kinds(op: Operation) -> Iterator[tuple[Any, Any] | None]:
 
 
 class OpGradient:
-    """The backward function of an op of a graph, which builds ops.
+    """The backward function of an op, which builds ops in a graph.
 
-    Args:
-        op: the op.
-        inputs: how many inputs it had when it was recorded: differentiating a loop
-            adds some.
-        graph: where the ops are built.
-
-    Attributes:
-        op_name: the name of the op.
+    It returns gradients for as many `inputs` as the op had when it was recorded:
+    differentiating a loop adds some.
     """
 
     def __init__(self, op: Operation, inputs: int, graph: Graph) -> None:

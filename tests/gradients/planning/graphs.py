@@ -10,7 +10,6 @@ import tensorflow as tf
 from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.apply import build_recomputation
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
-from geutil.gradients.planning.least_peak import MemoryChoice
 from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, plan_recomputation
@@ -115,7 +114,7 @@ def random_step(seed: int, layers: int = 8) -> PlainStep:
         return build_step(tf.reduce_mean(tf.add_n(made[-2:])), x)
 
 
-def plan_of(step: PlainStep, choice: MemoryChoice) -> Recomputation:
+def plan_of(step: PlainStep, choice: Trial) -> Recomputation:
     """Return the recomputation that follows from a choice of what is kept."""
     always = AlwaysKept(step)
     kept = set(map(id, choice.kept))
@@ -133,7 +132,7 @@ def build_as_predicted(plan: Recomputation) -> PlainStep:
     program = reading.program()
     later = reading.later(program)
     order = frugal_order(with_controls(program, later.items()))
-    assert predicted == simulate(program, order).peak
+    assert predicted == simulate(program, order).resident
     return built
 
 

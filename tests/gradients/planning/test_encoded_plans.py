@@ -80,7 +80,7 @@ def test_tensors_are_encoded_one_by_one():
         assert (plainly.encoded, plainly.peak) == ((), whole.peak)
         step = build_step(loss, xs)
         encoded = Encoder().encode(step, plan_encodings(step, MIN_CHECKPOINT_SIZE))
-        trial, _ = BudgetSearch(encoded, AlwaysKept(encoded)).within(found.budget)
+        trial = BudgetSearch(encoded, AlwaysKept(encoded)).within(found.budget)
         again = sum(map(op_time, trial.plan.run_again))
         every = sum(map(op_time, encoded.ops())) + again
         extra = every / sum(map(op_time, step.ops())) - 1
