@@ -104,7 +104,7 @@ def predict(
         2000000
     """
     if order is not None:
-        step = _read(ys_or_fetches, feeds, shapes, None)
+        step = _read(ys_or_fetches, feeds, shapes, grappler=False)
         place = {node.name: i for i, node in enumerate(step.program.nodes)}
         numbers = [place[op.name] for op in order if op.name in place]
         return step.noted(simulate(step.program, numbers).timeline())
@@ -168,8 +168,7 @@ def executed_step(
     The arguments and errors are those of `predict`; `default` is the device of ops that
     name none, None the first task's. Cost: some 0.5 ms for each op.
     """
-    optimize = runtime.optimized if grappler else None
-    step = _read(ys_or_fetches, feeds, shapes, optimize, onednn, default)
+    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, default)
     return step if grappler else step.merged()
 
 
@@ -220,15 +219,14 @@ def step_program(
 
     Cost: as that of `predict`.
     """
-    optimize = runtime.optimized if grappler else None
-    return _read(ys_or_fetches, feeds, shapes, optimize).program
+    return _read(ys_or_fetches, feeds, shapes, grappler).program
 
 
 def _read(
     ys_or_fetches: Any,
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
-    optimize: Callable[[Any, Sequence[str]], Any] | None,
+    grappler: bool,
     onednn: bool | None = None,
     default: str | None = None,
 ) -> Step:
@@ -248,8 +246,8 @@ def _read(
         # By full names, as a Session writes them before Grappler.
         node.device = places.get(node.name, home)
     _keep_loops(graph_def)
-    if optimize is not None:
-        graph_def = optimize(graph_def, names)
+    if grappler:
+        graph_def = runtime.optimized(graph_def, names)
     scratch = shape_inference.inferred_graph(graph_shapes.told_to(graph_def))
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     size_of = graph_shapes.bytes_of

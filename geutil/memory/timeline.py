@@ -192,17 +192,13 @@ class Environment:
     intra_op_threads: int | None
 
     def __str__(self) -> str:
-        def on(flag: bool) -> str:
-            return "on" if flag else "off"
-
-        def threads(number: int | None) -> str:
-            return "default" if number is None else str(number)
-
+        flags = (self.onednn, self.grappler, self.jit_compile)
+        onednn, grappler, xla = ("on" if flag else "off" for flag in flags)
+        counts = (self.inter_op_threads, self.intra_op_threads)
+        inter, intra = ("default" if n is None else str(n) for n in counts)
         return (
-            f"TensorFlow {self.tensorflow} on {self.device}, oneDNN {on(self.onednn)}, "
-            f"Grappler {on(self.grappler)}, XLA {on(self.jit_compile)}, "
-            f"threads: inter-op {threads(self.inter_op_threads)}, "
-            f"intra-op {threads(self.intra_op_threads)}"
+            f"TensorFlow {self.tensorflow} on {self.device}, oneDNN {onednn}, Grappler "
+            f"{grappler}, XLA {xla}, threads: inter-op {inter}, intra-op {intra}"
         )
 
 

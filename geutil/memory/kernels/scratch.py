@@ -202,18 +202,14 @@ def _columns(op: Operation, dims: DimsOf) -> _Columns | None:
     return columns if columns.work else None
 
 
-def _filter_patches(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of the patches of many images."""
+def _patches(op: Operation, dims: DimsOf) -> int:
+    """Return the bytes of the patches of many images, or of one for its gradient."""
     columns = _columns(op, dims)
-    return columns.cached * columns.bytes if columns else 0
-
-
-def _image_patches(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of the patches of one image or of many."""
-    columns = _columns(op, dims)
-    if columns and columns.are_single(threads_of_ops()):
-        return columns.bytes
-    return columns.cached * columns.bytes if columns else 0
+    if columns is None:
+        return 0
+    of_image = op.type == "Conv2DBackpropInput"
+    is_single = of_image and columns.are_single(threads_of_ops())
+    return columns.bytes * (1 if is_single else columns.cached)
 
 
 _BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
@@ -285,8 +281,8 @@ _ALLOCATED: Mapping[str, Rule] = {
     "MirrorPadGrad": _first_input,
 }
 _ALLOCATED_WITHOUT_ONEDNN: Mapping[str, Rule] = {
-    "Conv2DBackpropFilter": _filter_patches,
-    "Conv2DBackpropInput": _image_patches,
+    "Conv2DBackpropFilter": _patches,
+    "Conv2DBackpropInput": _patches,
     # A gradient of each image, which are added up then.
     "DepthwiseConv2dNativeBackpropFilter": lambda op, dims: (
         (1 + (_sizes(op.inputs[2], dims) or [0])[0]) * _bytes(op.outputs[0], dims)

@@ -132,7 +132,10 @@ def unrecorded_transfers(run_metadata: Any) -> list[str]:
             if node.op == "_Recv" and not node.attr["client_terminated"].b:
                 edge = node.attr["tensor_name"].s.decode()
                 sender = node.attr["send_device"].s.decode()
-                is_far = _process(sender) != _process(node.device)
+                ends = (
+                    device.partition("/device:")[0] for device in (sender, node.device)
+                )
+                is_far = len(set(ends)) > 1
                 if is_far and recorded[edge, node.device] < carried[node.name]:
                     lacking.add(edge)
     return sorted(lacking)
@@ -149,10 +152,6 @@ def _carried(nodes: Sequence[Any], ran: Mapping[tuple[str, str], int]) -> Counte
                 maker, _ = maker_of(name)
                 carried[maker] = max(carried[maker], times, node.op == "_Send")
     return carried
-
-
-def _process(device: str) -> str:
-    return device.partition("/device:")[0]
 
 
 class FunctionStep:

@@ -174,7 +174,12 @@ def _graph_job(
     _check_placeholders(fetches, [t for t, _ in feeds], outside)
 
     graph_def = _part(graph, needed)
-    _check_python(graph_def)
+    for node in _all_nodes(graph_def):
+        if node.op in op_types.PYTHON_CALLS:
+            raise MeasurementError(
+                f"'{node.name}' ({node.op}) calls Python of this process; measure a "
+                "callable of an importable module that builds and runs the graph"
+            )
     for node in graph_def.node:
         if node.name in handles:
             write_stand_in(node, handles[node.name])
@@ -252,15 +257,6 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
-
-
-def _check_python(graph_def: Any) -> None:
-    for node in _all_nodes(graph_def):
-        if node.op in op_types.PYTHON_CALLS:
-            raise MeasurementError(
-                f"'{node.name}' ({node.op}) calls Python of this process; measure a "
-                "callable of an importable module that builds and runs the graph"
-            )
 
 
 def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
