@@ -1,4 +1,7 @@
-"""Functions, Keras layers and models whose gradients hold less."""
+"""Functions, Keras layers and models whose gradients hold less.
+
+The gradients of each call are planned, and built in its graph or moved to another.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,41 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options
-from geutil.gradients.offloading import HOST
+from geutil.gradients import tensor_sizes, updates
+from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
+from geutil.gradients.edges import backward_edges
+from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.offloading import HOST, Offload
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
-from geutil.graph import adjacency, gradient_functions, runtime, state, types
+from geutil.gradients.preparing import Prepared, keep_all
+from geutil.gradients.report import publish
+from geutil.gradients.segments import SCOPE, Recomputation, plan_recomputation
+from geutil.gradients.selection import AlwaysKept, Keeping, resolve
+from geutil.gradients.step import PlainStep, build_step, reached, tensors_of
+from geutil.graph import (
+    adjacency,
+    creation,
+    gradient_functions,
+    image_layouts,
+    runtime,
+    state,
+    types,
+)
 from geutil.graph.keras_losses import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.memory.sizes import tensor_bytes
+from geutil.select.queries import make_view
+from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.transformer import copy_replacing
 
 _logger = logging.getLogger("geutil")
 _FORWARD = (
@@ -27,150 +51,18 @@ _FORWARD = (
     "plainly: there is no forward mode to save memory for"
 )
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
-
-
-class _Running(threading.local):
-    """Whether this thread is inside a checkpointed call."""
-
-    inside = False
-
-
-_running = _Running()
-
-
-def _call_in_graph(
-    function: Callable[[], Any], options: Options, *, alone: bool
-) -> Any:
-    """Call a function in a graph, so that its gradients save memory.
-
-    The function runs where it is, and everything it does happens as if it had been
-    called plainly. Only what its outputs have to do with its inputs is told anew, to
-    the tapes and to the graph: the gradients between them are built by geutil. What
-    leaves the function on other ways (losses added to a Keras layer) keeps its plain
-    gradients.
-
-    Args:
-        function: takes nothing; what it reads from outside is found in the graph.
-        options: how to choose and hold checkpoints.
-        alone: whether the graph was made for this call.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    before = state.count_ops(graph)
-    _running.inside = True
-    try:
-        result = function()
-    finally:
-        _running.inside = False
-    leaves = tf.nest.flatten(result, expand_composites=True)
-    ys = IdentitySet(t for t in leaves if _is_output(t, graph))
-    if runtime.has_tangents(ys):
-        _logger.warning(_FORWARD)
-        return result
-    new_ops = state.ops_since(graph, before)
-    inputs = _read_from_outside(ys, frozenset(new_ops))
-    if not inputs:
-        return result
-    first = adjacency.creation_index(new_ops[0]) if new_ops else 0
-    call = WrappedCall(graph, tuple(ys), inputs, first, state.count_ops(graph), alone)
-    calls_in(graph).count += 1
-    stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
-    return tf.nest.pack_sequence_as(
-        result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
-    )
-
-
-def _is_output(leaf: Any, graph: Graph) -> bool:
-    return (
-        types.is_tensor(leaf)
-        and leaf.graph is graph
-        and leaf.dtype != tf.resource
-        and runtime.is_differentiable(leaf)
-    )
-
-
-def _read_from_outside(
-    ys: IdentitySet, new_ops: frozenset[Operation]
-) -> tuple[Tensor, ...]:
-    """Return the differentiable tensors from outside that `ys` depend on."""
-    found = IdentitySet()
-    waiting, met = list(ys), set()
-    while waiting:
-        t = waiting.pop()
-        if t.op not in new_ops or _is_given(t):
-            if runtime.is_differentiable(t):
-                found.add(t)
-        elif t.op not in met:
-            met.add(t.op)
-            waiting.extend(t.op.inputs)
-    return tuple(found)
-
-
-def _is_given(t: Tensor) -> bool:
-    """Tell whether an op made in the call stands for what comes from outside.
-
-    A small eager tensor becomes a constant, and a tape may watch where it comes from.
-    """
-    return t.op.type in _GIVEN or (t.op.type == "Const" and runtime.is_watched(t))
-
-
-def _tell(call: WrappedCall, options: Options) -> Sequence[Tensor]:
-    """Return stand-ins for the outputs of a call whose gradients save memory.
-
-    Tapes that are open now are told directly. Gradients that are built from the graph
-    later (of a function that contains the call, of a loop around it) find the op.
-    """
-    gradients = CallGradients(call, options)
-    count = len(call.ys)
-    with tf.device(call.ys[0].device):
-        read = [*call.ys, *call.inputs]
-        identities = runtime.without_recording(
-            lambda: tf.raw_ops.IdentityN(input=read, name="checkpointed")
-        )
-    stand_ins = identities[:count]
-    for t, t_ in zip(call.ys, stand_ins, strict=True):
-        runtime.carry_marks(t, t_)
-
-    def of_op(op: Operation, *grads: Any) -> list[Any]:
-        del op
-        return [*[None] * count, *gradients.build(call.inputs, grads[:count])]
-
-    runtime.set_gradient(stand_ins[0].op, of_op)
-    watched = _watched(call)
-    if watched:
-        xs = list(watched)
-        runtime.record_on_tapes(
-            "checkpointed",
-            stand_ins,
-            list(watched.values()),
-            lambda *grads: gradients.build(xs, grads),
-        )
-    return stand_ins
-
-
-def _watched(call: WrappedCall) -> IdentityMap[Any]:
-    """Return the inputs that tapes watch, and what they know each by.
-
-    A function that is called inside hides its captures from the tapes: of a placeholder
-    that stands for something outside, they may know only that.
-    """
-    watched = types.MutableIdentityMap(
-        (t, t) for t in call.inputs if runtime.is_watched(t)
-    )
-    if len(watched) < len(call.inputs) and types.is_func_graph(call.graph):
-        others = IdentitySet(t for t in call.inputs if t not in watched)
-        captures = gradient_functions.captures_of(call.graph)
-        watched.update(
-            (inside, outside)
-            for outside, inside in captures
-            if inside in others and runtime.is_watched(outside)
-        )
-    return watched
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
+INPUTS = "inputs"
+"""The mode that holds nothing of a call but what goes into it."""
+_LITTLE = 0.1
+"""The share of a call that may come after it where it ends the forward pass."""
+_NOTHING = (
+    "the backward pass reads nothing of it that could be recomputed: these are plain "
+    "gradients"
+)
 _MODES = ("collection", INPUTS, "memory", "speed")
 _KERAS = ("keras", "tf_keras")
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @runtime.not_converted
@@ -287,8 +179,8 @@ def _check_checkpoints(checkpoints: Any) -> None:
             "a plan is for one step, and a checkpointed function may be called in "
             "many; pass budget= or a Budget, which plans each call"
         )
-    elif not (callable(checkpoints) or isinstance(checkpoints, Budget)) or isinstance(
-        checkpoints, tf.Tensor
+    elif isinstance(checkpoints, tf.Tensor) or not (
+        callable(checkpoints) or isinstance(checkpoints, Budget)
     ):
         raise ArgumentTypeError(
             "expected a mode, a policy or a Budget, got "
@@ -301,15 +193,14 @@ def _is_layer(fn: Any) -> bool:
     """Tell whether `fn` is a Keras layer or model, without importing Keras."""
     for name in _KERAS:
         keras = sys.modules.get(name)
-        if keras is None or not isinstance(fn, keras.layers.Layer):
-            continue
-        backend = keras.backend.backend()
-        if backend != "tensorflow":
-            raise ArgumentTypeError(
-                f"the backend of Keras is {backend}; checkpointed works on layers of "
-                "the TensorFlow backend"
-            )
-        return True
+        if keras is not None and isinstance(fn, keras.layers.Layer):
+            backend = keras.backend.backend()
+            if backend != "tensorflow":
+                raise ArgumentTypeError(
+                    f"the backend of Keras is {backend}; checkpointed works on layers "
+                    "of the TensorFlow backend"
+                )
+            return True
     return False
 
 
@@ -360,3 +251,421 @@ def _wrapped(fn: F, options: Options) -> F:
         return call(args, kwargs)
 
     return wrapper  # type: ignore[return-value]
+
+
+class _Running(threading.local):
+    """The state of a thread: is it inside a checkpointed call?"""
+
+    inside = False
+
+
+_running = _Running()
+
+
+def _call_in_graph(
+    function: Callable[[], Any], options: Options, *, alone: bool
+) -> Any:
+    """Call a function in a graph, so that its gradients save memory.
+
+    The function runs where it is, and everything it does happens as if it had been
+    called plainly. Only how its outputs depend on its inputs is told anew, to the tapes
+    and to the graph: the gradients between them are built by geutil. Results that
+    leave on other ways (losses added to a Keras layer) keep their plain gradients.
+
+    Args:
+        function: takes nothing; what it reads from outside is found in the graph.
+        options: how to choose and hold checkpoints.
+        alone: whether the graph was made for this call.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = state.count_ops(graph)
+    _running.inside = True
+    try:
+        result = function()
+    finally:
+        _running.inside = False
+    leaves = tf.nest.flatten(result, expand_composites=True)
+    ys = IdentitySet(t for t in leaves if _is_output(t, graph))
+    if runtime.has_tangents(ys):
+        _logger.warning(_FORWARD)
+        return result
+    new_ops = state.ops_since(graph, before)
+    inputs = _read_from_outside(ys, frozenset(new_ops))
+    if not inputs:
+        return result
+    first = adjacency.creation_index(new_ops[0]) if new_ops else 0
+    end = state.count_ops(graph)
+    call = _Call(options, graph, tuple(ys), inputs, first, end, alone)
+    _calls_in(graph).count += 1
+    stand_ins = IdentityMap(zip(ys, call.stand_ins(), strict=True))
+    return tf.nest.pack_sequence_as(
+        result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
+    )
+
+
+def _is_output(leaf: Any, graph: Graph) -> bool:
+    return (
+        types.is_tensor(leaf)
+        and leaf.graph is graph
+        and leaf.dtype != tf.resource
+        and runtime.is_differentiable(leaf)
+    )
+
+
+def _read_from_outside(
+    ys: IdentitySet, new_ops: frozenset[Operation]
+) -> tuple[Tensor, ...]:
+    """Return the differentiable tensors from outside that `ys` depend on."""
+    found = IdentitySet()
+    waiting, met = list(ys), set()
+    while waiting:
+        t = waiting.pop()
+        if t.op not in new_ops or _is_given(t):
+            if runtime.is_differentiable(t):
+                found.add(t)
+        elif t.op not in met:
+            met.add(t.op)
+            waiting.extend(t.op.inputs)
+    return tuple(found)
+
+
+def _is_given(t: Tensor) -> bool:
+    """Tell whether an op made in the call stands for what comes from outside.
+
+    A small eager tensor becomes a constant, and a tape may watch where it comes from.
+    """
+    return t.op.type in _GIVEN or (t.op.type == "Const" and runtime.is_watched(t))
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of a function in a graph, and its gradients.
+
+    They are built in the graph of the call, or in another one: where TensorFlow
+    differentiates a whole function, a loop or a conditional, the backward pass is a
+    function of its own, and what it reads of the forward pass is held in between. Then
+    they are built in the graph of the call, where nothing runs them, and moved over;
+    they read kept tensors only.
+
+    Attributes:
+        options: how to choose and hold checkpoints; the mode may be "inputs".
+        graph: the graph.
+        ys: the differentiable tensors that the function returned.
+        inputs: the differentiable tensors from outside that they depend on: arguments,
+            what the function closes over, handles of variables.
+        first: the creation index of the first op that the call made.
+        end: how many ops the graph had after the call.
+        alone: whether the graph holds the call and nothing else, so that what comes
+            after it is unknown.
+        encoder: makes what is kept of tensors for all gradients of the call.
+    """
+
+    options: Options
+    graph: Graph
+    ys: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    first: int
+    end: int
+    alone: bool
+    encoder: Encoder = field(default_factory=Encoder)
+
+    @functools.cached_property
+    def _offload(self) -> Offload | None:
+        """The tensors that are offloaded, for all gradients of the call."""
+        return self.options.offloading()
+
+    def stand_ins(self) -> Sequence[Tensor]:
+        """Return stand-ins for the outputs, whose gradients save memory.
+
+        Tapes that are open now are told directly. Gradients that are built from the
+        graph later (of a function that contains the call, of a loop around it) find
+        the op.
+        """
+        count = len(self.ys)
+        with tf.device(self.ys[0].device):
+            read = [*self.ys, *self.inputs]
+            identities = runtime.without_recording(
+                lambda: tf.raw_ops.IdentityN(input=read, name="checkpointed")
+            )
+        stand_ins: Sequence[Tensor] = identities[:count]
+        for t, t_ in zip(self.ys, stand_ins, strict=True):
+            runtime.carry_marks(t, t_)
+
+        def of_op(op: Operation, *grads: Any) -> list[Any]:
+            del op
+            return [*[None] * count, *self._build(self.inputs, grads[:count])]
+
+        runtime.set_gradient(stand_ins[0].op, of_op)
+        watched = self._watched()
+        if watched:
+            xs = list(watched)
+            runtime.record_on_tapes(
+                "checkpointed",
+                stand_ins,
+                list(watched.values()),
+                lambda *grads: self._build(xs, grads),
+            )
+        return stand_ins
+
+    def _watched(self) -> IdentityMap[Any]:
+        """Return the inputs that tapes watch, and what they know each by.
+
+        A function that is called inside hides its captures from the tapes: of a
+        placeholder that stands for something outside, they may know only that.
+        """
+        watched = types.MutableIdentityMap(
+            (t, t) for t in self.inputs if runtime.is_watched(t)
+        )
+        if len(watched) < len(self.inputs) and types.is_func_graph(self.graph):
+            others = IdentitySet(t for t in self.inputs if t not in watched)
+            captures = gradient_functions.captures_of(self.graph)
+            watched.update(
+                (inside, outside)
+                for outside, inside in captures
+                if inside in others and runtime.is_watched(outside)
+            )
+        return watched
+
+    def _build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
+        """Return the gradient of each x, given that of each output."""
+        flowing = [
+            (y, grad)
+            for y, grad in zip(self.ys, grads, strict=True)
+            if not (grad is None or _is_made_up(grad, len(grads)))
+        ]
+        if not flowing:
+            return [None] * len(xs)
+        ys = [y for y, _ in flowing]
+        # No sooner: a conversion makes ops, and the newest tell what is made up.
+        grad_ys = [tf.convert_to_tensor(grad) for _, grad in flowing]
+        graph = tf.compat.v1.get_default_graph()
+        if graph is self.graph:
+            return list(self._step(ys, xs, grad_ys).gradients)
+        with creation.neutral(self.graph):
+            stand_ins = [_like(y) for y in ys]
+            before = state.count_ops(self.graph)
+            step = self._step(ys, xs, stand_ins)
+        return _move_gradients(
+            step, before, zip(stand_ins, grad_ys, strict=True), graph
+        )
+
+    def _step(
+        self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
+    ) -> PlainStep:
+        """Build the gradients in the graph of the call."""
+        step, report = self._planned(ys, xs, grad_ys).build()
+        publish(report, step.graph)
+        updates.order_when_complete(step)
+        return step
+
+    def _planned(
+        self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
+    ) -> Prepared:
+        """Build plain gradients of the call, and plan what is recomputed."""
+        options = self.options
+        later = state.ops_since(self.graph, self.end)
+        indices = [adjacency.creation_index(op) for op in (*later[:1], *later[-1:])]
+        # One x may depend on another around the call: that is not its part.
+        step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
+        gap = range(indices[0], indices[1] + 1) if later else range(0)
+        step = replace(step, first=self.first, gap=gap)
+        tensor_sizes.settle_shapes(step.ops())
+
+        def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+            return self._choose(step, kept, later)
+
+        chosen = choose_all(step, options, self.encoder, choose)
+        calls = _calls_in(self.graph)
+        plan = _after(chosen.plan, calls.before(step.seeds))
+        calls.add(plan.step)
+        return Prepared(
+            replace(chosen, plan=plan),
+            self._offload,
+            f"the checkpointed call that yields '{self.ys[0].name}': ",
+            encode=options.encode,
+            encoder=self.encoder,
+            smallest=options.min_checkpoint_size,
+        )
+
+    def _choose(
+        self, step: PlainStep, checkpoints: Any, later: Iterable[Operation]
+    ) -> tuple[Keeping, Recomputation]:
+        """Choose what the call keeps, given the ops that were made after it."""
+        inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
+        whole = plan_recomputation(step, inputs, spare_last=False)
+        if not whole.segments:
+            inputs.warnings.append(_NOTHING)
+            return inputs, whole
+        if checkpoints == INPUTS:
+            return inputs, whole
+        size = sum(_bytes(segment.ops) for segment in whole.segments)
+        ends = not self.alone and _is_little(later, _LITTLE * size)
+        # In a graph of its own, a call may be one of any number.
+        smallest = self.options.min_checkpoint_size
+        keeping = resolve(step, checkpoints, smallest, among_others=self.alone)
+        if not keeping.recomputes:
+            # Order alone is within the budget.
+            return keeping, plan_recomputation(step, keep_all)
+        if keeping.plan is not None:
+            return keeping, keeping.plan
+        if len(keeping.chosen):
+            plan = plan_recomputation(step, keeping, spare_last=ends)
+            # What is chosen is held by each of the calls, and one works at a time.
+            held = sum(map(tensor_bytes, keeping.chosen))
+            held *= _calls_in(self.graph).count
+            working = max((_bytes(s.ops) for s in plan.segments), default=0)
+            if checkpoints != "memory" or ends or held + working < size:
+                return keeping, plan
+        elif ends:
+            return keeping, plan_recomputation(step, keep_all)
+        elif checkpoints != "memory":
+            inputs.warnings.append(
+                f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
+            )
+        return inputs, whole
+
+
+@dataclass(eq=False)
+class _GraphCalls:
+    """Notes on the checkpointed calls in one graph.
+
+    Attributes:
+        count: how many there are.
+        ends: for each backward op of a call, the backward ops of the same call that no
+            other one of them reads: when these have run, it holds nothing more.
+        first: the creation index of the oldest of those backward ops.
+    """
+
+    count: int = 0
+    ends: dict[Operation, tuple[Operation, ...]] = field(default_factory=dict)
+    first: int = 0
+
+    def add(self, step: PlainStep) -> None:
+        """Note the backward pass of a call."""
+        edges = backward_edges(step)
+        ends = tuple(op for op in edges.awaitable if not edges.readers[op])
+        if step.backward and not self.ends:
+            self.first = min(map(adjacency.creation_index, step.backward))
+        self.ends.update(dict.fromkeys(step.backward, ends))
+
+    def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
+        """Return the ends of the calls whose backward pass comes just before ops."""
+
+        def is_between(op: Operation) -> bool:
+            return op not in self.ends and adjacency.creation_index(op) >= self.first
+
+        between = get_backward_walk_ops(list(ops), within_ops_fn=is_between)
+        read = (t.op for op in between for t in op.inputs)
+        return tuple(types.unique(end for op in read for end in self.ends.get(op, ())))
+
+
+def _calls_in(graph: Graph) -> _GraphCalls:
+    """Return the notes on the checkpointed calls in a graph."""
+    graph_state = state.state_of(graph)
+    if graph_state.checkpointed_calls is None:
+        graph_state.checkpointed_calls = _GraphCalls()
+    calls: _GraphCalls = graph_state.checkpointed_calls
+    return calls
+
+
+def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
+    """Let what is recomputed at first wait for the calls that come before as well.
+
+    The executor runs weight gradients late, and what they have not read yet is held.
+    """
+    if not plan.segments or not ends:
+        return plan
+    # The first segment on other devices waits for the same.
+    first = plan.segments[0].awaited
+    segments = [
+        replace(s, awaited=(*first, *ends)) if s.awaited == first else s
+        for s in plan.segments
+    ]
+    return replace(plan, segments=tuple(segments))
+
+
+def _is_little(ops: Iterable[Operation], limit: float) -> bool:
+    """Tell whether ops make so many bytes at most; passing on makes none."""
+    total = 0
+    for op in ops:
+        total += 0 if op.type in ("Identity", "IdentityN") else _bytes((op,))
+        if total > limit:
+            return False
+    return True
+
+
+def _bytes(ops: Iterable[Operation]) -> int:
+    return sum(tensor_bytes(t) for op in ops for t in op.outputs)
+
+
+def _move_gradients(
+    step: PlainStep,
+    before: int,
+    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
+    graph: Graph,
+) -> list[Any]:
+    """Copy the backward pass of a step, with what it recomputes, to another graph.
+
+    The other graph, of a function, captures what the backward pass reads of the forward
+    pass, and that is what TensorFlow holds for it: kept tensors, if the step recomputes
+    the others.
+
+    Args:
+        step: the step; its gradients depend on seeds that were made of stand-ins.
+        before: how many ops its graph had before it was built.
+        stand_in_gradients: the gradient in `graph` for each stand-in.
+        graph: the other graph.
+    """
+    there = types.MutableIdentityMap(stand_in_gradients)
+    new_ops = frozenset(state.ops_since(step.graph, before))
+    late = reached(
+        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
+    )
+
+    def is_copied(t: Tensor) -> bool:
+        return t not in there and (t.op in late or t.op.type == "Const")
+
+    wanted = tensors_of(step.gradients)
+    ops = get_backward_walk_ops(
+        list(filter(is_copied, wanted)),
+        within_ops_fn=lambda op: op in late or op.type == "Const",
+        stop_at_ts=list(there),
+        control_inputs=True,
+    )
+    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
+        if t not in there and not is_copied(t):
+            there[t] = creation.capture(graph, t)
+    if ops:
+        _, info = copy_replacing(
+            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
+        )
+        image_layouts.hold_when_complete(graph)
+        updates.order_moved(graph, map(info.transformed, ops))
+        there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
+
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else there[t]
+
+    return [
+        tf.nest.map_structure(moved, gradient, expand_composites=True)
+        for gradient in step.gradients
+    ]
+
+
+def _like(y: Tensor) -> Tensor:
+    """Return a tensor that can stand for the gradient of `y`."""
+    return tf.zeros_like(y) if y.dtype == tf.variant else tf.ones_like(y)
+
+
+def _is_made_up(grad: Any, outputs: int) -> bool:
+    """Tell whether TensorFlow made a zero just now for an output that nothing reads.
+
+    To differentiate by it would compute zeros, or NaN where a derivative is infinite,
+    and inputs that no gradient reaches would not get None.
+    """
+    if not types.is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
+        return False
+    start = state.count_ops(grad.graph) - outputs
+    if grad.op not in state.ops_since(grad.graph, start):
+        return False
+    return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import by_type, checkpointed, gradients
-from tests.gradients.checking import run
+from tests.gradients.checking import deep, run
 from tests.gradients.wrapped.comparing import assert_same, dense
 from tests.thorough import crossed
 
@@ -256,6 +256,23 @@ def test_outputs_that_nothing_reads_have_no_part():
                 return gradients[0]
 
             assert step(tf.zeros([3])).numpy().tolist() == [2.0, 2.0, 2.0]
+
+
+def test_what_nothing_reads_has_no_gradient_beside_one_of_slices():
+    function = checkpointed(lambda x, w: (deep(x), deep(w)), "inputs")
+
+    @tf.function(autograph=False)
+    def step(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y, _ = function(x, w)
+            # To make a tensor of its gradient takes ops.
+            loss = tf.reduce_sum(tf.gather(y, [0, 2]))
+        gradient, none = tape.gradient(loss, [x, w])
+        assert none is None
+        return gradient
+
+    assert np.any(step(tf.ones([4, 2]), tf.ones([3])))
 
 
 def test_variables_made_in_the_first_call_and_state():
