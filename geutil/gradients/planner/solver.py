@@ -178,12 +178,13 @@ class _Solver:
     def solve(self, found: Sequence[Sequence[int]] = ()) -> Schedule:
         """Return the best schedule, from some runs on and from orders of low peak."""
         problem, options = self._problem, self._options
-        starts = [*found] if options.is_step else []
-        starts = starts or [*found, *_starts(problem, options)]
+        starts = [*found]
+        if not (found and options.is_step):
+            starts += _orders(problem, options.reorder)
         self._consider(starts[0])
         if not self._is_done() and self._budget >= problem.least_budget:
             self._search(starts)
-        least = () if self._least is None else self._least.runs
+        found_best = self._best or self._least
         status: Status = "infeasible"
         if self._best is not None:
             status = "optimal" if self._is_within(_CLOSE) else "feasible"
@@ -191,7 +192,7 @@ class _Solver:
             self._bound = math.inf
         return Schedule(
             problem,
-            least if self._best is None else self._best.runs,
+            found_best.runs if found_best else (),
             budget=self._budget,
             lower_bound=self._bound,
             status=status,
@@ -335,16 +336,10 @@ class _Solver:
                     moves = int(moves / _SLICES / max(done - before, 1e-6)) + 1
 
 
-def _starts(problem: Problem, options: _Options) -> list[tuple[int, ...]]:
-    """Return the orders that are known without a search, that of least peak first."""
-    orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
-    return sorted(orders, key=problem.peak)
-
-
 def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
-    found = Schedule(problem, _starts(problem, options)[0])
+    found = Schedule(problem, _orders(problem, options.reorder)[0])
     history: list[Improvement] = []
     steps = list(_STEPS_DOWN)
     while steps and found.peak > problem.least_budget:
@@ -369,17 +364,15 @@ def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
     )
 
 
-def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
-    """Return orders that run every node once, made so that little is held.
+def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
+    """Return orders that run every node once, that of least peak first.
 
     The problem's own order, and one that runs what is ready and adds the least (what
     it makes less what it is the last to read), the latest to become ready where equal.
-    Where the order is fixed, that one alone.
-
-    Cost: n log n in nodes and edges.
+    Where the order is fixed, that one alone. Cost: n log n in nodes and edges.
     """
-    if problem.fixed_order is not None:
-        return [problem.fixed_order]
+    if problem.fixed_order is not None or not reorder:
+        return [problem.first_order]
     waits = [len(inputs) for inputs in problem.inputs]
     uses = [len(readers) for readers in problem.readers]
     staying = {*problem.outputs, *problem.keep}
@@ -412,7 +405,7 @@ def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
             waits[reader] -= 1
             if not waits[reader]:
                 offer(reader)
-    return [problem.first_order, tuple(ran)]
+    return sorted([problem.first_order, tuple(ran)], key=problem.peak)
 
 
 class CurvePoint(NamedTuple):
@@ -488,7 +481,7 @@ def pareto(
         [(24, 0.0), (24, 0.0)]
     """
     if isinstance(points, int):
-        most = min(map(problem.peak, orders_of_low_peak(problem)))
+        most = problem.peak(_orders(problem)[0])
         spread = most - problem.least_budget
         steps = range(points)
         budgets = [most - spread * i // max(points - 1, 1) for i in steps]
