@@ -76,7 +76,7 @@ def solve(
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
+        time_limit: in seconds. The first call of all compiles for some 8 s besides.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
