@@ -124,15 +124,8 @@ def schedule_step(
 ) -> Schedule:
     """Return a schedule of a step, whose own order is good, without a bound.
 
-    Args:
-        problem: the step.
-        limit: as `budget` of `solve`.
-        moves: as `iterations` of `solve`.
-        objective: as in `solve`.
-        seed: of the random numbers.
-        found: runs to begin with, in the place of orders.
-
-    Cost: that of the moves.
+    The limit is the `budget` of `solve`, moves are its `iterations`, and `found` are
+    runs to begin with in the place of orders. Cost: that of the moves.
     """
     workers = os.cpu_count() or 1
     options = _Options(math.inf, seed, True, workers, moves, None, is_step=True)
@@ -155,14 +148,7 @@ class _Options:
 
 
 class _Solver:
-    """Searches of several seeds for the least extra time within a budget.
-
-    Args:
-        problem: the computation.
-        budget: in bytes.
-        options: how to solve.
-        goal: extra time at which nothing is left to gain.
-    """
+    """Searches of several seeds for less extra time than `goal` within a budget."""
 
     def __init__(
         self, problem: Problem, budget: float, options: _Options, goal: float = 0.0

@@ -42,13 +42,7 @@ class Trial:
 
 
 class Trials:
-    """Simulates choices of kept tensors for one step.
-
-    Args:
-        step: the step.
-        always: tells which tensors are kept whatever is chosen.
-        updates: as in `StepProgram`.
-    """
+    """Simulates choices of kept tensors, besides those always kept, for one step."""
 
     def __init__(
         self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
