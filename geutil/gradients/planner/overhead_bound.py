@@ -77,7 +77,7 @@ def extra_time_bound(
     program = _Program(problem, budget)
     # The fullest first: a program of all of them may be too large to be solved.
     for node in np.argsort(-excess, kind="stable").tolist():
-        if excess[node] <= 0 or program.size > _LARGEST:
+        if excess[node] <= 0 or program.solver.NumVariables() > _LARGEST:
             break
         program.add(node, np.nonzero(needed[node])[0].tolist())
     return program.least_time(time_limit, branches)
@@ -115,35 +115,25 @@ class _Program:
     """The mixed integer program, moment by moment."""
 
     def __init__(self, problem: Problem, budget: float) -> None:
-        self._problem = problem
-        self._budget = budget
+        self._problem, self._budget = problem, budget
         self._once = {*problem.no_recompute, *problem.keep}
-        self._solver = _new_solver()
+        self.solver = _new_solver()
         self._again: dict[int, Any] = {}
-
-    @property
-    def size(self) -> int:
-        """How many variables it has."""
-        return int(self._solver.NumVariables())
 
     def add(self, node: int, needed: Sequence[int]) -> None:
         """Add the first run of a node: what is held then, and what runs again later."""
-        problem, solver = self._problem, self._solver
+        problem, solver = self._problem, self.solver
         at_work = {node, *problem.inputs[node]}
         room = self._budget - problem.bytes_to_run(node)
-        held = {}
-        # What is needed first; then inputs of what may run again.
-        waiting = list(needed)
-        known = set(needed)
-        for u in waiting:
-            held[u] = solver.BoolVar("")
-            # What runs once is not made again, so its inputs need not be there.
-            if u in self._once:
-                continue
-            for w in problem.inputs[u]:
-                if w not in known and w not in at_work:
-                    known.add(w)
-                    waiting.append(w)
+        # What is needed first; then inputs of what may run again. What runs once is not
+        # made again, so its inputs need not be there.
+        waiting = dict.fromkeys(needed)
+        for u in (queue := list(needed)):
+            inputs = () if u in self._once else problem.inputs[u]
+            more = [w for w in inputs if w not in waiting and w not in at_work]
+            waiting |= dict.fromkeys(more)
+            queue += more
+        held = {u: solver.BoolVar("") for u in waiting}
         later = {u: solver.BoolVar("") for u in waiting if u not in self._once}
         for u in needed:
             solver.Add(held[u] + later.get(u, 0) >= 1)
@@ -161,22 +151,19 @@ class _Program:
 
     def least_time(self, time_limit: float, branches: int | None) -> float:
         """Return the least time of the nodes that run again."""
-        if not self._again and not self._solver.NumConstraints():
+        if not self._again and not self.solver.NumConstraints():
             return 0.0
-        times = self._problem.times
-        total = self._problem.total_time or 1.0
-        self._solver.Minimize(
-            sum(again * (times[u] / total) for u, again in self._again.items())
-        )
+        times, total = self._problem.times, self._problem.total_time or 1.0
+        extra = sum(again * (times[u] / total) for u, again in self._again.items())
+        self.solver.Minimize(extra)
         if branches is None:
-            self._solver.SetTimeLimit(max(int(1000 * time_limit), 1))
+            self.solver.SetTimeLimit(max(int(1000 * time_limit), 1))
         else:
             limit = f"limits/nodes = {branches}"
-            self._solver.SetSolverSpecificParametersAsString(limit)
-        status = self._solver.Solve()
-        if status == self._solver.INFEASIBLE:
+            self.solver.SetSolverSpecificParametersAsString(limit)
+        if self.solver.Solve() == self.solver.INFEASIBLE:
             return math.inf
-        bound = max(self._solver.Objective().BestBound(), 0.0)
+        bound = max(self.solver.Objective().BestBound(), 0.0)
         return _rounded_up(max(bound - _TOLERANCE, 0.0) * total, times)
 
 

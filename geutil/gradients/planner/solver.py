@@ -76,7 +76,7 @@ def solve(
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
+        time_limit: in seconds. The first call of all compiles for some 8 s besides.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
@@ -124,15 +124,8 @@ def schedule_step(
 ) -> Schedule:
     """Return a schedule of a step, whose own order is good, without a bound.
 
-    Args:
-        problem: the step.
-        limit: as `budget` of `solve`.
-        moves: as `iterations` of `solve`.
-        objective: as in `solve`.
-        seed: of the random numbers.
-        found: runs to begin with, in the place of orders.
-
-    Cost: that of the moves.
+    The limit is the `budget` of `solve`, moves are its `iterations`, and `found` are
+    runs to begin with in the place of orders. Cost: that of the moves.
     """
     workers = os.cpu_count() or 1
     options = _Options(math.inf, seed, True, workers, moves, None, is_step=True)
@@ -155,14 +148,7 @@ class _Options:
 
 
 class _Solver:
-    """Searches of several seeds for the least extra time within a budget.
-
-    Args:
-        problem: the computation.
-        budget: in bytes.
-        options: how to solve.
-        goal: extra time at which nothing is left to gain.
-    """
+    """Searches of several seeds for less extra time than `goal` within a budget."""
 
     def __init__(
         self, problem: Problem, budget: float, options: _Options, goal: float = 0.0
@@ -178,12 +164,13 @@ class _Solver:
     def solve(self, found: Sequence[Sequence[int]] = ()) -> Schedule:
         """Return the best schedule, from some runs on and from orders of low peak."""
         problem, options = self._problem, self._options
-        starts = [*found] if options.is_step else []
-        starts = starts or [*found, *_starts(problem, options)]
+        starts = [*found]
+        if not (found and options.is_step):
+            starts += _orders(problem, options.reorder)
         self._consider(starts[0])
         if not self._is_done() and self._budget >= problem.least_budget:
             self._search(starts)
-        least = () if self._least is None else self._least.runs
+        found_best = self._best or self._least
         status: Status = "infeasible"
         if self._best is not None:
             status = "optimal" if self._is_within(_CLOSE) else "feasible"
@@ -191,7 +178,7 @@ class _Solver:
             self._bound = math.inf
         return Schedule(
             problem,
-            least if self._best is None else self._best.runs,
+            found_best.runs if found_best else (),
             budget=self._budget,
             lower_bound=self._bound,
             status=status,
@@ -335,16 +322,10 @@ class _Solver:
                     moves = int(moves / _SLICES / max(done - before, 1e-6)) + 1
 
 
-def _starts(problem: Problem, options: _Options) -> list[tuple[int, ...]]:
-    """Return the orders that are known without a search, that of least peak first."""
-    orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
-    return sorted(orders, key=problem.peak)
-
-
 def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
-    found = Schedule(problem, _starts(problem, options)[0])
+    found = Schedule(problem, _orders(problem, options.reorder)[0])
     history: list[Improvement] = []
     steps = list(_STEPS_DOWN)
     while steps and found.peak > problem.least_budget:
@@ -369,17 +350,15 @@ def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
     )
 
 
-def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
-    """Return orders that run every node once, made so that little is held.
+def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
+    """Return orders that run every node once, that of least peak first.
 
     The problem's own order, and one that runs what is ready and adds the least (what
     it makes less what it is the last to read), the latest to become ready where equal.
-    Where the order is fixed, that one alone.
-
-    Cost: n log n in nodes and edges.
+    Where the order is fixed, that one alone. Cost: n log n in nodes and edges.
     """
-    if problem.fixed_order is not None:
-        return [problem.fixed_order]
+    if problem.fixed_order is not None or not reorder:
+        return [problem.first_order]
     waits = [len(inputs) for inputs in problem.inputs]
     uses = [len(readers) for readers in problem.readers]
     staying = {*problem.outputs, *problem.keep}
@@ -412,7 +391,7 @@ def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
             waits[reader] -= 1
             if not waits[reader]:
                 offer(reader)
-    return [problem.first_order, tuple(ran)]
+    return sorted([problem.first_order, tuple(ran)], key=problem.peak)
 
 
 class CurvePoint(NamedTuple):
@@ -488,7 +467,7 @@ def pareto(
         [(24, 0.0), (24, 0.0)]
     """
     if isinstance(points, int):
-        most = min(map(problem.peak, orders_of_low_peak(problem)))
+        most = problem.peak(_orders(problem)[0])
         spread = most - problem.least_budget
         steps = range(points)
         budgets = [most - spread * i // max(points - 1, 1) for i in steps]

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, islice
 
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram, Updates, program_of
 from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Tensor
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import multiply_adds
 
@@ -46,21 +47,14 @@ class Trial:
 
 
 class Trials:
-    """Simulates choices of kept tensors for one step.
-
-    Args:
-        step: the step.
-        always: tells which tensors are kept whatever is chosen.
-        updates: as in `StepProgram`.
-    """
+    """Simulates choices of kept tensors, besides those always kept, for one step."""
 
     def __init__(
         self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
     ) -> None:
-        self._step = step
-        self._always = always
+        self._step, self._always = step, always
         self._known: dict[int, bool] = {}
-        self._costs: dict[Operation, int] = {}
+        self._cost_of = cache(multiply_adds)
         plain = updates == "none"
         self.program = program_of(step) if plain else StepProgram(step, updates=updates)
 
@@ -75,11 +69,7 @@ class Trials:
         return self._trial((), None)
 
     def run(self, kept_tensors: Iterable[Tensor], *, spare_last: bool = True) -> Trial:
-        """Return what a choice leads to.
-
-        Args:
-            kept_tensors: the choice.
-            spare_last: as in `plan_recomputation`.
+        """Return what a choice leads to; `spare_last` as in `plan_recomputation`.
 
         Cost: linear in the ops of the step and their edges; some 20 us for each op.
         """
@@ -102,14 +92,9 @@ class Trials:
     ) -> Trial:
         segments = plan.segments if plan else ()
         peak = self.program.peak(segments, plan.places if plan else {})
-        cost = sum(map(self._cost, plan.run_again)) if plan else 0
+        cost = sum(map(self._cost_of, plan.run_again)) if plan else 0
         held = sum(map(tensor_bytes, kept_tensors))
         return Trial(kept_tensors, peak, cost, held, plan)
-
-    def _cost(self, op: Operation) -> int:
-        if op not in self._costs:
-            self._costs[op] = multiply_adds(op)
-        return self._costs[op]
 
     def _is_always_kept(self, tensor: Tensor) -> bool:
         # The graph holds its tensors, so their ids are theirs for good.
@@ -150,11 +135,8 @@ class CuttingSearch:
         *,
         among_others: bool = False,
     ) -> None:
-        self._forward = forward
-        self._trials = trials
-        self._places = list(places)
-        self._left = most
-        self._among_others = among_others
+        self._forward, self._trials, self._places = forward, trials, list(places)
+        self._left, self._among_others = most, among_others
         self._known: dict[Cuts, Trial] = {}
         # Different cuts may keep the same tensors, which are simulated once.
         self._same: dict[tuple[int, ...], Trial] = {}
@@ -187,15 +169,12 @@ class CuttingSearch:
         """
         left_alone: set[Cuts] = set()
         while self._left > 0 and len(left_alone) < _MOST_STARTS:
-            best_entry = min(
-                (entry for entry in self._known.items() if entry[0] not in left_alone),
-                key=lambda entry: _rank(entry[1]),
-                default=None,
-            )
-            if best_entry is None:
+            open_cuts = [cuts for cuts in self._known if cuts not in left_alone]
+            if not open_cuts:
                 return
-            if not self._finds_better(*best_entry):
-                left_alone.add(best_entry[0])
+            best = min(open_cuts, key=lambda cuts: _rank(self._known[cuts]))
+            if not self._finds_better(best):
+                left_alone.add(best)
 
     def sweep(self) -> None:
         """Try all cuttings of one cut, then of two and three, while that can be done.
@@ -213,8 +192,8 @@ class CuttingSearch:
         With the end of the forward pass kept, which no cut reaches, and without.
         """
         last = len(self._forward.ops) - 1
-        buffers = self._forward.buffers
-        ends = [t for b in buffers if b.made == last for t, _, _ in b.tensors]
+        made_last = (b for b in self._forward.buffers if b.made == last)
+        ends = [t for b in made_last for t, _, _ in b.tensors]
         forms = ([], ends) if ends else ([],)
         best = sorted(self._same.values(), key=_rank)
         every = ((*trial.kept, *others) for trial in best for others in forms)
@@ -223,20 +202,19 @@ class CuttingSearch:
             key = (*map(id, kept_tensors), 0)
             self._same[key] = replace(full, spares_last=False)
 
-    def _finds_better(self, cuts: Cuts, than: Trial) -> bool:
+    def _finds_better(self, cuts: Cuts) -> bool:
         for changed in self._changes(cuts):
             if self._left <= 0:
                 break
-            if changed in self._known:
-                continue
-            trial = self._try(changed)
-            if trial is not None and _rank(trial) < _rank(than):
-                return True
+            if changed not in self._known:
+                trial = self._try(changed)
+                if trial and _rank(trial) < _rank(self._known[cuts]):
+                    return True
         return False
 
     def _changes(self, cuts: Cuts) -> Iterator[Cuts]:
-        for i in range(len(cuts) if len(cuts) > 1 else 0):
-            yield (*cuts[:i], *cuts[i + 1 :])
+        if len(cuts) > 1:
+            yield from reversed([*combinations(cuts, len(cuts) - 1)])
         number = {place: n for n, place in enumerate(self._places)}
         for step in (-1, 1):
             for i, place in enumerate(cuts):
@@ -252,10 +230,9 @@ class CuttingSearch:
         """Return what a cutting leads to, or None if it may not be tried any more."""
         if cuts not in self._known:
             trial = self._run(crossing_tensors(self._forward.buffers, cuts))
-            if trial is None:
-                return None
-            self._known[cuts] = trial
-        return self._known[cuts]
+            if trial:
+                self._known[cuts] = trial
+        return self._known.get(cuts)
 
     def _run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
         """Return what a choice leads to, or None if it may not be tried any more."""

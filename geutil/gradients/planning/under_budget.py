@@ -294,12 +294,7 @@ class BudgetSearch:
 
         This is `checkpoints="memory"`. Its time is that of a forward pass at most, and
         it is found without the planner's schedules, so that it needs no extra.
-
-        Args:
-            min_checkpoint_size: as in `choose_for_memory`.
-            among_others: see there.
-
-        Cost: that of `choose_for_memory`.
+        Arguments and cost are those of `choose_for_memory`.
         """
         return choose_for_memory(
             self._step,
@@ -437,14 +432,9 @@ class BudgetSearch:
         """Return the planner's choices for budgets around a limit.
 
         A step holds a little more than the planner's schedule, or less: kernels take
-        over buffers, and ops wait for others, of which the planner knows a part.
-
-        Args:
-            limit: the peak that is looked for.
-            most: the peak that is taken.
-            problem: the step.
-            tries: how many schedules are made at most; None for as many as take some
-                seconds.
+        over buffers, and ops wait for others, of which the planner knows a part. `most`
+        is the peak that is taken, `tries` how many schedules are made at most; None for
+        as many as take some seconds.
         """
         nodes = max(len(problem.problem), 1)
         tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
@@ -498,10 +488,6 @@ def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
 
     At first a peak is taken to be in proportion. It rather has a part that no budget
     changes, which two points tell.
-
-    Args:
-        points: budgets, each with the peak of the step.
-        limit: the peak that is wanted.
     """
     asked, peak = points[-1]
     in_proportion = asked * limit / peak
