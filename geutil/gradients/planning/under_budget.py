@@ -30,7 +30,7 @@ from geutil.gradients.prediction import Updates, program_of
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
-from geutil.memory.sizes import byte_count, megabytes
+from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
@@ -309,7 +309,8 @@ class BudgetSearch:
         """Return the recomputation of least time whose peak is within some bytes.
 
         Tried are the planner's schedules. If none of them is within the budget, so are
-        the choice of the least peak, and others.
+        the choice of the least peak, and others, with as much kept besides as fits,
+        what takes longest to compute for its bytes first.
 
         Raises:
             PlanError: no choice was found; it names the least peak that was.
@@ -321,7 +322,8 @@ class BudgetSearch:
             return self.alone
         tried = self.tried(limit)
         if self._updates == "none" and all(trial.peak > limit for trial in tried):
-            tried += self._simple
+            fits = [trial for trial in self._simple if trial.peak <= limit]
+            tried += [self._refined(trial, limit) for trial in fits] or self._simple
         best = self._best_within(tried, limit)
         if best is None and self._updates != "none":
             return self._with_less.within(limit)
@@ -347,6 +349,26 @@ class BudgetSearch:
         aim, most = int(_AIM * limit), int(_MOST * limit)
         planned = (self._planned(aim, most, p, tries) for p in self._problems)
         return [trial for trials in planned for trial in trials]
+
+    def _refined(self, trial: Trial, limit: int) -> Trial:
+        """Return a choice that also keeps as much as fits, what is worth most first."""
+        worth = [
+            (self.time_of(op) / size, op.outputs[0])
+            for op in (trial.plan.run_again if trial.plan else ())
+            if op.outputs and (size := tensor_bytes(op.outputs[0]))
+        ]
+        worth.sort(key=lambda pair: -pair[0])
+        tensors = [tensor for _, tensor in worth]
+        best, fits, too_many = trial, 0, len(tensors) + 1
+        # As many of the first ones as fit, by halving.
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            more = self._trials.run((*trial.kept, *tensors[:middle]))
+            if more.peak <= limit:
+                fits, best = middle, min(best, more, key=self._extra_time)
+            else:
+                too_many = middle
+        return best
 
     def _best_within(self, tried: Sequence[Trial], limit: int) -> Trial | None:
         """Return the choice of least time that keeps a budget, well if that can be."""
