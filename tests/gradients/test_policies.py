@@ -1,5 +1,7 @@
 """Policies and their combinators."""
 
+import gc
+import pickle
 import re
 
 import pytest
@@ -128,3 +130,38 @@ def test_types_are_strings():
     for types in [(), (3,), ("Conv2D", None), (["Conv2D"],)]:
         with pytest.raises(ge.ArgumentTypeError, match="type"):
             by_type(*types)
+
+
+def test_the_collector_waits_while_a_step_is_planned(graph):
+    seen = []
+
+    def policy(tensor):
+        seen.append(gc.isenabled())
+        return tensor.op.type == "Tanh"
+
+    x = tf.ones([4])
+    y = tf.exp(tf.tanh(tf.exp(x)))
+    gradients(y, x, checkpoints=policy, min_checkpoint_size=0)
+    assert seen and not any(seen)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        gradients(y, x, checkpoints=policy, min_checkpoint_size=0)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_report_can_be_pickled_with_its_plans(graph):
+    """A plan that nobody has asked for is made where it was sent to."""
+    x = tf.ones([4, 300])
+    y = x
+    for _ in range(6):
+        y = tf.tanh(y)
+    gradients(y, x, checkpoints="memory", order=False)
+    report = last_report()
+    sent = pickle.loads(pickle.dumps(report))
+    assert sent == report
+    assert sent.plan.peak == report.plan.peak == report.peak
+    assert sent.plan.dependencies == report.plan.dependencies
+    assert sent.plain_plan.peak == report.plain_plan.peak == report.plain_peak

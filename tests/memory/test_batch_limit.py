@@ -66,7 +66,7 @@ def parts(*, fixed=0, jump_at=None, power=1):
 
 
 GROWTHS = {
-    "in proportion": ({}, 3),
+    "in proportion": ({}, 2),
     "flat at first": ({"fixed": 30_000}, 5),
     "a jump": ({"jump_at": 37}, 8),
     "a jump beyond": ({"jump_at": 200}, 5),

@@ -31,6 +31,38 @@ def test_the_plan_is_the_best_of_what_is_tried(program):
     assert planned_order(program).peak == min(peaks)
 
 
+def test_the_fewest_resident_bytes_decide():
+    """What packs much runs before something large is there; peaks are the same."""
+    x = Node("x", "Relu", outputs=[0])
+    packs = Node("packs", "MatMul", inputs=[0], outputs=[1], packed=500)
+    large = Node("large", "Tile", inputs=[0], outputs=[2])
+    both = Node("both", "Concat", inputs=[1, 2], outputs=[3])
+    program = Program([x, packs, large, both], sizes=[10, 10, 100, 10])
+    late, early = simulate(program, [0, 2, 1, 3]), simulate(program, [0, 1, 2, 3])
+    assert (late.peak, early.peak) == (120, 120)
+    assert (late.resident, early.resident) == (620, 520)
+    assert planned_order(program).resident == 520
+
+
+def test_readers_of_a_view_can_read_what_it_shows():
+    x = Node("x", "Relu", outputs=[0])
+    view = Node("view", "Reshape", inputs=[0], outputs=[1], aliases=[(0, 0)])
+    again = Node("again", "Reshape", inputs=[1], outputs=[2], aliases=[(0, 0)])
+    y = Node("y", "Exp", inputs=[2, 0], outputs=[3], controls=[1])
+    program = Program([x, view, again, y], sizes=[100, 100, 100, 8])
+    without, shown, place = program.without_views(())
+    assert [(n.name, list(n.inputs)) for n in without.nodes] == [
+        ("x", []),
+        ("y", [0, 0]),
+    ]
+    assert (shown, place) == ({1: 0, 2: 0}, {0: 0, 3: 1})
+    assert list(without.nodes[1].controls) == [0]
+    assert simulate(without).peak == simulate(program).peak == 108
+    kept, shown, _ = program.without_views([1])
+    assert [n.name for n in kept.nodes] == ["x", "view", "y"]
+    assert shown == {2: 1}
+
+
 @given(programs())
 @examples(100)
 def test_nothing_that_frees_is_put_off(program):
