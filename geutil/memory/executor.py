@@ -7,7 +7,6 @@ each receipt, between the maker and the readers there. Nothing here knows Tensor
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from geutil.errors import PlanError, PredictionError
 from geutil.memory.buffers import Buffers
 from geutil.memory.kernels.onednn import ORDERED_EDGES, with_onednn
 from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
-from geutil.memory.program import Node, Program, phases_of
+from geutil.memory.program import Node, Program, addresses, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 SEEDS = 9
@@ -96,10 +95,10 @@ def joint_order(
         if not count:
             starts[devices[i]].append(i)
     if seed is not None:
-        shuffle = random.Random(seed).shuffle
+        address = addresses(nodes, seed)
         for after in (*successors, *starts):
             if len(after) > ORDERED_EDGES:
-                shuffle(after)
+                after.sort(key=address.__getitem__)
     threads = [_Thread(nodes) for _ in starts]
     for thread, first in zip(threads, starts, strict=True):
         thread.make_ready(first)

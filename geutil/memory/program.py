@@ -6,6 +6,7 @@ Nothing here knows TensorFlow, so a plan can be tried out without building its g
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import (
     Callable,
     Collection,
@@ -116,6 +117,14 @@ class Node(NamedTuple):
         if not self.controls:
             return self
         return self.changed(controls=list({place[c]: None for c in self.controls}))
+
+
+def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
+    """Return numbers that stand for the addresses of nodes: by name and seed alone.
+
+    So one seed has equal nodes of a report and of a prediction in the same order.
+    """
+    return [zlib.crc32(f"{seed} {node.name}".encode()) for node in nodes]
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,11 @@ makes one of the joint op and what waits for a part of it wait for each other
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 from geutil.memory.kernels.cpu import ONEDNN
-from geutil.memory.program import Node, Program
+from geutil.memory.program import Node, Program, addresses
 
 ORDERED_EDGES = 8
 """Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
@@ -97,13 +96,12 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
     up to eight edges; a sort of oneDNN's nodes.
     """
     graph = _NodeEdges(program)
-    rng = random.Random(seed)
-    place = graph.places(rng)
+    place = graph.places(seed)
     for i in sorted(range(len(place)), key=place.__getitem__):
         _merge_bias(graph, i)
     for i in range(len(graph.nodes)):
         _merge_padding(graph, i)
-    place = graph.places(rng)
+    place = graph.places(seed)
     left = [i for i in range(len(graph.nodes)) if i not in graph.into]
     order = [i for i in left if graph.nodes[i].type not in ONEDNN]
     last = [i for i in left if graph.nodes[i].type in ONEDNN]
@@ -161,11 +159,12 @@ class _NodeEdges:
         for tensor in node.outputs:
             self.maker[tensor] = new
 
-    def places(self, rng: random.Random) -> list[int]:
+    def places(self, seed: int) -> list[int]:
         """Return the place of each node in reverse postorder, depth first."""
+        address = addresses(self.nodes, seed)
         before = enumerate(self._before)
         stack = [i for i, edges in before if not edges and i not in self.into]
-        rng.shuffle(stack)
+        stack.sort(key=address.__getitem__)
         seen = [False] * len(self.nodes)
         left: list[int] = []
         while stack:
@@ -177,7 +176,7 @@ class _NodeEdges:
                 stack.append(~i)
                 after = self.after[i]
                 if len(after) > ORDERED_EDGES:
-                    after = rng.sample(after, len(after))
+                    after = sorted(after, key=address.__getitem__)
                 stack.extend(j for j in after if not seen[j])
         places = [0] * len(self.nodes)
         for place, i in enumerate(reversed(left)):
