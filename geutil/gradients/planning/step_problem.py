@@ -71,7 +71,8 @@ class StepProblem:
                 # The first op of such a node is the one that its views show.
                 fetched[self.ops[node][0]] = self.returning[node]
             for op in self.ops[node]:
-                if node in ran or self._needs_copy(op, node, copies):
+                late = bool(bursts_before)
+                if node in ran or self._needs_copy(op, node, copies, late=late):
                     places[segments.name_of_copy(op, copies[op])] = place
                     copies[op] += 1
                     bursts[-1].append(op)
@@ -92,17 +93,18 @@ class StepProblem:
         return replace(plan, places=places)
 
     def _needs_copy(
-        self, op: Operation, node: int, copies: Mapping[Operation, int]
+        self, op: Operation, node: int, copies: Mapping[Operation, int], *, late: bool
     ) -> bool:
-        """Tell whether the first run of an op has to read what ran again before.
+        """Tell whether a copy takes the place of the first run of an op.
 
         What gradient functions make of forward tensors alone runs in the forward pass,
-        and reads that. Where a schedule has it later, a copy takes its place.
+        and reads that: also where a schedule has it later, in the backward pass
+        (`late`), since products and sums cannot wait (`step_order`).
         """
         return (
             node not in self._once
             and self.step.is_helper(op)
-            and any(copies[t.op] for t in op.inputs)
+            and (late or any(copies[t.op] for t in op.inputs))
         )
 
     @cached_property
