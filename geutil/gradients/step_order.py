@@ -148,7 +148,7 @@ def order_step(
     @cache
     def can_wait(number: int) -> bool:
         first = groups[number][0]
-        place = _place_to_wait(ops[first])
+        place = place_to_wait(ops[first])
         if place is not None:
             places[number] = place
         return place is not None
@@ -376,7 +376,7 @@ def _ends(group: Sequence[int], ops: Sequence[Operation]) -> list[int]:
     return [group[-1]]
 
 
-def _place_to_wait(op: Operation) -> int | None:
+def place_to_wait(op: Operation) -> int | None:
     """Return the input of an op on which it can wait, or None.
 
     Grappler joins sums, and products with constants or beside such; what comes between

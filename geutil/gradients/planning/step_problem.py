@@ -18,6 +18,7 @@ from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
+from geutil.gradients.step_order import place_to_wait
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.dependencies import with_controls
@@ -98,13 +99,16 @@ class StepProblem:
         """Tell whether a copy takes the place of the first run of an op.
 
         What gradient functions make of forward tensors alone runs in the forward pass,
-        and reads that: also where a schedule has it later, in the backward pass
-        (`late`), since products and sums cannot wait (`step_order`).
+        and reads that. Where a schedule has it later, in the backward pass (`late`), it
+        waits itself if it can; many products and sums cannot.
         """
         return (
             node not in self._once
             and self.step.is_helper(op)
-            and (late or any(copies[t.op] for t in op.inputs))
+            and (
+                any(copies[t.op] for t in op.inputs)
+                or (late and place_to_wait(op) is None)
+            )
         )
 
     @cached_property
