@@ -1,22 +1,10 @@
 """How much work a call is, in calls of functions: no clock, no other process."""
 
 import cProfile
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Keep the garbage collector from freeing meanwhile what others left."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+from geutil.graph.runtime import without_collector
 
 
 def count_calls(work: Callable[[], Any]) -> tuple[int, Any]:

@@ -316,7 +316,7 @@ def least_cut(
     edges += [(2 * j + 1, 2 * i, unlimited) for i in range(len(read)) for j in read[i]]
     edges += [(source, 2 * i, unlimited) for i in given]
     edges += [(2 * i + 1, sink, unlimited) for i in needed]
-    # What each edge still lets through, and how much of its flow can be taken back.
+    # The capacity left on each edge, and the flow on it that can be taken back.
     left: dict[int, dict[int, int]] = defaultdict(dict)
     for start, end, most in edges:
         left[start][end] = most

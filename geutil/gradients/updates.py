@@ -450,7 +450,7 @@ def _without_joints(
             for reader in adjacency.consumers(joined):
                 for place in adjacency.input_indices(reader, joined):
                     creation.set_new_input(reader, place, read)
-    # What the joints held together is free of them now.
+    # The ops that the joints held together are free of them now.
     return _ops_of(targets, feeds) if joints else ops
 
 

@@ -353,17 +353,7 @@ class TimelineComparison(Shown):
     def plot(self, path: str | os.PathLike[str]) -> Path:
         """Draw both over their progress, with the largest tensors at each peak.
 
-        Args:
-            path: the file to write; its suffix (.png, .svg, .pdf) is the format.
-
-        Returns:
-            The path.
-
-        Raises:
-            MissingExtraError: matplotlib is not installed.
-            PlotError: the suffix is none of the above.
-
-        Cost: linear in the ops.
+        The path, the errors and the cost are those of `Timeline.plot`.
 
         Example:
             >>> import tempfile

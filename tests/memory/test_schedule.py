@@ -32,7 +32,7 @@ def test_the_plan_is_the_best_of_what_is_tried(program):
 
 
 def test_the_fewest_resident_bytes_decide():
-    """What packs much runs before something large is there; peaks are the same."""
+    """A kernel that packs much runs before a large tensor; the peaks are the same."""
     x = Node("x", "Relu", outputs=[0])
     packs = Node("packs", "MatMul", inputs=[0], outputs=[1], packed=500)
     large = Node("large", "Tile", inputs=[0], outputs=[2])

@@ -391,7 +391,7 @@ def _add_run(search, node, slot):  # type: ignore[no-untyped-def]
     if last == slot:
         _hold(search, slot, slot, size)
     else:
-        # What read the run before reads this one now.
+        # Readers of the run before read this one now.
         shorter = _shorten(search, node, before, slot)
         _hold(search, shorter + 1, slot - 1, -size)
     slots[slot].last = last
@@ -510,7 +510,7 @@ def _slide(search, slot, then):  # type: ignore[no-untyped-def]
         last = then
     if then > slot or last == then:
         across -= nodes[node].size
-    # What is held beside the run is what was; behind it, or before it, what passes.
+    # Beside the run the same bytes are held; behind or before it, those that pass.
     search.level[then], search.level[slot] = search.level[slot], across
     before, after = slots[slot].before, slots[slot].after
     slots[then].node, slots[slot].node = node, -1

@@ -38,7 +38,7 @@ _MOVES_A_NODE = 160
 _CYCLES = 2
 """How often searches start hot again."""
 _WORTH = 10
-"""What a move counts for in `iterations`."""
+"""The weight of a move in `iterations`."""
 _SLICES, _FIRST_SLICE = 50, 30
 """How often a search looks at the clock, and the moves before it does so first."""
 _BOUND_SHARE, _BRANCHES = 0.25, 200
@@ -241,7 +241,7 @@ class _Solver:
         is_hurried = moves is not None and moves < _FEW_MOVES
         most = _MOST_BOUNDED if is_hurried else _MOST_BOUNDED_SLOWLY
         if not self._is_done() and len(self._problem) <= most:
-            # What is deterministic must not depend on the clock.
+            # A deterministic search must not depend on the clock.
             branches = None if moves is None else _BRANCHES
             limit = self._seconds_left * _BOUND_SHARE
             self._bound = extra_time_bound(

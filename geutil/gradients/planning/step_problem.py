@@ -173,7 +173,7 @@ def step_problem(
         if i < len(ops):
             ops_of_nodes[own].append(ops[i])
             times_of_nodes[own] += time_of(ops[i])
-        # What a kernel packs is negative where it fills less than it asks for.
+        # `packed` is negative where a kernel fills less than it asks for.
         workspaces[own] = max(workspaces[own], node.temporary + node.packed)
         if not again[i]:
             once.add(own)
