@@ -125,8 +125,8 @@ class _Program:
         problem, solver = self._problem, self.solver
         at_work = {node, *problem.inputs[node]}
         room = self._budget - problem.bytes_to_run(node)
-        # The needed nodes first; then the inputs of those that may run again. Nodes that
-        # run once are not made again, so their inputs need not be there.
+        # The needed nodes first; then the inputs of those that may run again. Nodes
+        # that run once are not made again, so their inputs need not be there.
         waiting = dict.fromkeys(needed)
         for u in (queue := list(needed)):
             inputs = () if u in self._once else problem.inputs[u]
