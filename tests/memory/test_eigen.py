@@ -193,16 +193,17 @@ libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD
 tf.config.threading.set_inter_op_parallelism_threads(1)
 shapes = [[3, 3, 16, 64], [3, 3, 64, 256], [1, 7, 256, 128], [5, 5, 128, 64]]
 weights = [tf.Variable(tf.ones(shape)) for shape in shapes]
+biases = [tf.Variable(tf.ones(shape[-1:])) for shape in shapes]
 
 @tf.function(autograph=False)
 def step(x):
     y = x
-    for w in weights:
-        y = tf.tanh(tf.nn.conv2d(y, w, 1, "SAME"))
-    slopes = gradients(tf.reduce_sum(y), weights, checkpoints="memory")
+    for w, b in zip(weights, biases):
+        y = tf.tanh(tf.nn.bias_add(tf.nn.conv2d(y, w, 1, "SAME"), b))
+    slopes = gradients(tf.reduce_sum(y), weights + biases, checkpoints="memory")
     return tf.add_n([tf.nn.l2_loss(slope) for slope in slopes])
 
-x = tf.ones([4, 24, 24, 16])
+x = tf.ones([4, 16, 16, 16])
 traced = step.get_concrete_function(x)
 grown = []
 for _ in range(4):

@@ -74,14 +74,17 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
     # Tensors between the parts are never made.
     read = {t for part in parts for t in part.inputs}
     inside = {t for part in parts for t in part.outputs}
+    temporary = max(part.temporary for part in parts)
+    # A kernel's packed bytes count against its own temporary ones: they may be negative.
+    taken = max(part.temporary + part.packed for part in parts)
     return first.changed(
         inputs=[t for part in parts for t in part.inputs if t not in inside],
         outputs=[t for part in parts for t in part.outputs if t not in read],
         controls=[c for part in parts for c in part.controls],
         aliases=(),
         reuses=(),
-        temporary=max(part.temporary for part in parts),
-        packed=max(part.packed for part in parts),
+        temporary=temporary,
+        packed=taken - temporary,
         cheap=False,
     )
 
