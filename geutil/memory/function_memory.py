@@ -20,38 +20,31 @@ from geutil.memory.program import Program
 from geutil.memory.sizes import UNKNOWN
 from geutil.memory.times import op_time
 
+SizeOf = Callable[[Tensor], int]
+"""The bytes of a tensor of the graph that is read."""
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 """How often more a counter is counted up once it has reached the bound."""
 
 
 @dataclass(frozen=True)
 class Piled:
-    """The memory of the results of a loop, or of a function with loops in it.
+    """The memory of the results of a loop, or of a function with loops in it."""
 
-    Attributes:
-        sizes: the bytes of those results that are lists of something new.
-        lists: the bytes of the elements of lists, whoever else holds them.
-        aliases: pairs (result, argument) of places: what is the argument's buffer.
-    """
-
+    # The bytes of those results that are lists of something new.
     sizes: dict[int, int] = field(default_factory=dict)
+    # The bytes of the elements of lists, whoever else holds them.
     lists: dict[int, int] = field(default_factory=dict)
+    # Pairs (result, argument) of places: the result is the argument's buffer.
     aliases: Pairs = ()
 
 
 class Loops:
-    """The loops of a graph that are functions, with how often they run.
-
-    `loops` has for each op of such a loop its condition and its body.
-    """
+    """The loops of a graph that are functions, each with its condition and body."""
 
     def __init__(
-        self,
-        loops: Mapping[Operation, tuple[Graph, Graph]],
-        size_of: Callable[[Tensor], int],
+        self, loops: Mapping[Operation, tuple[Graph, Graph]], size_of: SizeOf
     ) -> None:
-        self._loops = loops
-        self._size_of = size_of
+        self._loops, self._size_of = loops, size_of
         self._times: dict[Operation, int | None] = {}
 
     def times(self, op: Operation) -> int | None:
@@ -67,8 +60,7 @@ class Loops:
     def exact_times(self, op: Operation) -> int | None:
         """Return how often a loop runs, None if anything else may end it."""
         bounds = list(self._bounds(op))
-        counts = [count for count in bounds if count is not None]
-        return min(counts) if counts and len(counts) == len(bounds) else None
+        return None if None in bounds else self.times(op)
 
     def piled(self, op: Operation) -> Piled:
         """Return what the results of a loop hold. Cost: linear in its body."""
@@ -143,37 +135,33 @@ class Loops:
 
 
 def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
-    """Return what the lists hold that a function returns and that its loops made.
+    """Return the memory of the lists that a function returns and that its loops made.
 
     Tf_keras has its recurrent layers in functions, whose gradient is another one that
     takes the lists.
     """
-    sizes: dict[int, int] = {}
-    lists: dict[int, int] = {}
+    returned = Piled()
     met: set[int] = set()
     for i, result in enumerate(graph.outputs):
         source = source_of(result)
         if source.op in piled and result.dtype == tf.variant:
             made, place = piled[source.op], source.value_index
-            lists[i] = made.lists.get(place, 0)
+            returned.lists[i] = made.lists.get(place, 0)
             if id(source) not in met:
-                sizes[i] = made.sizes.get(place, 0)
+                returned.sizes[i] = made.sizes.get(place, 0)
             met.add(id(source))
-    return Piled(sizes, lists)
+    return returned
 
 
 class ListSizes:
-    """The bytes of the lists of a graph, op by op."""
+    """The bytes of the lists of a graph, op by op in their order."""
 
-    def __init__(self, size_of: Callable[[Tensor], int]) -> None:
+    def __init__(self, size_of: SizeOf) -> None:
         self._size_of = size_of
         self._elements: dict[int, int] = {}
 
     def add(self, op: Operation, piled: Piled) -> Mapping[int, int]:
-        """Return the bytes of the lists among an op's results that nobody else holds.
-
-        An op comes after those that made what it reads.
-        """
+        """Return the bytes of lists among an op's results that nobody else holds."""
         owned = piled.sizes
         if op.type == "TensorListFromTensor":
             # Elements are copied even where a row of the tensor could be one.
@@ -199,7 +187,7 @@ class LoopBody:
         self.results = [source_of(t) for t in graph.outputs]
 
     def place(self, tensor: Tensor) -> int | None:
-        """Return which argument a tensor is, None if it is none."""
+        """Return the number of the argument that a tensor is, None if it is none."""
         return self._place.get(id(tensor))
 
     def stays(self, place: int | None) -> bool:
@@ -209,7 +197,7 @@ class LoopBody:
         return self.results[place] is self._arguments[place]
 
     def step(self, place: int) -> Any:
-        """Return what is added to a value each time, None if that is not known."""
+        """Return the number added to a value each time, None if that is not known."""
         op = self.results[place].op
         if op.type not in op_types.ADDITIONS:
             return None
@@ -267,39 +255,31 @@ def source_of(tensor: Tensor) -> Tensor:
     return tensor
 
 
-SizeOf = Callable[[Tensor], int]
-"""The bytes of a tensor of the graph that is read."""
 ReadBody = Callable[[Graph, "Mapping[Operation, Called]"], Program]
 """Reads the graph of a function, given what its own calls hold."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """The memory of an op by the functions that it runs.
+    """The memory of an op by the functions that it runs."""
 
-    Attributes:
-        temporary: the bytes beyond those of the op's results.
-        surge: the bytes that it may hold besides, if more iterations run at once.
-        results: what the lists hold that are results.
-        forwarded: pairs (result, argument) of places: what the function returns as it
-            was passed, in the same buffer.
-        uncounted: the loops whose lists are left out, since how often they run is not
-            known.
-        time: the time of the functions, in the unit of `op_time`: all iterations of a
-            loop, 32 if it is not known how many there are; the longer branch.
-        body: the body of a loop, with the shapes that follow from the call.
-        times: how often the loop runs it, None if that is not known.
-        packed: the bytes that kernels of the functions take beside the allocator.
-    """
-
+    # The bytes beyond those of the op's results.
     temporary: int = 0
+    # The bytes that it may hold besides, if more iterations run at once.
     surge: int = 0
     results: Piled = field(default_factory=Piled)
+    # Pairs (result, argument) of places: returned as passed, in the same buffer.
     forwarded: Pairs = ()
+    # The loops whose lists are left out: how often they run is not known.
     uncounted: tuple[str, ...] = ()
+    # In the unit of `op_time`: all iterations of a loop, 32 if unknown; the longer
+    # branch.
     time: float = 0.0
+    # The body of a loop, with the shapes that follow from the call.
     body: Graph | None = None
+    # How often the loop runs it, None if that is not known.
     times: int | None = None
+    # The bytes that kernels of the functions take beside the allocator.
     packed: int = 0
 
 
@@ -322,7 +302,7 @@ class CalledFunctions:
     def called_in(
         self, graph: Graph, among: Collection[Operation] | None = None
     ) -> dict[Operation, Called]:
-        """Return what the functions hold that a graph's ops run, or those `among` them.
+        """Return the memory of the functions that a graph's ops run.
 
         The larger branch of a conditional counts; of a loop two iterations, since one
         begins before the last one has ended, and the lists that it adds to each time,
@@ -438,14 +418,14 @@ def _of_loop(op: Operation, loops: Loops, body: Graph, once: Called) -> Called:
 
 def _largest(bodies: Sequence[Called]) -> Called:
     """Return what an op holds that runs one of several functions."""
-    sizes: dict[int, int] = {}
-    lists: dict[int, int] = {}
-    for body in bodies:
-        for most, one in ((sizes, body.results.sizes), (lists, body.results.lists)):
+    largest = Piled()
+    for results in (body.results for body in bodies):
+        pairs = ((largest.sizes, results.sizes), (largest.lists, results.lists))
+        for most, one in pairs:
             most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
     return Called(
         max((body.temporary for body in bodies), default=0),
-        results=Piled(sizes, lists),
+        results=largest,
         uncounted=tuple(name for body in bodies for name in body.uncounted),
         time=max((body.time for body in bodies), default=0.0),
         packed=max((body.packed for body in bodies), default=0),

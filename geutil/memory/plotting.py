@@ -28,12 +28,7 @@ imported here."""
 
 
 def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
-    """Draw one labelled timeline, or two to compare, and what is held at each peak.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        PlotError: the suffix names no format.
-    """
+    """Draw one labelled timeline, or two to compare, and what is held at each peak."""
     with _figure(path, (12, 1.6 + 3.4 * len(timelines))) as figure:
         grid = figure.add_gridspec(len(timelines), 2, width_ratios=(3, 2))
         _draw_curves(figure.add_subplot(grid[:, 0]), timelines)
@@ -45,11 +40,9 @@ def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def drawn_axes(path: str | os.PathLike[str], x: str, y: str) -> Iterator[Any]:
-    """Give axes to draw on, labelled `x` and `y`; write the picture at the end.
+    """Yield axes to draw on, labelled `x` and `y`; write the picture at the end.
 
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        PlotError: the suffix names no format.
+    Raises MissingExtraError without matplotlib, PlotError for a suffix of no format.
     """
     with _figure(path, (8, 4.5)) as figure:
         axes = figure.add_subplot()
@@ -99,10 +92,7 @@ def _draw_curves(axes: Any, timelines: Labelled) -> None:
 
 
 def points(timeline: Any) -> tuple[list[float], list[float]]:
-    """Return places and MB, the last one twice so that its step has a width.
-
-    Of many ops several make a point, at the place of their first.
-    """
+    """Return places and MB: the most of each group of ops, the last one twice."""
     sizes = [moment.bytes / 1e6 for moment in timeline.moments]
     group = max(1, -(-len(sizes) // _POINTS))
     starts = range(0, len(sizes), group)
@@ -161,12 +151,7 @@ def _draw_held(axes: Any, label: str, timeline: Any, colour: str) -> None:
 
 
 def shortened(name: str) -> str:
-    """Return a name, or both its ends if it is long.
-
-    Example:
-        >>> shortened("a" * 40 + "b" * 40)
-        'aaaaaaaaaaaaaaaaaaaaaaaa…bbbbbbbbbbbbbbbbbbbbbbbbb'
-    """
+    """Return a name, or both its ends if it is long."""
     if len(name) <= _LETTERS:
         return name
     front = (_LETTERS - 1) // 2

@@ -232,9 +232,7 @@ class DeviceMeasurement:
         return f"{self.device}: {', '.join(parts) or 'nothing'}"
 
 
-def _peaks_of(
-    row: DeviceMeasurement | Measurement,
-) -> list[tuple[int | None, str]]:
+def _peaks_of(row: DeviceMeasurement | Measurement) -> list[tuple[int | None, str]]:
     """Return the peaks of a measurement with their sources, the best source first."""
     return [
         (row.trace_peak, TRACE),

@@ -161,8 +161,7 @@ def is_held(op: Operation) -> bool:
 def updates_variable(op_type: str) -> bool:
     """Tell whether an op of a type changes the variable of its first input where it is.
 
-    While somebody still holds what was read of the variable, it does so in a new
-    buffer.
+    While somebody still holds the value that was read, it does so in a new buffer.
     """
     return op_type in _UPDATES or op_type.startswith("ResourceApply")
 

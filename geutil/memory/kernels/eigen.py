@@ -60,21 +60,15 @@ def caches_here() -> Caches:
 
 
 class Product(NamedTuple):
-    """A product of matrices.
-
-    Attributes:
-        m: columns of the result.
-        n: rows of the result.
-        k: the terms of each element.
-        each: the bytes of an element.
-        plain: whether the left and the right operand (the second and the first one of a
-            MatMul) lie in memory as Eigen would pack them, but for the gaps.
-    """
+    """A product of matrices: `m` columns and `n` rows of sums of `k` terms."""
 
     m: int
     n: int
     k: int
+    # The bytes of an element.
     each: int = 4
+    # Whether the left and the right operand (the second and the first one of a MatMul)
+    # lie in memory as Eigen would pack them, but for the gaps.
     plain: tuple[bool, bool] = (False, False)
 
 

@@ -44,15 +44,7 @@ _SMALL_PRODUCT = 128 * 128
 def temporary_bytes(
     op: Operation, onednn: bool | None = None, dims: DimsOf = dims_of
 ) -> int:
-    """Return the bytes that the kernel of an op allocates for itself.
-
-    Unknown dimensions count nothing.
-
-    Args:
-        op: the op.
-        onednn: whether TensorFlow uses oneDNN; None for what this process does.
-        dims: tells the shape of a tensor.
-    """
+    """Return the bytes that an op's kernel allocates; unknown dimensions are 0."""
     if op.type in _ALLOCATED:
         return _ALLOCATED[op.type](op, dims)
     if op.type not in _ALLOCATED_WITHOUT_ONEDNN or runs_in_onednn(op, onednn):
@@ -106,8 +98,8 @@ def _takes_type(op: Operation, onednn: bool | None) -> bool:
 def _takes_bfloat16() -> bool:
     """Tell whether oneDNN has kernels of bfloat16 for this processor.
 
-    TensorFlow asks for AVX-512, or AVX-NE-CONVERT. Where the processor's flags are not
-    told they are taken to be there.
+    TensorFlow asks for AVX-512, or AVX-NE-CONVERT; both are assumed where it is not
+    told.
     """
     try:
         told = _PROCESSORS.read_text(encoding="utf-8")
@@ -146,20 +138,17 @@ def _known(op: Operation, dims: DimsOf) -> list[list[int]] | None:
 
 
 class _Columns(NamedTuple):
-    """The matrices of a convolution's gradient, for one image.
+    """The matrices of a convolution's gradient, for one image."""
 
-    Attributes:
-        pixels: how many patches the image has.
-        patch: the elements of each patch, a column of a matrix.
-        depth: how many filters there are.
-        each: the bytes of an element.
-        images: how many there are; None if that is not known.
-    """
-
+    # How many patches the image has.
     pixels: int
+    # The elements of each patch, a column of a matrix.
     patch: int
+    # How many filters there are.
     depth: int
+    # The bytes of an element.
     each: int
+    # None if that is not known.
     images: int | None
 
     @property
@@ -217,12 +206,7 @@ _BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
 
 
 class _Einsum:
-    """The labels of an Einsum, by kind and by place in the equation.
-
-    Attributes:
-        terms: those of both operands; none if there are not two.
-        result: those of the result.
-    """
+    """The labels of an Einsum, by kind and by place in the equation."""
 
     def __init__(self, op: Operation, dims: DimsOf) -> None:
         equation = op.get_attr("equation").decode().replace(" ", "")
@@ -276,10 +260,7 @@ def _first_input(op: Operation, dims: DimsOf) -> int:
     return _bytes(op.inputs[0], dims)
 
 
-_ALLOCATED: Mapping[str, Rule] = {
-    "Einsum": _transposed,
-    "MirrorPadGrad": _first_input,
-}
+_ALLOCATED: Mapping[str, Rule] = {"Einsum": _transposed, "MirrorPadGrad": _first_input}
 _ALLOCATED_WITHOUT_ONEDNN: Mapping[str, Rule] = {
     "Conv2DBackpropFilter": _patches,
     "Conv2DBackpropInput": _patches,

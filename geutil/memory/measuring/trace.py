@@ -36,17 +36,12 @@ CONTROL = "^"
 
 @dataclass(frozen=True)
 class _Buffer:
-    """A buffer of a traced step.
-
-    Attributes:
-        tensor: what it was made for.
-        execution: the place of the record that made it among those of the device.
-        begin: the microsecond in which it is there.
-        end: the one in which it is free; None if it is held to the end.
-    """
+    """A buffer of a traced step."""
 
     tensor: LiveTensor
+    # The place of the record that made it among those of the device.
     execution: int
+    # In microseconds, as is the end: None if it is held to the end.
     begin: int
     end: int | None
 
@@ -67,13 +62,8 @@ def _updates(
 ) -> Mapping[str, int]:
     """Return when the old buffer of a variable becomes free, by that in its place.
 
-    Args:
-        nodes: the `NodeDef`s of the graph that ran.
-        executions: the `NodeExecStats` of the step.
-        buffers: the names of the tensors that buffers were allocated for.
-
-    Returns the microsecond by the name of the new buffer: that of a tensor, or that of
-    an op and " (temporary)".
+    The microsecond, by the name of the new buffer: that of a tensor, or that of an op
+    and " (temporary)".
     """
     started = {stats.node_name: stats.all_start_micros for stats in executions}
     ended = {stats.node_name: _end(stats) for stats in executions}
@@ -154,17 +144,12 @@ def timeline_of(
     variable_bytes: int,
     on: str | None = None,
 ) -> Timeline:
-    """Return the timeline of a step.
+    """Return the timeline of a step, traced with its partition graphs.
 
-    Args:
-        run_metadata: the `RunMetadata` of the step, with the partition graphs.
-        op_types: the types of ops by name, of the graph before Grappler changed it.
-        device: "GPU:0" for the memory of the first GPU, else that of the host.
-        variable_bytes: see `Timeline`.
-        on: a device by its full name: only what its ops made counts, and what it has
-            received from other processes. None is all devices.
-
-    Cost: one sort of the allocations.
+    `op_types` has the types of ops by name, of the graph before Grappler changed it.
+    With `device` "GPU:0" the memory of the first GPU counts, else that of the host;
+    with `on`, a device's full name, only what its ops made and what it has received
+    from other processes.
     """
     nodes = [
         node
@@ -320,19 +305,9 @@ def _replay(
 
 
 def _receipts(
-    run_metadata: Any,
-    device: str,
-    executions: Sequence[Any],
-    buffers: Collection[str],
+    run_metadata: Any, device: str, executions: Sequence[Any], buffers: Collection[str]
 ) -> list[_Buffer]:
-    """Return what a device received in a step, in the order of the records.
-
-    Args:
-        run_metadata: the `RunMetadata` of the step, with the partition graphs.
-        device: the device by its full name.
-        executions: the `NodeExecStats` of the device.
-        buffers: the names of the tensors that the device allocated buffers for.
-    """
+    """Return the received tensors of a device, in the order of the records."""
     found = [
         (i, match)
         for i, stats in enumerate(executions)
