@@ -26,9 +26,8 @@ from geutil.memory.function_memory import (
     ListSizes,
     SizeOf,
 )
-from geutil.memory.kernels import cpu, scratch
-from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, Pairs
-from geutil.memory.kernels.scratch import DimsOf
+from geutil.memory.kernels import cpu, packing
+from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, DimsOf, Pairs
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
 
@@ -291,10 +290,10 @@ class _OpReader:
             controls=[self.places[c] for c in controls if c in self.places],
             aliases=aliases_of(op, called) if inputs else (),
             reuses=cpu.reuses(op),
-            temporary=called.temporary + scratch.temporary_bytes(*of_kernel),
+            temporary=called.temporary + cpu.temporary_bytes(*of_kernel),
             surge=called.surge,
             cheap=op.type in CHEAP,
-            packed=called.packed + scratch.packed_bytes(*of_kernel),
+            packed=called.packed + packing.packed_bytes(*of_kernel),
         )
 
     def _add_updates(self) -> None:
@@ -322,12 +321,12 @@ class _OpReader:
         found: dict[int, int] = {}
         nodes, sizes = self.nodes, self.sizes
         for op, i in self.places.items():
-            if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, self._onednn):
+            if op.type != "MaxPoolGrad" or not cpu.runs_in_onednn(op, self._onednn):
                 continue
             maxima = self._edges.inputs(op)[1]
             number, pool = self.tensors[id(maxima)], self.places[maxima.op]
             if nodes[pool].type != "MaxPool":
-                size = scratch.temporary_bytes(op, False)
+                size = cpu.temporary_bytes(op, False)
                 nodes[i] = nodes[i].changed(temporary=size)
                 continue
             if number not in found:
