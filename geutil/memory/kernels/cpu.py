@@ -21,7 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.graph.op_types import MERGES, SWITCHES
+from geutil.graph.op_types import FORWARDING, MERGES, SWITCHES
 from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.sizes import bytes_of_shape, dtype_bytes
 
@@ -49,15 +49,6 @@ HELD = types_in(
 ONLY_ON_GPUS = frozenset((("FusedBatchNormV3", 5), ("_FusedBatchNormEx", 5)))
 """Outputs, by type and place, that hold nothing on a CPU; their rank is not known."""
 
-# The output is the input, whatever its size.
-_SAME = types_in(
-    """
-    Assign AssignAdd AssignSub Bitcast CheckNumerics DestroyTemporaryVariable
-    EnsureShape Enter Exit ExpandDims Identity LoopCond NextIteration
-    PlaceholderWithDefault PreventGradient RefEnter RefExit RefIdentity RefNextIteration
-    Reshape Snapshot Squeeze StopGradient
-    """
-)
 # The output is the input where nothing is to be done: no element more or less.
 _SAME_IF_AS_LARGE = types_in(
     """
@@ -128,7 +119,7 @@ ONEDNN = types_in(
 def aliases(op: Operation) -> Pairs:
     """Return which outputs of an op are the buffer of which input."""
     kind = op.type
-    if kind in _SAME or kind in MERGES:
+    if kind in FORWARDING or kind in MERGES:
         return _FIRST
     if kind == "IdentityN":
         return [(i, i) for i in range(len(op.outputs))]
@@ -155,7 +146,7 @@ def reuses(op: Operation) -> Pairs:
 
 def passes_on(op_type: str) -> bool:
     """Tell whether an op of a type yields its first input itself, whatever it is."""
-    return op_type in _SAME
+    return op_type in FORWARDING
 
 
 def is_held(op: Operation) -> bool:
