@@ -17,8 +17,9 @@ import tensorflow as tf
 from geutil.gradients.segments import why_kept
 from geutil.gradients.step import PlainStep
 from geutil.graph import function_calls, op_types
+from geutil.graph.function_loops import LoopBody, source_of
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.memory.function_memory import Called, LoopBody, source_of
+from geutil.memory.function_memory import Called
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
 from geutil.memory.times import BODIES, HEAVY, op_time
 from geutil.select.walks import get_backward_walk_ops

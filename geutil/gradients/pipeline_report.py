@@ -12,7 +12,7 @@ from geutil.errors import PredictionError
 from geutil.gradients.step import tensors_of
 from geutil.graph import colocation
 from geutil.graph.types import IdentitySet, Operation, Tensor
-from geutil.memory.pipeline import Pipeline, PipelineRun, Stage, run_pipeline
+from geutil.memory.executor import Pipeline, PipelineRun, Stage, run_pipeline
 from geutil.memory.predicting import device_peaks
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.memory.times import op_time

@@ -18,7 +18,7 @@ from geutil.gradients.step import as_list, source_of, tensors_of
 from geutil.gradients.tape.engine import aggregate
 from geutil.graph import creation, runtime, state, types
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
-from geutil.memory.pipeline import Pipeline, Schedule, Stage
+from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.select.queries import make_view
 from geutil.transform import handlers
 from geutil.transform.partitioning import Partition

@@ -26,8 +26,9 @@ from geutil.graph import runtime
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
+from geutil.memory.buffers import Simulation
 from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
-from geutil.memory.executor import SEEDS, Simulation, simulate, typical
+from geutil.memory.executor import SEEDS, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops

@@ -13,14 +13,8 @@ from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.placement import share_memory
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
-from geutil.memory.executor import (
-    RECEIVE,
-    RECEIVED,
-    SEEDS,
-    Simulation,
-    joint_order,
-    simulate,
-)
+from geutil.memory.buffers import Simulation
+from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
@@ -227,34 +221,22 @@ def predict_by_device(
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that is sent to another device.
-
-    Attributes:
-        tensor: its number.
-        source: the device that made it, by number.
-        target: the one that reads it.
-        bytes: its size.
-        copied: whether it has a buffer there: devices of one memory pass it on.
-    """
+    """A tensor that is sent to another device; tensors and devices are numbers."""
 
     tensor: int
     source: int
     target: int
     bytes: int
+    # Devices of one memory pass a tensor on: no second buffer.
     copied: bool
 
 
 @dataclass(frozen=True)
 class Split:
-    """A program with its receipts.
-
-    Attributes:
-        program: the nodes, receipts among them right behind the makers.
-        devices: the device of each node by its name, as a number.
-        crossings: what is sent, in the order of the tensors and targets.
-    """
+    """A program with its receipts, each right behind the maker of what is received."""
 
     program: Program
+    # The device of each node, by its name.
     devices: dict[str, int]
     crossings: Sequence[Crossing]
 
@@ -272,12 +254,9 @@ def split(
 ) -> Split:
     """Return a program with a receipt for each tensor and device that it is sent to.
 
-    Args:
-        program: the nodes, each after what it reads.
-        devices: the device of each node, as a number.
-        size_of: the bytes of a tensor, by number, also where `Program.sizes` has 0.
-        shared: tells whether one device reads another's tensors where they are.
-        home: the device that fetched tensors are sent to.
+    Each node comes after what it reads, and fetched tensors are sent to the device
+    `home`. `size_of` knows a tensor's bytes also where `Program.sizes` has 0; `shared`
+    tells whether one device reads another's tensors where they are.
     """
     made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
     reads = {(t, home) for t in program.fetched}

@@ -115,22 +115,17 @@ def predict(
 
 @dataclass(frozen=True)
 class Step:
-    """The step that runs for some fetches, on its devices.
-
-    Attributes:
-        program: the step as numbers.
-        ops: the ops of its nodes, in a graph of geutil's own.
-        devices: the device of each node by its full name.
-        home: the device where feeds come in and fetches go out.
-        size_of: the bytes of a tensor of `ops`.
-        check: raises PredictionError if `size_of` did not know one.
-    """
+    """The step that runs for some fetches, on its devices."""
 
     program: Program
+    # Those of its nodes, in a graph of geutil's own.
     ops: Sequence[Operation]
+    # The device of each node by its full name.
     devices: Sequence[str]
+    # Where feeds come in and fetches go out.
     home: str
     size_of: Callable[[Tensor], int]
+    # Raises PredictionError if `size_of` did not know a tensor.
     check: Callable[[], None]
     fetched: Sequence[Tensor] = ()
 
@@ -163,10 +158,9 @@ def executed_step(
     onednn: bool,
     default: str | None = None,
 ) -> Step:
-    """Return what TensorFlow runs for some fetches, but for what oneDNN merges.
+    """Return the step that TensorFlow runs for some fetches, but for oneDNN's merging.
 
-    The arguments and errors are those of `predict`; `default` is the device of ops that
-    name none, None the first task's. Cost: some 0.5 ms for each op.
+    `default` is the device of ops that name none, None the first task's; see `predict`.
     """
     step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, default)
     return step if grappler else step.merged()
@@ -177,10 +171,8 @@ def device_peaks(
 ) -> tuple[int, ...]:
     """Predict the peak of a step on each of several devices, one thread to each.
 
-    As `predict`, without what Grappler and oneDNN change; variables, constants and what
-    is fed do not count. What a device receives is held from the earliest moment at
-    which it can arrive. Cost: that of `step_program`, and linear in its nodes for each
-    device.
+    As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
+    count. A received tensor is held from the earliest moment at which it can arrive.
     """
     program = step_program(ys_or_fetches)
     graph: Any = graph_of_all(_fetches(ys_or_fetches))
@@ -420,12 +412,7 @@ def fit_batch(
 
 
 class _BatchSearch:
-    """A search by secants that halves what is left where these are slow.
-
-    Attributes:
-        fits: the largest batch size that fits, or 0.
-        too_large: the smallest that does not, or one more than is of interest.
-    """
+    """A search by secants that halves what is left where these are slow."""
 
     def __init__(self, limit: int, most: int) -> None:
         self._limit, self._most = limit, most
@@ -435,7 +422,6 @@ class _BatchSearch:
         self._widths: list[int] = []
 
     def add(self, batch: int, held: Held | None) -> None:
-        """Add the bytes of a batch size."""
         if held is not None:
             self.tried[batch] = held.peak
             # No rows, the first end of a line.

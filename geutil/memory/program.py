@@ -7,14 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,20 +22,11 @@ _SCOPE = re.compile(r"(?:^|/)(recomputed|gradients|gradient_tape)(?:_\d+)?/")
 
 
 def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
-    """Return the phase of each op of a step.
+    """Return the phase of each op of a step, of which the names and reads are given.
 
     Gradients lie in a scope that TensorFlow or geutil gave them, and what runs again in
     geutil's own. Of the rest, what depends on either is the update, and what does not
     is the forward pass.
-
-    Args:
-        ops: in the order in which they run, the name of each, and the places of those
-            that it reads or waits for.
-
-    Returns:
-        For each op, "forward", "recompute", "backward" or "update".
-
-    Cost: linear in ops and edges.
 
     Example:
         >>> step = [("x", []), ("y", [0]), ("gradients/y_grad", [1]), ("w/add", [2])]
@@ -82,7 +66,7 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         packed: the bytes that its kernel takes beside TensorFlow's allocator while it
-            runs (`geutil.memory.kernels.scratch.packed_bytes`).
+            runs (`geutil.memory.kernels.packing.packed_bytes`).
         surge: the bytes that it may hold besides under a bad schedule: more iterations
             of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.
@@ -120,10 +104,7 @@ class Node(NamedTuple):
 
 
 def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
-    """Return numbers that stand for the addresses of nodes: by name and seed alone.
-
-    So one seed has equal nodes of a report and of a prediction in the same order.
-    """
+    """Return numbers for the addresses of nodes, equal where names and seeds are."""
     return [zlib.crc32(f"{seed} {node.name}".encode()) for node in nodes]
 
 

@@ -32,8 +32,8 @@ _PRODUCERS = {
 def fused_groups(program: Program) -> list[list[int]]:
     """Return the nodes in groups that TensorFlow may run as one op each.
 
-    Every node is there once. A group begins with the node whose inputs are the group's,
-    but a filter gradient comes before the bias gradients that are summed along with it.
+    A group begins with the node whose inputs are the group's, but a filter gradient
+    comes before the bias gradients that are summed along with it.
     """
     nodes = program.nodes
     maker = program.makers
@@ -112,14 +112,7 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
 
 
 class _NodeEdges:
-    """The nodes and edges of a program, in TensorFlow's order, while nodes are merged.
-
-    Attributes:
-        nodes: the nodes, merged ones after the others.
-        into: for a node that was merged away, the one it is part of.
-        after: the nodes ahead of each node, once for each edge.
-        maker: the node that makes each tensor.
-    """
+    """The nodes and edges of a program, in TensorFlow's order, while merged."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

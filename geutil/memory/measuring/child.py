@@ -44,14 +44,7 @@ _TRIES = 50
 
 
 class SessionStep:
-    """A step that runs a graph in a Session.
-
-    Args:
-        job: the graph.
-        options: how to run it.
-        values: the values of its variables by key.
-        target: the task of a cluster that the Session is of; "" for this process.
-    """
+    """A step that runs a graph in a Session, of a task of a cluster if there is one."""
 
     def __init__(
         self,
@@ -83,8 +76,7 @@ class SessionStep:
     def _traced(self) -> Any:
         metadata = tf.compat.v1.RunMetadata()
         options = tf.compat.v1.RunOptions(
-            trace_level=tf.compat.v1.RunOptions.FULL_TRACE,
-            output_partition_graphs=True,
+            trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
         )
         self._session.run(self._fetches, self._feeds, options, metadata)
         return metadata
@@ -96,10 +88,8 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
     `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
     TensorFlow switches the records of transfers on when a traced step begins, and waits
     for no worker to have done so: what arrives before has no record. A few steps in a
-    hundred lack some, more where the machine is busy.
-
-    Raises:
-        MeasurementError: each of fifty steps lacked some.
+    hundred lack some, more where the machine is busy. Raises MeasurementError if each
+    of fifty steps lacked some.
     """
     for _ in range(_TRIES):
         run_metadata = trace()
@@ -114,10 +104,7 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
 
 
 def unrecorded_transfers(run_metadata: Any) -> list[str]:
-    """Return the edges between processes that carried more than the records tell.
-
-    Labels of edges, sorted. Cost: linear in the nodes, edges and records.
-    """
+    """Return the edges between processes that carried more than is recorded."""
     recorded: Counter[tuple[str, str]] = Counter()
     ran: Counter[tuple[str, str]] = Counter()
     for own in run_metadata.step_stats.dev_stats:
@@ -155,10 +142,7 @@ def _carried(nodes: Sequence[Any], ran: Mapping[tuple[str, str], int]) -> Counte
 
 
 class FunctionStep:
-    """A step that calls a graph as a function, compiled if that is asked for.
-
-    The arguments are those of `SessionStep`.
-    """
+    """A step that calls a graph as a function, compiled if that is asked for."""
 
     def __init__(
         self, job: GraphJob, options: MeasureOptions, values: dict[str, Any]
