@@ -24,7 +24,6 @@ from geutil.gradients.tape.building import additions
 from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.graph import runtime
 from geutil.graph.adjacency import topological_sort
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.buffers import Simulation
 from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
@@ -53,7 +52,7 @@ def executed(program: Program) -> Simulation:
     by less than a percent.
     """
     orders = 3 if len(program.nodes) > _LARGE else SEEDS
-    return typical(program, uses_onednn(), orders)
+    return typical(program, orders)
 
 
 _known: WeakKeyDictionary[PlainStep, StepProgram] = WeakKeyDictionary()

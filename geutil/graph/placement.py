@@ -58,7 +58,9 @@ def full_name(device: str, default: str) -> str:
 def default_device(devices: Iterable[str]) -> str:
     """Return the full name of the device of ops that name none, by those of others."""
     job, task = next(iter(tasks_of(devices)), (LOCALHOST, 0))
-    return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
+    has_gpu = job == LOCALHOST and tf.config.list_logical_devices("GPU")
+    kind = "GPU" if has_gpu else "CPU"
+    return f"/job:{job}/replica:0/task:{task}/device:{kind}:0"
 
 
 def checked_default(device: str | None, devices: Iterable[str]) -> str:
@@ -72,6 +74,18 @@ def checked_default(device: str | None, devices: Iterable[str]) -> str:
         raise ArgumentTypeError(
             f"{device!r} is no device; pass one like '/job:worker/task:0'"
         ) from error
+
+
+def kind_of(device: str | None) -> str:
+    """Return "CPU" or "GPU", of None that of the device of ops that name none.
+
+    Raises ArgumentTypeError for what is no device.
+
+    Example:
+        >>> kind_of("/device:GPU:0"), kind_of("GPU:1"), kind_of("/job:worker/task:0")
+        ('GPU', 'GPU', 'CPU')
+    """
+    return str(_spec(checked_default(device, ())).device_type)
 
 
 def is_cpu(device: str) -> bool:
@@ -102,10 +116,10 @@ def places_of(
     Cost: linear in ops and edges, some 10 us for each op where several devices are
     named.
     """
-    named = {op.device for op in ops}
-    if len(named) <= 1 and is_cpu(full_name(*named or {""}, default)):
-        (device,) = named or {""}
-        places = dict.fromkeys((op.name for op in ops), full_name(device, default))
+    named = {full_name(device, default) for device in {op.device for op in ops}}
+    if len(named) <= 1 and all(map(is_cpu, named)):
+        (device,) = named or {default}
+        places = dict.fromkeys((op.name for op in ops), device)
     else:
         places = _merged(ops, default)
     return places | dict.fromkeys((op.name for op in fed), default)

@@ -242,8 +242,11 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     )
     is_absent = absent and not tf.config.list_logical_devices("GPU")
     cluster = _cluster_with(absent) if is_absent else None
+    config = tf.compat.v1.ConfigProto()
+    # As `tf.config.optimizer` has it for functions.
+    config.graph_options.CopyFrom(_tf.eager_context().config.graph_options)
     with tf.Graph().as_default():
-        result = OptimizeGraph(tf.compat.v1.ConfigProto(), meta, cluster=cluster)
+        result = OptimizeGraph(config, meta, cluster=cluster)
     for node in result.node:
         node.attr.pop(_KEPT, None)
     return result

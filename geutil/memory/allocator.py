@@ -31,11 +31,9 @@ class Allocator:
         grows: whether regions are added one by one, each at least twice the one before,
             which nothing joins (`set_memory_growth`); else one region is taken at
             the start.
-        limit: the bytes that there are; None for as many as are asked for.
     """
 
     grows: bool = False
-    limit: int | None = None
 
 
 class Chunks:
@@ -43,30 +41,22 @@ class Chunks:
 
     Attributes:
         in_use: the bytes of the chunks that are handed out.
-        peak: the most that were at once, which TensorFlow reports as its peak.
-        extent: the least bytes that the device must have: of one region, where the
-            highest chunk ended; of growing memory, all regions.
+        extent: where the highest chunk ended; of growing memory, all regions.
     """
 
     def __init__(self, allocator: Allocator) -> None:
-        self.in_use = self.peak = self.extent = 0
-        self._limit = allocator.limit or _UNLIMITED
+        self.in_use = self.extent = 0
         self._grows = allocator.grows
         self._bins: list[list[tuple[int, int]]] = [[] for _ in range(_BINS)]
         self._free: dict[int, _Chunk] = {}
         self._next_region = _FIRST_REGION
-        # Regions lie apart, so that no chunk of one is next to a chunk of another.
         if not self._grows:
-            self._add_free(_Chunk(0, self._limit))
+            self._add_free(_Chunk(0, _UNLIMITED))
 
-    def allocate(self, size: int) -> _Chunk | None:
-        """Return a chunk of at least `size` bytes; None if there is no room."""
+    def allocate(self, size: int) -> _Chunk:
+        """Return a chunk of at least `size` bytes."""
         rounded = max(-(-size // ALIGNMENT), 1) * ALIGNMENT
-        chunk = self._smallest(rounded)
-        if chunk is None and self._grow(rounded):
-            chunk = self._smallest(rounded)
-        if chunk is None:
-            return None
+        chunk = self._smallest(rounded) or self._region_for(rounded)
         rest = chunk.size - rounded
         if rest >= min(rounded, _LARGEST_REST):
             after = chunk.after
@@ -77,7 +67,6 @@ class Chunks:
             self._add_free(end)
         chunk.is_free = False
         self.in_use += chunk.size
-        self.peak = max(self.peak, self.in_use)
         if not self._grows:
             self.extent = max(self.extent, chunk.address + chunk.size)
         return chunk
@@ -103,20 +92,17 @@ class Chunks:
                 return self._free.pop(chunks.pop(at)[1])
         return None
 
-    def _grow(self, size: int) -> bool:
-        """Add a region for a chunk of `size` bytes; tell whether there was room."""
-        left = self._limit - self.extent
-        if not self._grows or size > left:
-            return False
+    def _region_for(self, size: int) -> _Chunk:
+        """Add a region to growing memory, for a chunk of `size` bytes."""
         is_usual = size <= self._next_region
         while size > self._next_region:
             self._next_region *= 2
-        region = min(self._next_region, left)
+        # Nothing joins regions: a chunk has no neighbour in another one.
+        region = _Chunk(self.extent, self._next_region)
+        self.extent += region.size
         if is_usual:
             self._next_region *= 2
-        self._add_free(_Chunk(self.extent, region))
-        self.extent += region
-        return True
+        return region
 
     def _add_free(self, chunk: _Chunk) -> None:
         chunk.is_free = True
@@ -157,31 +143,44 @@ def _bin_of(size: int) -> int:
     return min((size // ALIGNMENT).bit_length() - 1, _BINS - 1)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """The memory of a device in a step.
+
+    Attributes:
+        in_use: the bytes of chunks after each op has allocated, before it frees.
+        extent: as in `Chunks`.
+    """
+
+    in_use: Sequence[int]
+    extent: int
+
+
 def replay(
     allocator: Allocator,
-    always: Iterable[int],
+    always: int,
     moves: Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]],
-) -> Chunks | None:
-    """Return the memory of a device after a step; None where the step does not fit.
+) -> Taken:
+    """Return the memory of a device in a step.
 
     Args:
         allocator: the device's.
-        always: the bytes of each buffer that is there before: variables.
+        always: the bytes that are there before, which do not count as in use.
         moves: for each op in turn, the buffers that it allocates, as pairs of a key and
             bytes, and the keys of those that are freed when it has run.
 
     Cost: linear in the buffers but for a logarithm; some 3 us for each.
     """
     chunks = Chunks(allocator)
-    if any(chunks.allocate(size) is None for size in always):
-        return None
+    if always:
+        chunks.allocate(always)
+    before = chunks.in_use
     taken: dict[int, _Chunk] = {}
+    in_use: list[int] = []
     for made, freed in moves:
         for key, size in made:
-            chunk = chunks.allocate(size)
-            if chunk is None:
-                return None
-            taken[key] = chunk
+            taken[key] = chunks.allocate(size)
+        in_use.append(chunks.in_use - before)
         for key in freed:
             chunks.free(taken.pop(key))
-    return chunks
+    return Taken(in_use, chunks.extent)

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from geutil.errors import ArgumentTypeError, MissingExtraError
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.buffers import Buffer, Buffers, buffers_of, live_scratch, live_tensor
 from geutil.memory.executor import execution_order
+from geutil.memory.kernels import device_of
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
@@ -133,6 +133,7 @@ def worst_case(
     threads: int | None = THREADS,
     grappler: bool = True,
     onednn: bool | None = None,
+    device: str | None = None,
 ) -> WorstCase:
     """Return the most that a step can hold under any schedule that its edges allow.
 
@@ -148,6 +149,7 @@ def worst_case(
         threads: how many ops may run at once; None is without a limit.
         grappler: as in `predict`.
         onednn: as in `predict`.
+        device: as in `predict`. The bound is one of buffers, not of chunks.
 
     Returns:
         The bound, a state that is reached, and how to get there.
@@ -177,9 +179,9 @@ def worst_case(
         16000000
     """
     check_threads(threads)
-    onednn = uses_onednn() if onednn is None else onednn
-    program = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn).program
-    return worst_of(with_onednn(program) if onednn else program, threads)
+    on = device_of(device, onednn)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, device)
+    return worst_of(with_onednn(step.program), threads)
 
 
 def check_threads(threads: Any) -> None:

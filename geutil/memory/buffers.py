@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
+from geutil.memory.allocator import Allocator, Taken, replay
 from geutil.memory.program import Node, Program, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
@@ -205,10 +206,41 @@ class Simulation:
 
     @property
     def resident(self) -> int:
-        """The most bytes that are held at once with what kernels take beside them."""
-        nodes = self.program.nodes
-        pairs = zip(self.order, self.held, strict=True)
-        return max((held + nodes[i].packed for i, held in pairs), default=0)
+        """The most bytes that are taken at once.
+
+        Whole chunks where the device has an allocator that hands out such, and what
+        kernels take beside it.
+        """
+        nodes, allocator = self.program.nodes, self.program.device.allocator
+        taken = self.held if allocator is None else self._replay(allocator).in_use
+        pairs = zip(self.order, taken, strict=True)
+        return max((size + nodes[i].packed for i, size in pairs), default=0)
+
+    @property
+    def extent(self) -> int | None:
+        """The bytes of a region that has room for the chunks and the variables.
+
+        None where the device has no allocator of chunks. Regions of growing memory need
+        about as much.
+        """
+        if self.program.device.allocator is None:
+            return None
+        return self._replay(Allocator()).extent
+
+    def _replay(self, allocator: Allocator) -> Taken:
+        nodes, sizes = self.program.nodes, self.program.sizes
+        made: list[list[tuple[int, int]]] = [[] for _ in self.order]
+        freed: list[list[int]] = [[] for _ in self.order]
+        for step, node in enumerate(nodes[i] for i in self.order):
+            if node.temporary:
+                made[step].append((-1, node.temporary))
+                freed[step].append(-1)
+        for t, (born, last) in enumerate(zip(self.born, self.freed, strict=True)):
+            if born >= 0 and sizes[t]:
+                made[born].append((t, sizes[t]))
+                freed[last].append(t)
+        moves = zip(made, freed, strict=True)
+        return replay(allocator, self.program.variable_bytes, moves)
 
     def alive(self, step: int) -> list[int]:
         """Return the tensors whose buffers are held at a step, largest first."""
@@ -238,6 +270,7 @@ class Simulation:
             source=source,
             lifetimes=tuple(sorted(lives, key=lambda life: life.first)),
             resident=self.resident,
+            extent=self.extent,
         )
 
     def _lifetimes(self) -> list[Lifetime]:

@@ -9,12 +9,12 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.placement import share_memory
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
+from geutil.memory.kernels import device_of
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
@@ -198,13 +198,13 @@ def predict_by_device(
             f"measured is what geutil.memory.measure returns, got {type_name(measured)}"
         )
     check_threads(threads)
-    onednn = uses_onednn() if onednn is None else onednn
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, default)
+    on = device_of("CPU:0", onednn)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, default)
     names = sorted({*step.devices, step.home})
     parts = _split(step, names)
     step.check()
-    timelines = _timelines(step, parts, names, onednn)
-    worst_cases = _worst_cases(parts, names, onednn, threads) if worst else {}
+    timelines = _timelines(step, parts, names)
+    worst_cases = _worst_cases(parts, names, threads) if worst else {}
     rows = [
         DeviceMemory(
             name,
@@ -347,10 +347,10 @@ def _cuts(parts: Split, names: Sequence[str]) -> list[Cut]:
 
 
 def _worst_cases(
-    parts: Split, names: Sequence[str], onednn: bool, threads: int | None
+    parts: Split, names: Sequence[str], threads: int | None
 ) -> dict[int, WorstCase]:
     """Return the most that each device can hold, by number."""
-    program = with_onednn(parts.program) if onednn else parts.program
+    program = with_onednn(parts.program)
     devices = parts.numbers(program)
     found = {}
     for number in range(len(names)):
@@ -360,13 +360,11 @@ def _worst_cases(
     return found
 
 
-def _timelines(
-    step: Step, parts: Split, names: Sequence[str], onednn: bool
-) -> list[Timeline]:
+def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]:
     """Return the timeline of each device, of the order that has its median peak."""
     runs: list[list[Timeline]] = [[] for _ in names]
     for seed in range(SEEDS):
-        program = with_onednn(parts.program, seed) if onednn else parts.program
+        program = with_onednn(parts.program, seed)
         devices = parts.numbers(program)
         run = simulate(program, joint_order(program, devices, seed))
         whole = run.timeline()

@@ -441,12 +441,9 @@ def simulate(
     return run.simulation()
 
 
-def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:
+def typical(program: Program, seeds: int = SEEDS) -> Simulation:
     """Return the simulation of median peak among some orders, an odd number."""
-    runs = [
-        simulate(with_onednn(program, seed) if onednn else program, seed=seed)
-        for seed in range(seeds)
-    ]
+    runs = [simulate(with_onednn(program, seed), seed=seed) for seed in range(seeds)]
     return sorted(runs, key=lambda run: run.peak)[seeds // 2]
 
 

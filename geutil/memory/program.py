@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from geutil.errors import PredictionError
+from geutil.memory.allocator import Allocator
 
 PHASES = ("forward", "recompute", "backward", "update")
 """The parts, in the order in which they begin."""
@@ -109,6 +110,21 @@ def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Device:
+    """The device that a step runs on.
+
+    Attributes:
+        kind: "CPU" or "GPU".
+        onednn: whether oneDNN merges ops and makes some of them run later.
+        allocator: how buffers get their memory; None where each takes its own bytes.
+    """
+
+    kind: str = "CPU"
+    onednn: bool = False
+    allocator: Allocator | None = None
+
+
+@dataclass(frozen=True)
 class Program:
     """A step: nodes, and the tensors between them.
 
@@ -120,6 +136,7 @@ class Program:
         fetched: the tensors that are held to the end, by number.
         variable_bytes: what the variables hold.
         constant_bytes: what the constants hold.
+        device: what it runs on.
     """
 
     nodes: Sequence[Node]
@@ -127,6 +144,7 @@ class Program:
     fetched: Collection[int] = ()
     variable_bytes: int = 0
     constant_bytes: int = 0
+    device: Device = Device()
 
     def with_queues(self, queues: Sequence[str | None]) -> Program:
         """Return the program with a queue for each node."""

@@ -26,9 +26,9 @@ from geutil.memory.function_memory import (
     ListSizes,
     SizeOf,
 )
-from geutil.memory.kernels import cpu, packing
+from geutil.memory.kernels import cpu, device_of, gpu, packing
 from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, DimsOf, Pairs
-from geutil.memory.program import Node, Program
+from geutil.memory.program import Device, Node, Program
 from geutil.memory.sizes import bytes_of_shape
 
 _SHOWN = 6
@@ -128,13 +128,13 @@ def calls_in(
     graph: Graph,
     size_of: SizeOf,
     among: Collection[Operation] | None = None,
-    onednn: bool | None = None,
+    device: Device | None = None,
 ) -> dict[Operation, Called]:
     """Return the memory of the functions of a graph's ops, or those `among` them."""
 
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
         ops = body.get_operations()
-        return read_ops(ops, body.outputs, size_of, calls, onednn).program
+        return read_ops(ops, body.outputs, size_of, calls, device).program
 
     return CalledFunctions(read_body, size_of).called_in(graph, among)
 
@@ -207,7 +207,7 @@ def read_ops(
     fetched: Iterable[Tensor],
     size_of: SizeOf,
     calls: Mapping[Operation, Called] | None = None,
-    onednn: bool | None = None,
+    device: Device | None = None,
     dims: DimsOf = types.dims_of,
     edges: Edges | None = None,
 ) -> Reading:
@@ -219,7 +219,7 @@ def read_ops(
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
         calls: the memory of the functions that ops run.
-        onednn: whether oneDNN is used; None for what this process does.
+        device: the device that they run on; None is that of this process.
         dims: tells the shape of a tensor.
         edges: the inputs and control inputs of ops; None is as in the graph.
     """
@@ -227,13 +227,15 @@ def read_ops(
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))
     given = dict.fromkeys(op for op in read if op not in members)
-    reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
+    device = device or device_of()
+    reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, device, dims)
     program = Program(
         nodes=reader.nodes,
         sizes=reader.sizes,
         fetched=[reader.tensors[id(t)] for t in fetched],
         variable_bytes=sum(variable_bytes(op) for op in ops),
         constant_bytes=constant_bytes(ops, size_of),
+        device=device,
     )
     return Reading(program, reader.places, reader.tensors, reader.maxima)
 
@@ -248,10 +250,11 @@ class _OpReader:
         calls: Mapping[Operation, Called],
         edges: Edges,
         size_of: SizeOf,
-        onednn: bool | None,
+        device: Device,
         dims: DimsOf,
     ) -> None:
-        self._calls, self._edges, self._onednn, self._dims = calls, edges, onednn, dims
+        self._calls, self._edges, self._device, self._dims = calls, edges, device, dims
+        self._is_gpu = device.kind == "GPU"
         self.places = {op: i for i, op in enumerate(ops)}
         self.tensors: dict[int, int] = {}
         self.sizes: list[int] = []
@@ -263,7 +266,10 @@ class _OpReader:
             listed = {} if is_held else lists.add(op, piled)
             for i, tensor in enumerate(op.outputs):
                 self.tensors[id(tensor)] = len(self.sizes)
-                self.sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
+                size = 0 if is_held else listed.get(i) or size_of(tensor)
+                if size and self._is_gpu and gpu.is_in_host_memory(tensor):
+                    size = 0
+                self.sizes.append(size)
         self.nodes = [self._node(op, op in given) for op in ops]
         self._add_updates()
         self.maxima = self._add_places_of_maxima()
@@ -281,7 +287,8 @@ class _OpReader:
         if op.type in op_types.MERGES:
             inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
         controls = self._edges.control_inputs(op)
-        called, of_kernel = self._calls.get(op, NOTHING), (op, self._onednn, self._dims)
+        called = self._calls.get(op, NOTHING)
+        temporary, packed = self._scratch(op)
         return Node(
             name=op.name,
             type=op.type,
@@ -290,11 +297,19 @@ class _OpReader:
             controls=[self.places[c] for c in controls if c in self.places],
             aliases=aliases_of(op, called) if inputs else (),
             reuses=cpu.reuses(op),
-            temporary=called.temporary + cpu.temporary_bytes(*of_kernel),
+            temporary=called.temporary + temporary,
             surge=called.surge,
-            cheap=op.type in CHEAP,
-            packed=called.packed + packing.packed_bytes(*of_kernel),
+            # The executor runs kernels of a GPU at once: they only enqueue work.
+            cheap=self._is_gpu or op.type in CHEAP,
+            packed=called.packed + packed,
         )
+
+    def _scratch(self, op: Operation) -> tuple[int, int]:
+        """Return what an op's kernel allocates, and what it takes besides, in bytes."""
+        if self._is_gpu:
+            return gpu.temporary_bytes(op, self._dims), 0
+        of_kernel = op, self._device.onednn, self._dims
+        return cpu.temporary_bytes(*of_kernel), packing.packed_bytes(*of_kernel)
 
     def _add_updates(self) -> None:
         """Let ops that change a variable make a buffer for it, if its own is in use."""
@@ -321,7 +336,8 @@ class _OpReader:
         found: dict[int, int] = {}
         nodes, sizes = self.nodes, self.sizes
         for op, i in self.places.items():
-            if op.type != "MaxPoolGrad" or not cpu.runs_in_onednn(op, self._onednn):
+            onednn = self._device.onednn
+            if op.type != "MaxPoolGrad" or not cpu.runs_in_onednn(op, onednn):
                 continue
             maxima = self._edges.inputs(op)[1]
             number, pool = self.tensors[id(maxima)], self.places[maxima.op]

@@ -108,9 +108,11 @@ class Timeline(Shown):
             are made; () where that is not known, as of measured steps.
         note: what else must be known of the figures, for example that they are the sum
             over several devices; "" if nothing.
-        resident: the most bytes of memory that the process has in use at once, with
-            what kernels take beside TensorFlow's allocator; None where that is not
-            known, as of measured steps.
+        resident: the most bytes of memory that are in use at once: of a process, with
+            what kernels take beside TensorFlow's allocator; of a GPU, the chunks that
+            the allocator hands out. None where that is not known, as of measured steps.
+        extent: of a GPU, the bytes that it must have free for the step and its
+            variables, whatever lies between the chunks; None likewise.
     """
 
     moments: tuple[Moment, ...]
@@ -121,6 +123,7 @@ class Timeline(Shown):
     lifetimes: tuple[Lifetime, ...] = field(default=(), repr=False)
     note: str = ""
     resident: int | None = None
+    extent: int | None = None
 
     @property
     def peak(self) -> int:

@@ -75,7 +75,7 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
     read = {t for part in parts for t in part.inputs}
     inside = {t for part in parts for t in part.outputs}
     temporary = max(part.temporary for part in parts)
-    # A kernel's packed bytes count against its own temporary ones: they may be negative.
+    # Packed bytes may be negative: they count against a kernel's own temporary ones.
     taken = max(part.temporary + part.packed for part in parts)
     return first.changed(
         inputs=[t for part in parts for t in part.inputs if t not in inside],
@@ -92,12 +92,16 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
 def with_onednn(program: Program, seed: int = 0) -> Program:
     """Return the program with its convolutions merged and oneDNN's ops last.
 
+    As it is where its device does without oneDNN.
+
     A bias is added, and a bias's gradient summed, within the convolution at its side; a
     padding that only a convolution reads is done within it. Nodes come in the order in
     which TensorFlow made them; `seed` stands for the addresses of edges, on which the
     order depends where a node has many. Cost: linear in nodes and edges, for nodes of
     up to eight edges; a sort of oneDNN's nodes.
     """
+    if not program.device.onednn:
+        return program
     graph = _NodeEdges(program)
     place = graph.places(seed)
     for i in sorted(range(len(place)), key=place.__getitem__):
