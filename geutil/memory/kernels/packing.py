@@ -76,17 +76,12 @@ BlockRule = Callable[[Operation, DimsOf, Machine], int]
 
 
 def packed_bytes(
-    op: Operation,
-    onednn: bool | None = None,
-    dims: DimsOf = dims_of,
-    threads: int | None = None,
-    caches: Caches | None = None,
+    op: Operation, onednn: bool | None = None, dims: DimsOf = dims_of
 ) -> int:
     """Return the bytes that an op's kernel takes beside TensorFlow's allocator.
 
     Blocks and copies that it takes from malloc, less the part of its `temporary_bytes`
     that it never writes to: no page of memory is there for that. So it may be negative.
-    `threads` and `caches` are those of this process and processor, if they are None.
     """
     if op.type in _COPIES:
         return _COPIES[op.type](op, dims)
@@ -96,9 +91,7 @@ def packed_bytes(
     takes = cpu.runs_in_onednn if "Backprop" in op.type else cpu.takes_type
     if takes(op, onednn):
         return with_onednn(op, dims) if with_onednn else 0
-    return with_eigen(
-        op, dims, (threads or cpu.threads_of_ops(), caches or caches_here())
-    )
+    return with_eigen(op, dims, (cpu.threads_of_ops(), caches_here()))
 
 
 class Product(NamedTuple):
