@@ -325,11 +325,7 @@ class _AnyOrder:
     def __init__(self, program: Program) -> None:
         self._program = program
         fetched = frozenset(program.fetched)
-        readers: list[set[int]] = [set() for _ in program.sizes]
-        for i, node in enumerate(program.nodes):
-            for t in node.inputs:
-                readers[t].add(i)
-        self._readers = [len(numbers) for numbers in readers]
+        self._readers = [len(set(numbers)) for numbers in program.readers()]
         self._shared = [
             _Shared(t, left, t in fetched) for t, left in enumerate(self._readers)
         ]

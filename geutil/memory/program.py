@@ -36,20 +36,15 @@ def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
     phases: list[str] = []
     depends: list[bool] = []
     for name, reads in ops:
-        phase = _scoped(name)
+        scope = _SCOPE.search(name)
+        again = scope is not None and scope[1] == "recomputed"
+        phase = ("recompute" if again else "backward") if scope else None
         behind = any(depends[place] for place in reads)
         phases.append(phase or ("update" if behind else "forward"))
         # A constant in the scope of gradients may serve the forward pass, too:
         # Grappler keeps one of several that are equal.
         depends.append(behind or (phase is not None and bool(reads)))
     return phases
-
-
-def _scoped(name: str) -> str | None:
-    scope = _SCOPE.search(name)
-    if scope is None:
-        return None
-    return "recompute" if scope[1] == "recomputed" else "backward"
 
 
 class Node(NamedTuple):
