@@ -135,21 +135,15 @@ class Program:
         in_place: bool = False,
         received: Callable[[int], int] | None = None,
     ) -> Program:
-        """Return the program with the buffers of one device alone.
+        """Return the program with the buffers of the nodes `here`, one device's, alone.
 
         The nodes of other devices hold nothing, and order those of this one as before.
-
-        Args:
-            here: the nodes of the device, by number.
-            in_place: whether the devices share a memory: others read and pass on the
-                buffers of this one.
-            received: the bytes that a tensor takes where it is received; None if the
-                nodes have receipts, or if nothing is to be held of what others make.
-                A received tensor has a buffer from its arrival to its last reader, one
-                for all readers; a sent one is gone when it has been made. The nodes
-                of others run as soon as they can: no tensor arrives earlier, so that
-                none is held for longer.
-
+        If devices share a memory, `in_place`, others read and pass on the buffers of
+        this one. `received` has the bytes that a tensor takes where it is received;
+        None if the nodes have receipts, or if nothing is to be held of others' results.
+        A received tensor has a buffer from its arrival to its last reader, one for all
+        readers; a sent one is gone when it has been made. The nodes of others run as
+        soon as they can: no tensor arrives earlier, so that none is held for longer.
         Cost: linear in nodes and edges.
         """
         if len(here) == len(self.nodes):
@@ -219,18 +213,11 @@ class Program:
     def without(
         self, numbers: Collection[int], most: int | None = None
     ) -> tuple[Program, dict[int, int]]:
-        """Return the program without nodes whose results do not count.
+        """Return the program without nodes whose results do not count, and new numbers.
 
-        Whatever reads or awaits one of them waits for what that reads and awaits.
-
-        Args:
-            numbers: those of the nodes.
-            most: nodes that wait for more than so many others stay; None if none does.
-
-        Returns:
-            The program, with the same tensors, and the new number of each node.
-
-        Cost: linear in nodes and edges.
+        Whatever reads or awaits one of the nodes `numbers` waits for what that reads
+        and awaits. Those that wait for more than `most` others stay; None if none does.
+        The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
         place: dict[int, int] = {}
@@ -281,14 +268,8 @@ class Program:
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
         """Return the program in which readers of a view read what it shows.
 
-        Args:
-            apart: tensors that stay, views or not.
-
-        Returns:
-            The program, the tensor that each view shows, and the new number of each
-            node that is left.
-
-        Cost: linear in nodes and edges.
+        Besides, the tensor that each view shows, and the new number of each node that
+        is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.
         """
         shown: dict[int, int] = {}
         nodes = list(self.nodes)
@@ -335,9 +316,8 @@ class Program:
     ) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.
 
-        Readers come first, by place, then the nodes that only wait.
-
-        Cost: linear in nodes and edges; less if the readers of each tensor are known.
+        Readers come first, by place, then the nodes that only wait. Cost: linear in
+        nodes and edges; less if the readers of each tensor are known.
         """
         readers = self.readers() if readers is None else readers
         waiting: list[list[int]] = [[] for _ in self.nodes]
