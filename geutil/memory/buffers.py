@@ -23,7 +23,9 @@ class Buffers:
 
     def __init__(self, program: Program) -> None:
         count = len(program.sizes)
-        self._nodes, self._sizes = program.nodes, program.sizes
+        self._program, self._nodes, self._sizes = program, program.nodes, program.sizes
+        self._order: list[int] = []
+        self._levels: list[int] = []
         # How often each tensor is read. The caller reads last, so that nothing frees
         # what is fetched.
         self.reads = [0] * count
@@ -107,11 +109,22 @@ class Buffers:
             self.freed[tensor] = self._step
             self.held -= self._sizes[tensor]
 
-    def close(self) -> None:
-        """Note that buffers which are still alive lived to the end."""
+    def run(self, i: int) -> list[tuple[int, int]]:
+        """Start and end a node; return its outputs that share a buffer, with that."""
+        shared = self.start(i)
+        self._order.append(i)
+        self._levels.append(self.held)
+        self.end(i)
+        return shared
+
+    def simulation(self) -> Simulation:
+        """Return the simulation of all nodes that were run."""
         for tensor, born in enumerate(self.born):
             if born >= 0 and self.freed[tensor] < 0:
+                # It lived to the end.
                 self.freed[tensor] = self._step
+        order, levels = self._order, self._levels
+        return Simulation(self._program, order, levels, self.born, self.freed)
 
     def growth(self, i: int) -> int:
         """Return how many bytes more are alive once a node has run."""
@@ -153,31 +166,6 @@ class Buffers:
         if self._waits.get(renewed):
             self.born[renewed] = self._step
             self.held += self._sizes[renewed]
-
-
-class Run:
-    """A simulation to which nodes are added one by one."""
-
-    def __init__(self, program: Program) -> None:
-        self.buffers = Buffers(program)
-        self._program = program
-        self._order: list[int] = []
-        self._held: list[int] = []
-
-    def add(self, i: int) -> list[tuple[int, int]]:
-        """Run a node; return its outputs that share a buffer, each with that."""
-        buffers = self.buffers
-        shared = buffers.start(i)
-        self._order.append(i)
-        self._held.append(buffers.held)
-        buffers.end(i)
-        return shared
-
-    def simulation(self) -> Simulation:
-        """Return the simulation of all nodes that were added."""
-        self.buffers.close()
-        born, freed = self.buffers.born, self.buffers.freed
-        return Simulation(self._program, self._order, self._held, born, freed)
 
 
 @dataclass(frozen=True)
@@ -370,11 +358,7 @@ class _AnyOrder:
     def __init__(self, program: Program) -> None:
         self._program = program
         fetched = frozenset(program.fetched)
-        readers: list[set[int]] = [set() for _ in program.sizes]
-        for i, node in enumerate(program.nodes):
-            for t in node.inputs:
-                readers[t].add(i)
-        self._readers = [len(numbers) for numbers in readers]
+        self._readers = [len(set(numbers)) for numbers in program.readers()]
         self._shared = [
             _Shared(t, left, t in fetched) for t, left in enumerate(self._readers)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
@@ -216,7 +216,7 @@ def predict_by_device(
         )
         for number, name in enumerate(names)
     ]
-    return MemoryByDevice(tuple(rows), tuple(_cuts(parts, names)))
+    return MemoryByDevice(tuple(rows), _cuts(parts, names))
 
 
 @dataclass(frozen=True)
@@ -326,24 +326,26 @@ def _split(step: Step, names: Sequence[str]) -> Split:
     )
 
 
-def _cuts(parts: Split, names: Sequence[str]) -> list[Cut]:
-    """Return what crosses between each two devices."""
+def _cuts(parts: Split, names: Sequence[str]) -> tuple[Cut, ...]:
+    """Return the tensors that cross between each two devices."""
     tensor_names = {
         tensor: f"{node.name}:{i}"
         for node in parts.program.nodes
         for i, tensor in enumerate(node.outputs)
     }
-
-    def ends(crossing: Crossing) -> tuple[int, int]:
-        return crossing.source, crossing.target
-
-    cuts = []
-    for (source, target), pair in groupby(sorted(parts.crossings, key=ends), ends):
-        found = list(pair)
-        tensors = tuple(tensor_names[c.tensor] for c in found)
-        size = sum(c.bytes for c in found)
-        cuts.append(Cut(names[source], names[target], tensors, size, found[0].copied))
-    return cuts
+    crossings: dict[tuple[int, int], list[Crossing]] = {}
+    for crossing in parts.crossings:
+        crossings.setdefault((crossing.source, crossing.target), []).append(crossing)
+    return tuple(
+        Cut(
+            names[source],
+            names[target],
+            tuple(tensor_names[c.tensor] for c in found),
+            sum(c.bytes for c in found),
+            found[0].copied,
+        )
+        for (source, target), found in sorted(crossings.items())
+    )
 
 
 def _worst_cases(
@@ -398,12 +400,10 @@ def _own_part(
     levels = list(accumulate(moves))
     peak = max(own, key=levels.__getitem__, default=-1)
     at_peak = [life.tensor for life in lives if life.first <= peak <= life.last]
+    moments = ((levels[at], whole.moments[at]) for at in own)
     return replace(
         whole,
-        moments=tuple(
-            replace(moment, op=_plain_name(moment.op), bytes=levels[at])
-            for at, moment in ((at, whole.moments[at]) for at in own)
-        ),
+        moments=tuple(replace(m, op=_plain_name(m.op), bytes=n) for n, m in moments),
         at_peak=tuple(sorted(map(_plain, at_peak), key=lambda live: -live.bytes)),
         lifetimes=tuple(
             replace(

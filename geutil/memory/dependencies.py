@@ -93,10 +93,6 @@ def _known(value: _Value, *_: object) -> _Value:
     return value
 
 
-def _held_to_nothing(_: Simulation) -> OrderDependencies:
-    return OrderDependencies((), ())
-
-
 @dataclass(frozen=True, eq=False)
 class OrderPlan:
     """An order of a program, and what holds any schedule to it.
@@ -106,7 +102,7 @@ class OrderPlan:
     """
 
     run: Callable[[], Simulation]
-    hold: Callable[[Simulation], OrderDependencies] = _held_to_nothing
+    hold: Callable[[Simulation], OrderDependencies] | None = None
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -116,7 +112,8 @@ class OrderPlan:
     @cached_property
     def dependencies(self) -> OrderDependencies:
         """The control dependencies that hold any schedule to it."""
-        return self.hold(self.simulation)
+        nothing = OrderDependencies((), ())
+        return nothing if self.hold is None else self.hold(self.simulation)
 
     @property
     def peak(self) -> int:
@@ -147,15 +144,13 @@ def plan_order(
     nothing is looked for before it is asked for. Cost, errors: those of
     `planned_order`.
     """
-    plan = OrderPlan(
-        partial(_planned, program, later, known),
-        partial(_dependencies_of, can_wait or _always, may_await, later),
-    )
+    run = partial(_planned, program, later, known)
+    hold = partial(_dependencies_of, can_wait or _always, may_await, later)
     if can_wait is None:
-        return plan
+        return OrderPlan(run, hold)
     # Nothing that the caller's functions know of is kept with the plan.
-    run = partial(_known, plan.simulation)
-    return OrderPlan(run, partial(_known, plan.dependencies))
+    simulation = run()
+    return OrderPlan(partial(_known, simulation), partial(_known, hold(simulation)))
 
 
 def _planned(

@@ -19,7 +19,7 @@ from operator import add
 from typing import Literal, overload
 
 from geutil.errors import PlanError, PredictionError
-from geutil.memory.buffers import Run, Simulation
+from geutil.memory.buffers import Buffers, Simulation
 from geutil.memory.kernels.onednn import ORDERED_EDGES, with_onednn
 from geutil.memory.program import Node, Program, addresses
 
@@ -299,25 +299,33 @@ def run_pipeline(pipeline: Pipeline) -> PipelineRun:
         (33.0, 3.0, (4, 3, 2, 1))
     """
     stages, count = pipeline.stages, pipeline.micro_batches
-    orders = [pipeline.passes(s) for s in range(len(stages))]
+    orders = [pipeline.passes(stage) for stage in range(len(stages))]
     place = [0] * len(stages)
     free = [0.0] * len(stages)
-    links = _Links(pipeline)
+    # When a pass (stage, micro-batch, is it backward) has what it reads.
+    came = {(0, batch, False): 0.0 for batch in range(count)}
+    # When the link behind a stage is free, for each direction.
+    link_free: dict[tuple[int, bool], float] = {}
     waiting = list(range(len(stages)))
     while waiting:
         stage = waiting.pop()
-        while place[stage] < len(orders[stage]):
-            is_backward, batch = orders[stage][place[stage]]
-            came = links.arrival(stage, batch, is_backward=is_backward)
-            if came is None:
+        for is_backward, batch in orders[stage][place[stage] :]:
+            arrival = came.get((stage, batch, is_backward))
+            if arrival is None:
                 break
             own = stages[stage]
             taken = (own.backward if is_backward else own.forward) / pipeline.speed
-            free[stage] = max(free[stage], came) + taken
+            now = free[stage] = max(free[stage], arrival) + taken
             place[stage] += 1
-            neighbour = links.send(stage, batch, free[stage], is_backward=is_backward)
-            if neighbour is not None:
-                waiting.append(neighbour)
+            target = stage - 1 if is_backward else stage + 1
+            if target == len(stages):
+                came[stage, batch, True] = now
+            elif target >= 0:
+                link = min(stage, target), is_backward
+                begins = max(now, link_free.get(link, 0.0))
+                link_free[link] = begins + stages[link[0]].sent / pipeline.bandwidth
+                came[target, batch, is_backward] = link_free[link] + pipeline.latency
+                waiting.append(target)
     # A ring sums up the gradients of replicas in so many messages of equal size.
     messages = 2 * (pipeline.replicas - 1)
     exchanged = [messages * s.gradients // pipeline.replicas for s in stages]
@@ -338,40 +346,6 @@ def run_pipeline(pipeline: Pipeline) -> PipelineRun:
         tuple(2 * count * s.sent for s, _ in pairwise(stages)),
         tuple(exchanged),
     )
-
-
-class _Links:
-    """The messages between neighbouring stages."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._last = len(pipeline.stages) - 1
-        self._arrived: dict[tuple[int, int, bool], float] = {}
-        self._free: dict[tuple[int, bool], float] = {}
-
-    def arrival(self, stage: int, batch: int, *, is_backward: bool) -> float | None:
-        """Return when what a pass reads has come; None if it was not sent yet."""
-        if not is_backward and stage == 0:
-            return 0.0
-        return self._arrived.get((stage, batch, is_backward))
-
-    def send(
-        self, stage: int, batch: int, now: float, *, is_backward: bool
-    ) -> int | None:
-        """Send what a pass has made; return the stage that waits for it, if any."""
-        if not is_backward and stage == self._last:
-            self._arrived[stage, batch, True] = now
-            return None
-        target = stage - 1 if is_backward else stage + 1
-        if target < 0:
-            return None
-        pipeline = self._pipeline
-        size = pipeline.stages[min(stage, target)].sent
-        link = (min(stage, target), is_backward)
-        begins = max(now, self._free.get(link, 0.0))
-        self._free[link] = begins + size / pipeline.bandwidth
-        self._arrived[target, batch, is_backward] = self._free[link] + pipeline.latency
-        return target
 
 
 @overload
@@ -435,10 +409,10 @@ def simulate(
         order = execution_order(program, seed)
     else:
         _check_order(program, order)
-    run = Run(program)
+    buffers = Buffers(program)
     for i in order:
-        run.add(i)
-    return run.simulation()
+        buffers.run(i)
+    return buffers.simulation()
 
 
 def typical(program: Program, seeds: int = SEEDS) -> Simulation:
@@ -452,20 +426,22 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
     nodes, makers = program.nodes, program.makers
     done = [False] * len(nodes)
     for i in order:
-        node = nodes[i]
+        name = nodes[i].name
         if done[i]:
-            raise PredictionError(f"the order names '{node.name}' twice")
-        for tensor in node.inputs:
-            if tensor not in makers or not done[makers[tensor]]:
+            raise PredictionError(f"the order names '{name}' twice")
+        for tensor in nodes[i].inputs:
+            maker = makers.get(tensor)
+            if maker is None or not done[maker]:
+                unmade = f"tensor {tensor}, which no node makes"
+                what = unmade if maker is None else f"'{nodes[maker].name}'"
                 raise PredictionError(
-                    f"the order has '{node.name}' before what it reads, "
-                    f"{_maker(program, tensor)}"
+                    f"the order has '{name}' before what it reads, {what}"
                 )
-        for control in node.controls:
+        for control in nodes[i].controls:
             if not done[control]:
                 raise PredictionError(
-                    f"the order has '{node.name}' before '{nodes[control].name}', "
-                    "which it waits for"
+                    f"the order has '{name}' before '{nodes[control].name}', which it "
+                    "waits for"
                 )
         done[i] = True
     if len(order) < len(nodes):
@@ -474,9 +450,3 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
             f"the order leaves out '{missing}', which the step needs; give all "
             f"{len(nodes)} ops"
         )
-
-
-def _maker(program: Program, tensor: int) -> str:
-    if tensor in program.makers:
-        return f"'{program.nodes[program.makers[tensor]].name}'"
-    return f"tensor {tensor}, which no node makes"

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import tensorflow as tf
-
 from geutil.graph import function_calls, shape_inference
 from geutil.graph.function_loops import LoopBody, Loops, source_of
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
@@ -73,7 +71,7 @@ def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
     met: set[int] = set()
     for i, result in enumerate(graph.outputs):
         source = source_of(result)
-        if source.op in piled and result.dtype == tf.variant:
+        if source.op in piled and result.dtype.name == "variant":
             made, place = piled[source.op], source.value_index
             returned.lists[i] = made.lists.get(place, 0)
             if id(source) not in met:
@@ -95,7 +93,7 @@ class ListSizes:
         if op.type == "TensorListFromTensor":
             # Elements are copied even where a row of the tensor could be one.
             owned = {0: self._size_of(op.inputs[0])}
-        elif op.type == "ZerosLike" and op.outputs[0].dtype == tf.variant:
+        elif op.type == "ZerosLike" and op.outputs[0].dtype.name == "variant":
             owned = {0: self._of(op.inputs[0])}
         same = {i: self._of(op.inputs[j]) for i, j in piled.aliases}
         for i, size in (same | owned | piled.lists).items():

@@ -125,7 +125,7 @@ class Step:
     """The step that runs for some fetches, on its devices."""
 
     program: Program
-    # Those of its nodes, in a graph of geutil's own.
+    # The op of each node, in a graph of geutil's own.
     ops: Sequence[Operation]
     # The device of each node by its full name.
     devices: Sequence[str]

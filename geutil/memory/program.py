@@ -37,20 +37,15 @@ def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
     phases: list[str] = []
     depends: list[bool] = []
     for name, reads in ops:
-        phase = _scoped(name)
+        scope = _SCOPE.search(name)
+        again = scope is not None and scope[1] == "recomputed"
+        phase = ("recompute" if again else "backward") if scope else None
         behind = any(depends[place] for place in reads)
         phases.append(phase or ("update" if behind else "forward"))
         # A constant in the scope of gradients may serve the forward pass, too:
         # Grappler keeps one of several that are equal.
         depends.append(behind or (phase is not None and bool(reads)))
     return phases
-
-
-def _scoped(name: str) -> str | None:
-    scope = _SCOPE.search(name)
-    if scope is None:
-        return None
-    return "recompute" if scope[1] == "recomputed" else "backward"
 
 
 class Node(NamedTuple):
@@ -158,21 +153,15 @@ class Program:
         in_place: bool = False,
         received: Callable[[int], int] | None = None,
     ) -> Program:
-        """Return the program with the buffers of one device alone.
+        """Return the program with the buffers of the nodes `here`, one device's, alone.
 
         The nodes of other devices hold nothing, and order those of this one as before.
-
-        Args:
-            here: the nodes of the device, by number.
-            in_place: whether the devices share a memory: others read and pass on the
-                buffers of this one.
-            received: the bytes that a tensor takes where it is received; None if the
-                nodes have receipts, or if nothing is to be held of what others make.
-                A received tensor has a buffer from its arrival to its last reader, one
-                for all readers; a sent one is gone when it has been made. The nodes
-                of others run as soon as they can: no tensor arrives earlier, so that
-                none is held for longer.
-
+        If devices share a memory, `in_place`, others read and pass on the buffers of
+        this one. `received` has the bytes that a tensor takes where it is received;
+        None if the nodes have receipts, or if nothing is to be held of others' results.
+        A received tensor has a buffer from its arrival to its last reader, one for all
+        readers; a sent one is gone when it has been made. The nodes of others run as
+        soon as they can: no tensor arrives earlier, so that none is held for longer.
         Cost: linear in nodes and edges.
         """
         if len(here) == len(self.nodes):
@@ -242,18 +231,11 @@ class Program:
     def without(
         self, numbers: Collection[int], most: int | None = None
     ) -> tuple[Program, dict[int, int]]:
-        """Return the program without nodes whose results do not count.
+        """Return the program without nodes whose results do not count, and new numbers.
 
-        Whatever reads or awaits one of them waits for what that reads and awaits.
-
-        Args:
-            numbers: those of the nodes.
-            most: nodes that wait for more than so many others stay; None if none does.
-
-        Returns:
-            The program, with the same tensors, and the new number of each node.
-
-        Cost: linear in nodes and edges.
+        Whatever reads or awaits one of the nodes `numbers` waits for what that reads
+        and awaits. Those that wait for more than `most` others stay; None if none does.
+        The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
         place: dict[int, int] = {}
@@ -304,14 +286,8 @@ class Program:
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
         """Return the program in which readers of a view read what it shows.
 
-        Args:
-            apart: tensors that stay, views or not.
-
-        Returns:
-            The program, the tensor that each view shows, and the new number of each
-            node that is left.
-
-        Cost: linear in nodes and edges.
+        Besides, the tensor that each view shows, and the new number of each node that
+        is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.
         """
         shown: dict[int, int] = {}
         nodes = list(self.nodes)
@@ -358,9 +334,8 @@ class Program:
     ) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.
 
-        Readers come first, by place, then the nodes that only wait.
-
-        Cost: linear in nodes and edges; less if the readers of each tensor are known.
+        Readers come first, by place, then the nodes that only wait. Cost: linear in
+        nodes and edges; less if the readers of each tensor are known.
         """
         readers = self.readers() if readers is None else readers
         waiting: list[list[int]] = [[] for _ in self.nodes]

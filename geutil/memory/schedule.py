@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from geutil.memory.buffers import Run, Simulation
+from geutil.memory.buffers import Buffers, Simulation
 from geutil.memory.executor import joint_order, simulate
 from geutil.memory.program import Program
 
@@ -153,8 +153,7 @@ class _Scheduler:
         self._rank: Sequence[float] = (
             _ranks(edges, rank) if isinstance(rank, str) else _ranks_around(edges, rank)
         )
-        self._run = Run(program)
-        self._buffers = self._run.buffers
+        self._buffers = Buffers(program)
         self._small = negligible_size(program)
         # The tensors in a buffer that are still to be read, where there are several.
         self._sharing: dict[int, dict[int, None]] = {}
@@ -185,7 +184,7 @@ class _Scheduler:
             burst = self._greedy and self._is_growing(i) and self._used_up(i)
             for j in burst or (i,):
                 self._add(j)
-        return self._run.simulation()
+        return self._buffers.simulation()
 
     def _offer(self, i: int) -> None:
         is_new = not self._waiting[i]
@@ -220,7 +219,7 @@ class _Scheduler:
     def _changed_by(self, i: int) -> list[int]:
         """Run a node; return the nodes that may now free more: the last readers."""
         buffers, inputs = self._buffers, self._program.nodes[i].inputs
-        for tensor, source in self._run.add(i):
+        for tensor, source in buffers.run(i):
             self._sharing.setdefault(source, {source: None})[tensor] = None
         changed: list[int] = []
         for tensor in inputs:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -70,23 +70,13 @@ def caches_here() -> Caches:
     return Caches(*sizes)
 
 
-Machine = tuple[int, Caches]
-"""The threads of an op, and the caches of the processor."""
-BlockRule = Callable[[Operation, DimsOf, Machine], int]
-
-
 def packed_bytes(
-    op: Operation,
-    onednn: bool | None = None,
-    dims: DimsOf = dims_of,
-    threads: int | None = None,
-    caches: Caches | None = None,
+    op: Operation, onednn: bool | None = None, dims: DimsOf = dims_of
 ) -> int:
     """Return the bytes that an op's kernel takes beside TensorFlow's allocator.
 
     Blocks and copies that it takes from malloc, less the part of its `temporary_bytes`
     that it never writes to: no page of memory is there for that. So it may be negative.
-    `threads` and `caches` are those of this process and processor, if they are None.
     """
     if op.type in _COPIES:
         return _COPIES[op.type](op, dims)
@@ -96,9 +86,7 @@ def packed_bytes(
     takes = cpu.runs_in_onednn if "Backprop" in op.type else cpu.takes_type
     if takes(op, onednn):
         return with_onednn(op, dims) if with_onednn else 0
-    return with_eigen(
-        op, dims, (threads or cpu.threads_of_ops(), caches or caches_here())
-    )
+    return with_eigen(op, dims)
 
 
 class Product(NamedTuple):
@@ -114,15 +102,18 @@ class Product(NamedTuple):
     plain: tuple[bool, bool] = (False, False)
 
 
+def _packed(product: Product) -> int:
+    """Return the bytes of a product's blocks in this process, on this machine."""
+    return product_bytes(product, cpu.threads_of_ops(), caches_here())
+
+
 def product_bytes(product: Product, threads: int, caches: Caches) -> int:
     """Return the bytes of the blocks that Eigen packs for a product.
 
     Those that it writes: malloc returns more, which no page of memory is needed for.
     """
     m, n, k, each, plain = product
-    if min(product[:4]) <= 0:
-        return 0
-    if n == 1:
+    if min(product[:4]) <= 0 or n == 1:
         return 0
     if threads > 1 and _shards_terms(product, threads, caches):
         part = Product(m, n, -(-k // threads), each)
@@ -276,7 +267,7 @@ def _known(op: Operation, dims: DimsOf) -> list[list[int]] | None:
     return [cpu.sizes_at(t, dims) for t in tensors]
 
 
-def _convolution_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _convolution_blocks(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of a Conv2D or Conv3D: blocks of patches, which are not made.
 
     A convolution of one by one reads the image as it is. Half precision is summed up in
@@ -295,7 +286,7 @@ def _convolution_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
         each=max(4, dtype_bytes(op.outputs[0].dtype)),
         plain=(flat, pointwise),
     )
-    blocks = product_bytes(product, *machine)
+    blocks = _packed(product)
     size = op.outputs[0].dtype.size
     if size == product.each:
         return blocks
@@ -303,29 +294,29 @@ def _convolution_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     return elements * product.each + max(0, blocks - elements * size)
 
 
-def _filter_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _filter_blocks(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of a Conv2DBackpropFilter: blocks, and a part of the sum."""
     columns = cpu.columns_of(op, dims)
     if not columns:
         return 0
     _, patch, depth, each, images = columns
     terms = min(columns.cached, images or columns.cached) * columns.pixels
-    blocks = product_bytes(Product(depth, patch, terms, each), *machine)
+    blocks = _packed(Product(depth, patch, terms, each))
     return patch * depth * each + blocks - columns.untouched
 
 
-def _image_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _image_blocks(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of a Conv2DBackpropInput: blocks of one image's product."""
     columns = cpu.columns_of(op, dims)
     if not columns:
         return 0
-    if not columns.are_single(machine[0]):
+    if not columns.are_single(cpu.threads_of_ops()):
         return -columns.untouched
     pixels, patch, depth, each, _ = columns
-    return product_bytes(Product(patch, pixels, depth, each), *machine)
+    return _packed(Product(patch, pixels, depth, each))
 
 
-def _volume_filter_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _volume_filter_blocks(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of a Conv3DBackpropFilterV2: all operands in another order."""
     shapes = _known(op, dims)
     if shapes is None:
@@ -335,13 +326,13 @@ def _volume_filter_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
     rows, width = math.prod(filters) // (filters[3] or 1), filters[3]
     product = Product(width, rows, math.prod(gradient[:4]), each)
     copies = sum(map(math.prod, (image, gradient, filters)))
-    return copies * each + product_bytes(product, *machine)
+    return copies * each + _packed(product)
 
 
-def _matrix_blocks(op: Operation, dims: DimsOf, machine: Machine) -> int:
+def _matrix_blocks(op: Operation, dims: DimsOf) -> int:
     """Return the bytes of a product of matrices, or of one after the other."""
     product = _einsum_product(op, dims) if op.type == "Einsum" else _product(op, dims)
-    return product_bytes(product, *machine) if product else 0
+    return _packed(product) if product else 0
 
 
 def _product(op: Operation, dims: DimsOf) -> Product | None:
@@ -408,7 +399,7 @@ def _gemm_blocks(op: Operation, dims: DimsOf) -> int:
     return (1 << 20) + product.m * depth * product.each * times
 
 
-_PACKS: Mapping[str, tuple[BlockRule, Rule | None]] = {
+_PACKS: Mapping[str, tuple[Rule, Rule | None]] = {
     kind: (with_eigen, with_onednn)
     for kinds, with_eigen, with_onednn in (
         ("BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum", _matrix_blocks, None),

@@ -267,20 +267,19 @@ def _function(
 _STATUS = Path("/proc/self/status")
 
 
-class ResidentMeter:
-    """Measures how far the process grows from now on. Linux only."""
+Meter = Callable[[], int | None]
+"""Returns the highest growth in bytes since it was made, None where it is not told."""
 
-    def __init__(self) -> None:
-        try:
-            self._start: int | None = _status("VmRSS")
-            # This resets the high-water mark (proc(5)).
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            self._start = None
 
-    def read(self) -> int | None:
-        """Return the highest growth so far in bytes, None where it is not told."""
-        return None if self._start is None else max(_status("VmHWM") - self._start, 0)
+def resident_meter() -> Meter:
+    """Measure how far the process grows from now on. Linux only."""
+    try:
+        start = _status("VmRSS")
+        # This resets the high-water mark (proc(5)).
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return lambda: None
+    return lambda: max(_status("VmHWM") - start, 0)
 
 
 def _status(field: str) -> int:
@@ -291,25 +290,16 @@ def _status(field: str) -> int:
     return int(match[1]) * 1024
 
 
-class AllocatorMeter:
-    """Measures what TensorFlow's allocator hands out on a device from now on."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        try:
-            tf.config.experimental.reset_memory_stats(device)
-            self._start: int | None = self._info()["current"]
-        # On the CPU there are statistics with oneDNN's allocator only.
-        except ValueError:
-            self._start = None
-
-    def read(self) -> int | None:
-        """Return the peak above the start in bytes, None where it is not counted."""
-        return None if self._start is None else self._info()["peak"] - self._start
-
-    def _info(self) -> dict[str, int]:
-        info: dict[str, int] = tf.config.experimental.get_memory_info(self._device)
-        return info
+def allocator_meter(device: str) -> Meter:
+    """Measure what TensorFlow's allocator hands out on a device from now on."""
+    info = partial(tf.config.experimental.get_memory_info, device)
+    try:
+        tf.config.experimental.reset_memory_stats(device)
+        start = info()["current"]
+    # On the CPU there are statistics with oneDNN's allocator only.
+    except ValueError:
+        return lambda: None
+    return lambda: int(info()["peak"] - start)
 
 
 def run(job: Job, options: MeasureOptions) -> Measurement:
@@ -318,11 +308,11 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
     device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
     step = _step(job, options)
     gc.collect()
-    resident = ResidentMeter()
+    resident = resident_meter()
     step()
-    allocator = AllocatorMeter(device)
+    allocator = allocator_meter(device)
     seconds = tuple(timed(step) for _ in range(options.steps))
-    allocator_peak, resident_peak = allocator.read(), resident.read()
+    allocator_peak, resident_peak = allocator(), resident()
     timeline, devices = _traced(job, options, step, device)
     return Measurement(
         trace_peak=None if timeline is None else timeline.peak,

@@ -92,17 +92,18 @@ def _variables_of(
     specs, initials = [], []
     for node in nodes:
         value = initial = None
+        variable = objects.get(node.name)
         if node.name in handles:
             value = fetched_subgraph.value_behind(handles[node.name])
-        elif node.name in objects and session is not None:
-            value = session.run(objects[node.name])
-        elif node.name in objects:
+        elif variable is None:
+            value = _zeros(node)
+        elif session is not None:
+            value = session.run(variable)
+        else:
             # Of Assign and AssignVariableOp alike; `initial_value` is refused in
             # eager code.
-            initial = objects[node.name].initializer.inputs[1]
+            initial = variable.initializer.inputs[1]
             initials.append(initial)
-        else:
-            value = _zeros(node)
         key = node.attr["shared_name"].s.decode() or node.name
         dtype = tf.as_dtype(node.attr["dtype"].type).name
         name = None if initial is None else initial.name
