@@ -2,38 +2,35 @@
 
 XLA leaves control edges out of account, merges an op with a copy that reads the same,
 and runs an op as soon as its inputs are there. What it must obey is data. So a barrier
-makes a number from all that shall come first, and stand-ins that depend on the number,
-though it never changes their value.
+makes a number from all that shall come first, and stand-ins that depend on it, though
+it never changes their value.
 
-What a stand-in is made with decides what is held in memory until then. Measured on CPU
-with TensorFlow 2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's
-peak in a step, where plain gradients need 1451 MB.
-
-| what makes the recomputation wait | MB |
-| --- | --- |
-| `where`, for the kept tensors that the copies read | 1211 |
-| `where`, for all that the copies and the gradient ops beside them read | 858 |
-| a loop that never turns for what is computed, `where` for variables | 794 |
+How a stand-in is made decides what is held until then. Measured on CPU with TensorFlow
+2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's peak in a step;
+plain gradients need 1451 MB. With `where` for the kept tensors that copies read, 1211
+MB; with `where` for those that gradient ops read, too, 858; with a loop that never
+turns for computed tensors, and `where` for variables, 794.
 
 Gradient ops that read a kept tensor as it is make XLA transpose it right away, in the
 forward pass, and hold both. A `where` is fused with the ops that compute its input, and
-so it is their inputs that are held: two convolutions' outputs instead of the sum.
+so their inputs are held: two convolutions' outputs instead of the sum.
 
-Nor does XLA wait with what it makes of nothing. It expands the gradient of a maximum
-pooling into numbered positions, four tensors as large as the padded input and one of
-zeros, and since they read nothing it makes them when the step begins: 266 MB of those
-794. Inside a loop that turns once they are made when the loop is run: 537 MB.
+XLA expands the gradient of a maximum pooling into numbered positions, four tensors as
+large as the padded input and one of zeros, and makes them when the step begins, since
+they read nothing: 266 MB of those 794. Inside a loop that turns once they are made when
+the loop is run: 537 MB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import (
     PLACES_TO_WAIT,
     SCOPE,
@@ -42,9 +39,117 @@ from geutil.gradients.segments import (
     is_parameter,
     source_of,
 )
-from geutil.graph import creation, types
-from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.graph import adjacency, creation, types, v1_control_flow
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+)
 from geutil.memory.times import PRODUCTS
+from geutil.select.walks import get_backward_walk_ops
+
+# Where offloaded tensors wait if nobody says otherwise.
+HOST = "/device:CPU:0"
+_AWAY = "offloaded"
+
+
+@dataclass(frozen=True, eq=False)
+class Offload:
+    """Kept tensors that wait on another device, and how."""
+
+    takes: Callable[[Tensor], bool]
+    device: str
+    # How many segments ahead of its first use a tensor starts to come back.
+    prefetch: int
+    # The tensors that have gone, each with that on the device. TensorFlow builds the
+    # gradients of a function again and again until they read nothing new.
+    sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
+
+
+def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
+    """Return the kept tensors that go: those that some segment needs.
+
+    Others are read before the first segment, and would be back at once.
+    """
+    return [
+        t
+        for t in IdentitySet(t for s in plan.segments for t in _needed(s))
+        if not is_parameter(t.op)
+        # What is in a loop or branch of version 1 cannot be read outside.
+        and not v1_control_flow.is_inside(t.op)
+        and offload.takes(t)
+    ]
+
+
+def _needed(segment: Segment) -> tuple[Tensor, ...]:
+    """Return the kept tensors that a segment, or the backward pass in it, reads."""
+    return (*segment.originals, *(read.tensor for read in segment.direct))
+
+
+def bring_back(
+    plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
+) -> list[types.IdentityMap[Tensor]]:
+    """Send tensors away after their last forward use, and back for each segment.
+
+    Returns, for each segment, which begins behind its gate, what to read instead.
+    """
+    returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
+    if offload is None:
+        return list(returned)
+    step, away = plan.step, offload.sent
+    forward = frozenset(
+        get_backward_walk_ops(
+            list(step.ys), within_ops_fn=step.covers, control_inputs=True
+        )
+    )
+    for t in offloaded(plan, offload):
+        if t not in away:
+            readers = [op for op in adjacency.consumers(t) if op in forward]
+            creation.add_control_edges(send_once(t, offload).op, readers)
+    for stage, segment in enumerate(plan.segments):
+        begin = stage - offload.prefetch
+        awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
+        for t in IdentitySet(t for t in _needed(segment) if t in away):
+            returned[stage][t] = fetch(t, away[t], awaited, offload.device)
+    return list(returned)
+
+
+def send_once(tensor: Tensor, offload: Offload) -> Tensor:
+    """Return a tensor on the other device, where it goes as soon as it is computed."""
+    if tensor not in offload.sent:
+        with _away(tensor, offload.device):
+            offload.sent[tensor] = tf.identity(tensor, f"{tensor.op.name}/away")
+    return offload.sent[tensor]
+
+
+def fetch(
+    tensor: Tensor, sent: Tensor, awaited: Sequence[Operation], device: str
+) -> Tensor:
+    """Return a sent tensor that comes back from a device once some ops have run.
+
+    TensorFlow moves a tensor to the device of its reader as soon as it is there,
+    whatever the reader waits for: the ops that send and receive it bear no control
+    edges. So an op on the device where the tensor waits holds it back.
+    """
+    with _away(tensor, device):
+        held_back = tf.raw_ops.PlaceholderWithDefault(
+            input=sent, shape=tensor.shape, name=f"{tensor.op.name}/wait"
+        )
+    creation.add_control_edges(held_back.op, awaited)
+    with _away(tensor, tensor.op.device):
+        return tf.identity(held_back, f"{tensor.op.name}/back")
+
+
+@contextmanager
+def _away(tensor: Tensor, device: str) -> Iterator[None]:
+    """Make ops on a device, in the scope of what is offloaded."""
+    graph = tensor.graph
+    with creation.neutral(graph), graph.name_scope(f"{_AWAY}/"), graph.device(device):
+        yield
+
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
 _PASSING_ON = frozenset(("Identity", "StopGradient"))
@@ -59,23 +164,12 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     What reads it is neither run before all of `after` is computed nor merged with what
     reads the tensor itself. Infinities and NaNs in `after` do not matter.
 
-    A tensor that is computed goes through a loop that never turns, together with the
-    others. XLA does not fuse a loop, so that the tensor itself is held, and gives its
-    results the memory of what goes in, so that nothing is copied: unless something that
-    is not computed before the loop reads the tensor as well. So where several barriers
-    hold back the same tensor, let each read the stand-in of the one before.
-
-    An input of the step (variable, placeholder, constant) is chosen by `where`, since
-    XLA may not write to its memory: a loop would have it copied when the step begins.
-
-    Args:
-        tensors: what to hold back; of any type that XLA has: numbers and truth values,
-            of any shape, which need not be known.
-        after: what must be computed before; of any such type. With none, the tensors
-            are returned as they are.
-
-    Returns:
-        A stand-in for each of `tensors`, in the same order.
+    A tensor that is computed goes through a loop that never turns. XLA does not fuse a
+    loop, so that the tensor itself is held, and gives its results the memory of what
+    goes in, so that nothing is copied: unless something that is not computed before the
+    loop reads the tensor as well. So where several barriers hold back the same tensor,
+    let each read the stand-in of the one before. XLA may not write to the memory of an
+    input of the step, and a loop would have it copied: that is chosen by `where`.
 
     Raises:
         ArgumentTypeError: something is no tensor of a graph, or has a type that cannot
@@ -101,13 +195,10 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     if not tensors or not after:
         return list(tensors)
     never = _never(after)
-    are_inputs = [is_given(t.op) for t in tensors]
-    looped = _loop(
-        never, [t for t, g in zip(tensors, are_inputs, strict=True) if not g]
-    )
+    looped = _loop(never, [t for t in tensors if not is_given(t.op)])
     stand_ins = [
-        _choose(never, t) if g else next(looped)
-        for t, g in zip(tensors, are_inputs, strict=True)
+        tf.where(never, tf.zeros_like(t), t) if is_given(t.op) else next(looped)
+        for t in tensors
     ]
     return _passing_gradients_on(tensors, stand_ins)
 
@@ -118,14 +209,11 @@ def is_expanded(op: Operation) -> bool:
 
 
 def run_in_time(op: Operation) -> Tensor:
-    """Return a stand-in for what an op yields, made when its inputs are there.
+    """Return a stand-in for the gradient of a maximum pooling, run when it is due.
 
     The op is run by a loop that turns once, since what XLA makes for it of nothing is
     made inside the loop then. The first input becomes the result, so that there is no
     other buffer. Values are the same, bit for bit, and gradients pass to the op itself.
-
-    Args:
-        op: the gradient of a maximum pooling (see `is_expanded`).
 
     Cost: some 15 ops. When the step runs, the last input is read once more.
     """
@@ -152,22 +240,18 @@ def run_in_time(op: Operation) -> Tensor:
 
 def can_wait(tensor: Tensor) -> bool:
     """Tell whether a tensor can go through a barrier: it is numbers or truth values."""
-    dtype = tensor.dtype
-    return bool(
-        dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
-    )
+    kind = tensor.dtype
+    return kind.is_floating or kind.is_integer or kind.is_bool or kind.is_complex
 
 
 def _require_data(tensor: Tensor) -> None:
     types.require_tensor(tensor)
-    dtype = tensor.dtype
-    if can_wait(tensor):
-        return
-    raise ArgumentTypeError(
-        f"'{tensor.name}' ({dtype.name}) cannot go through a barrier of data, nor can "
-        "anything wait for it: XLA has numbers and truth values only; leave it out, "
-        "and pass what is read from it"
-    )
+    if not can_wait(tensor):
+        raise ArgumentTypeError(
+            f"'{tensor.name}' ({tensor.dtype.name}) cannot go through a barrier of "
+            "data, nor can anything wait for it: XLA has numbers and truth values "
+            "only; leave it out, and pass what is read from it"
+        )
 
 
 def is_given(op: Operation) -> bool:
@@ -212,10 +296,6 @@ def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     yield from results
 
 
-def _choose(never: Tensor, tensor: Tensor) -> Tensor:
-    return tf.where(never, tf.zeros_like(tensor), tensor)
-
-
 def _passing_gradients_on(
     tensors: Sequence[Tensor], stand_ins: Sequence[Tensor]
 ) -> list[Tensor]:
@@ -233,8 +313,8 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
     return [*gradients[count:], *[None] * count]
 
 
+# More than shapes, axes and paddings have.
 _SHAPE_ELEMENTS = 64
-"""More than shapes, axes and paddings have."""
 
 
 class Delays(Protocol):
@@ -249,12 +329,7 @@ class Delays(Protocol):
     def after(
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read of what ran again before.
-
-        Args:
-            stage: the segment.
-            earlier: kept tensors, each with its copy in an earlier segment.
-        """
+        """Return what copies read of tensors that a segment before has copied."""
 
 
 class ControlDelays:
@@ -262,10 +337,7 @@ class ControlDelays:
 
     The order hangs on these nodes, never on kernels: a control edge onto a convolution
     keeps oneDNN's layout pass from merging it, or aborts the process. They are of a
-    type that no optimizer of TensorFlow removes.
-
-    Attributes:
-        gates: the op that runs before each segment.
+    type that no optimizer of TensorFlow removes. A gate runs before each segment.
     """
 
     def __init__(self, plan: Recomputation, offload: Offload | None) -> None:
@@ -275,7 +347,7 @@ class ControlDelays:
         self._moved = bring_back(plan, self.gates, offload)
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read instead of kept tensors."""
+        """Return a waiting stand-in for each tensor that no other segment yields."""
         stand_ins: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
         replacements, segment = self._moved[stage], self._segments[stage]
         for t in _delayed(segment):
@@ -284,16 +356,13 @@ class ControlDelays:
         return stand_ins
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what backward ops of the same time read instead of kept tensors.
-
-        Only what was offloaded: otherwise they wait for what they read besides.
-        """
+        """Return what comes back; other tensors are read by ops that wait already."""
         return self._moved[stage]
 
     def after(
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read of what ran again before."""
+        """Return the copies of segments before, behind the gate of this one."""
         gate = self.gates[stage]
         return IdentityMap((t, _wait(t, copy, gate)) for t, copy in earlier)
 
@@ -347,13 +416,13 @@ class DataDelays:
         self._stand_ins: dict[int, IdentityMap[Tensor]] = {}
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read instead of kept tensors."""
+        """Return stand-ins for all that a segment reads, made once."""
         if stage not in self._stand_ins:
             self._stand_ins[stage] = self._make(self._plan.segments[stage])
         return self._stand_ins[stage]
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what backward ops of the same time read instead of kept tensors."""
+        """Return the same: XLA would run these ops as soon as it can, too."""
         return self.copies(stage)
 
     def _make(self, segment: Segment) -> IdentityMap[Tensor]:
@@ -373,7 +442,7 @@ class DataDelays:
     def after(
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read of what ran again before."""
+        """Return the copies of segments before, held back where XLA allows it."""
         waiting = [(t, copy) for t, copy in earlier if _may_be_held_back(t)]
         segment = self._plan.segments[stage]
         stand_ins = self._barrier(segment, [copy for _, copy in waiting])
@@ -389,9 +458,7 @@ def _held_back(segment: Segment) -> list[Tensor]:
     """
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept_tensors = IdentitySet(
-        (*segment.originals, *(read.tensor for read in segment.direct))
-    )
+    kept_tensors = IdentitySet(_needed(segment))
     read_tensors = IdentitySet(
         t
         for op, t in readers
@@ -403,8 +470,8 @@ def _held_back(segment: Segment) -> list[Tensor]:
 def _may_be_held_back(tensor: Tensor) -> bool:
     """Tell whether a barrier may hold back a tensor, and XLA still compile its readers.
 
-    Shapes, axes, paddings and the ends of ranges must be known when XLA compiles, and
-    would not be behind a barrier. They are few integers, or a number of any type.
+    Shapes, axes, paddings and the ends of ranges must be known when XLA compiles. They
+    are few integers, or a number of any type.
     """
     if not can_wait(tensor) or tensor.shape.rank == 0:
         return False

@@ -8,6 +8,7 @@ from typing import Any
 
 from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation
+from geutil.gradients.barriers import Offload, offloaded
 from geutil.gradients.candidate import Candidate
 from geutil.gradients.choices import (
     BFLOAT16,
@@ -17,13 +18,12 @@ from geutil.gradients.choices import (
     refuse_mesh,
 )
 from geutil.gradients.encoding_ops import Encoder, halve
-from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
-from geutil.gradients.tape.building import engine_of
+from geutil.gradients.tape.engine import engine_of
 from geutil.gradients.updates import let_out_when_read
 from geutil.graph import adjacency, function_calls, image_layouts, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor
@@ -47,35 +47,22 @@ _ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A step with plain gradients, and what shall become of it.
-
-    Attributes:
-        candidate: the choice.
-        offload: what is offloaded, and how.
-        where: what warnings begin with, if they are about a part of a step.
-        order: whether the step is held to its planned order.
-        encode: how kept tensors are encoded, or None.
-        encoder: makes what is kept.
-        smallest: tensors of fewer elements are not encoded.
-    """
+    """A step with plain gradients, and what shall become of it."""
 
     candidate: Candidate
     offload: Offload | None
+    # What warnings begin with, if they are about a part of a step.
     where: str = ""
+    # Whether the step is held to its planned order.
     order: bool = True
     encode: str | None = None
     encoder: Encoder = field(default_factory=Encoder)
+    # Tensors of fewer elements are not encoded.
     smallest: int = MIN_CHECKPOINT_SIZE
 
     @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
-        """Build the step as it is planned.
-
-        Returns:
-            The step with the gradients to return, and the report on it.
-
-        Cost: linear in the ops of the step and their edges.
-        """
+        """Build the step as it is planned; return it and the report on it."""
         report = self.report(is_ordered_later=self.order)
         step = build_recomputation(self.candidate.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
@@ -88,12 +75,7 @@ class Prepared:
         return step, with_halved(report, halved, ordered=self.order)
 
     def report(self, *, is_ordered_later: bool = False) -> Report:
-        """Return the report on the plan.
-
-        Args:
-            is_ordered_later: whether the whole step is going to be ordered, which
-                brings the peak up to date.
-        """
+        """Return the report on the plan; the order of the whole step may change it."""
         plan, keeping = self.candidate.plan, self.candidate.keeping
         warnings = list(keeping.warnings)
         recomputes = bool(plan.segments or any(self.candidate.levels))
@@ -113,11 +95,7 @@ class Prepared:
         report = make_report(self.candidate, sent, ordered=ordered, is_later=is_later)
         if compiled:
             report = replace(
-                report,
-                resident=None,
-                plan=None,
-                plain_plan=None,
-                plain_plan_held=None,
+                report, resident=None, plan=None, plain_plan=None, plain_plan_held=None
             )
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
@@ -126,9 +104,7 @@ def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]
     """Return what to tell of sizes that are not known, or not counted."""
     guessed = tensor_sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
-    calls = (
-        [] if compiled else [op for op in ops if function_calls.is_compiled_call(op)]
-    )
+    calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
     if calls:
         first = min(calls, key=adjacency.creation_index)
         warnings.append(_COMPILED.format(count=len(calls), name=first.name))
@@ -146,12 +122,8 @@ def prepare(
 ) -> Prepared:
     """Build plain gradients, and plan what is recomputed.
 
-    Args:
-        ys: as in `geutil.gradients.gradients`.
-        xs: as there.
-        grad_ys: as there.
-        options: how to choose and hold checkpoints.
-        arguments: further arguments of `tf.gradients`.
+    Arguments are those of `geutil.gradients.gradients`, with the further ones of
+    `tf.gradients`.
     """
     targets = require_targets(ys)
     refuse_mesh(targets[0].graph)

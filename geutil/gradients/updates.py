@@ -4,13 +4,13 @@ Gradients are used up by updates, which are written after them. So a step is put
 order when its graph is complete: before a function is built of it, or, in a graph of
 version 1, before a Session runs it or when `order_updates` is called.
 
-An update of a reference variable of version 1 is done in its buffer, and whoever reads
-the variable reads that buffer: `Identity` copies nothing. TensorFlow runs an update as
-soon as its gradient is there, and what the backward pass reads later is the new value.
-So `Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
+An update of a reference variable of version 1 is done in its buffer, which readers
+share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
+there, and what the backward pass reads later is the new value. So
+`Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
 variable in the step. So who fetches one such gradient runs these reads, too. What
 another call of `gradients` reads is not waited for, nor an argument that a function
-returns as it is. The value of a resource variable that somebody holds is left alone.
+returns as it is. Resource variables need none of this.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
@@ -45,10 +46,10 @@ from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
 
+# The share of the peak above which held gradients are reported.
 _MUCH = 0.1
-"""The share of the peak above which held gradients are reported."""
+# The share of a budget above which a peak is reported.
 _OVER = 1.02
-"""The share of a budget above which a peak is reported."""
 _OVER_BUDGET = (
     "the step holds {peak:,} bytes at its peak together with its updates, which were "
     "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
@@ -178,7 +179,7 @@ class _Orders:
         # The ops whose results are on another device.
         self._elsewhere: set[str] = set()
         self._warned = False
-        # What was ordered last: no need to do so again.
+        # The graph and targets that were ordered last: no need to do so again.
         self._ordered: Any = None
         # The ops that wait for updates in a graph that a Session runs.
         self._waits: frozenset[Operation] | None = None
@@ -229,20 +230,21 @@ class _Orders:
         """Put the steps in order as far as their graph is complete."""
         targets = [*use.targets, *(t.op for t in use.tensors)]
         if use.is_function:
-            ids = tuple(map(id, targets))
-            if self._ordered != (state.fingerprint(self._graph), ids):
-                self._order(targets, use)
-                self._ordered = (state.fingerprint(self._graph), ids)
+            self._order(targets, use)
         elif self._waits is None:
             self._order_for_session(targets, use)
         else:
             self._check(targets, use)
 
     def _order(self, targets: Sequence[Operation], use: state.Use) -> None:
+        key = state.fingerprint(self._graph), tuple(map(id, targets))
+        if self._ordered == key:
+            return
         ops = _ops_of(targets, use.feeds)
         if not self._backward.keys().isdisjoint(ops):
             ops = _without_joints(ops, self._backward, targets, use.feeds)
             self._tell(self._put_in_order(ops, use.tensors), whole=True)
+        self._ordered = state.fingerprint(self._graph), key[1]
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
@@ -255,7 +257,8 @@ class _Orders:
         # What is fed counts as a part of the step, as it is.
         targets = [*targets, *(t.op for t in use.feeds)]
         ops = _without_joints(_ops_of(targets), self._backward, targets)
-        changing = _with_readers(ops, filter(call_graph.changes_state, ops))
+        starts = frozenset(filter(call_graph.changes_state, ops))
+        changing = starts.union(_after(ops, starts, awaiting=True))
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
 
@@ -273,8 +276,8 @@ class _Orders:
         held: Iterable[Tensor],
         may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
     ) -> OrderedStep:
-        notes = self._phases, self._known, self._elsewhere
-        return order_step(ops, held, may_await, *notes)
+        places = self._phases, self._known, self._elsewhere
+        return order_step(ops, held, may_await, *places)
 
     def _check(self, targets: Sequence[Operation], use: state.Use) -> None:
         """Refuse a run that would change state only because others wait for that."""
@@ -334,30 +337,24 @@ class _Orders:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
         if whole and limit is not None and ordered.resident > _OVER * limit:
-            note = _OVER_BUDGET.format(
-                peak=ordered.resident, before=report.resident, limit=limit
-            )
-            notes.append(note)
+            peaks = {"peak": ordered.resident, "before": report.resident}
+            notes.append(_OVER_BUDGET.format(limit=limit, **peaks))
         for note in notes:
             self._warn(note)
-        warnings = (*report.warnings, *notes)
-        report = replace(
+        self._report = replace(
             report,
             peak=ordered.peak,
             resident=ordered.resident,
             plan=plan,
-            warnings=warnings,
+            warnings=(*report.warnings, *notes),
         )
-        self._report = report
-        replace_last(before, report, self._graph)
+        replace_last(before, self._report, self._graph)
 
 
 def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
     """Return the bytes of named gradients at the peak, if most of them are there."""
     held = plan.simulation.held
-    if not held:
-        return 0
-    return _held_at(plan, names, max(range(len(held)), key=held.__getitem__))
+    return _held_at(plan, names, int(np.argmax(held))) if held else 0
 
 
 def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
@@ -401,28 +398,16 @@ def _ops_of(
 
 
 def _after(
-    ops: Sequence[Operation], starts: Iterable[Operation]
+    ops: Sequence[Operation], starts: Iterable[Operation], *, awaiting: bool = False
 ) -> dict[Operation, None]:
-    """Return the ops that read what others yield, themselves apart, in their order."""
+    """Return the ops that read what others yield, or wait for them, these apart."""
     starts = frozenset(starts)
     after: dict[Operation, None] = {}
     for op in ops:
-        if op not in starts and any(t.op in starts or t.op in after for t in op.inputs):
+        before = [*(t.op for t in op.inputs), *(op.control_inputs if awaiting else ())]
+        if op not in starts and any(p in starts or p in after for p in before):
             after[op] = None
     return after
-
-
-def _with_readers(
-    ops: Sequence[Operation], starts: Iterable[Operation]
-) -> frozenset[Operation]:
-    """Return some ops and all that read them or wait for them."""
-    downstream = set(starts)
-    for op in ops:
-        if any(t.op in downstream for t in op.inputs) or not downstream.isdisjoint(
-            op.control_inputs
-        ):
-            downstream.add(op)
-    return frozenset(downstream)
 
 
 def _without_joints(
@@ -431,14 +416,11 @@ def _without_joints(
     targets: Sequence[Operation],
     feeds: IdentitySet | None = None,
 ) -> list[Operation]:
-    """Let updates read gradients directly that one op forwards together.
+    """Let updates read gradients directly that one op forwards; return the ops to run.
 
     Keras' optimizers sum gradients over replicas first, by an IdentityN over all of
     them that is left where there is one replica: none could be used up before all are
     there.
-
-    Returns:
-        The ops that run for the targets now.
     """
     joints = [
         op
@@ -500,8 +482,8 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
 def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operation]:
     """Return the ops to wait for in the place of one that may call a function.
 
-    Once TensorFlow has put a function's ops in the place of its call, an op that waits
-    for the call waits for the stateful ones alone; so all results are awaited.
+    Once TensorFlow has inlined a function, an op that waits for the call waits for its
+    stateful ops alone; so all results are awaited.
     """
     if op.type not in _CALLING:
         return [op]
@@ -513,14 +495,14 @@ def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operat
 
 def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
     """Yield the ops that read the buffer of a variable, views of it apart."""
-    waiting, met = [reference], IdentitySet([reference])
+    views = IdentitySet([reference])
+    waiting = [reference]
     for tensor in waiting:
         for op in filter(needed.__contains__, adjacency.consumers(tensor)):
             shown = _shown(op, tensor)
+            waiting += [t for t in shown if t not in views]
             for t in shown:
-                if t not in met:
-                    met.add(t)
-                    waiting.append(t)
+                views.add(t)
             if not shown or op.type in _CALLING:
                 yield op
 
