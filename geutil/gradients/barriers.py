@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -175,20 +174,8 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
         ArgumentTypeError: something is no tensor of a graph, or has a type that cannot
             depend on data: a resource, variant, string or quantized number.
 
-    Cost: a dozen ops, and three for each tensor and each of `after`. When the step
-    runs, each of `after` is read once, and each of `tensors` that is an input.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.gradients.barriers import data_barrier
-        >>> @tf.function(jit_compile=True)
-        ... def step(x):
-        ...     kept = tf.exp(x)
-        ...     gradient = tf.cos(x)
-        ...     (later,) = data_barrier([kept], after=[gradient])
-        ...     return gradient, tf.sin(later)
-        >>> [float(t) for t in step(tf.constant(0.0))]
-        [1.0, 0.8414...]
+    Cost: a dozen ops, and three for each tensor and each of `after`, which is read
+    once.
     """
     for tensor in (*tensors, *after):
         _require_data(tensor)
@@ -317,21 +304,6 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
 _SHAPE_ELEMENTS = 64
 
 
-class Delays(Protocol):
-    """Gives stand-ins for kept tensors that are there when the time has come."""
-
-    def copies(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read instead of kept tensors."""
-
-    def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what backward ops of the same time read instead of kept tensors."""
-
-    def after(
-        self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
-    ) -> IdentityMap[Tensor]:
-        """Return what copies read of tensors that a segment before has copied."""
-
-
 class ControlDelays:
     """Stand-ins that wait by control edges, which TensorFlow's executor obeys.
 
@@ -348,12 +320,9 @@ class ControlDelays:
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return a waiting stand-in for each tensor that no other segment yields."""
-        stand_ins: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
-        replacements, segment = self._moved[stage], self._segments[stage]
-        for t in _delayed(segment):
-            if t not in segment.sources:
-                stand_ins[t] = _wait(t, replacements.get(t, t), self.gates[stage])
-        return stand_ins
+        back, segment = self._moved[stage], self._segments[stage]
+        delayed = [t for t in _delayed(segment) if t not in segment.sources]
+        return self.after(stage, [(t, back.get(t, t)) for t in delayed])
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
         """Return what comes back; other tensors are read by ops that wait already."""
@@ -362,9 +331,13 @@ class ControlDelays:
     def after(
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
-        """Return the copies of segments before, behind the gate of this one."""
-        gate = self.gates[stage]
-        return IdentityMap((t, _wait(t, copy, gate)) for t, copy in earlier)
+        """Return stand-ins for tensors, each with its source, behind a gate."""
+        stand_ins = MutableIdentityMap[Tensor]()
+        for t, source in earlier:
+            waiting = creation.make_stand_in(t, SCOPE, "barrier", reads=source)
+            creation.add_control_edges(waiting.op, [self.gates[stage]])
+            stand_ins[t] = waiting
+        return stand_ins
 
 
 def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
@@ -375,12 +348,6 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
         gate = tf.raw_ops.NoOp(name="gate")
     creation.add_control_edges(gate, awaited)
     return gate
-
-
-def _wait(tensor: Tensor, source: Tensor, gate: Operation) -> Tensor:
-    stand_in = creation.make_stand_in(tensor, SCOPE, "barrier", reads=source)
-    creation.add_control_edges(stand_in.op, [gate])
-    return stand_in
 
 
 def _delayed(segment: Segment) -> IdentitySet:
@@ -418,20 +385,17 @@ class DataDelays:
     def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return stand-ins for all that a segment reads, made once."""
         if stage not in self._stand_ins:
-            self._stand_ins[stage] = self._make(self._plan.segments[stage])
+            segment = self._plan.segments[stage]
+            tensors = _held_back(segment)
+            # One barrier after the other over a tensor, so that XLA needs no copy.
+            newest = [self._newest.get(t, t) for t in tensors]
+            pairs = list(zip(tensors, self._barrier(segment, newest), strict=True))
+            self._newest.update((t, s) for t, s in pairs if not is_given(t.op))
+            self._stand_ins[stage] = IdentityMap(pairs)
         return self._stand_ins[stage]
 
-    def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return the same: XLA would run these ops as soon as it can, too."""
-        return self.copies(stage)
-
-    def _make(self, segment: Segment) -> IdentityMap[Tensor]:
-        tensors = _held_back(segment)
-        # One barrier after the other over the same tensor, so that XLA needs no copy.
-        newest = [self._newest.get(t, t) for t in tensors]
-        stand_ins = list(zip(tensors, self._barrier(segment, newest), strict=True))
-        self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
-        return IdentityMap(stand_ins)
+    # Backward ops of the same time: XLA would run them as soon as it can, too.
+    direct = copies
 
     def _barrier(self, segment: Segment, tensors: Sequence[Tensor]) -> list[Tensor]:
         after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
@@ -448,6 +412,12 @@ class DataDelays:
         stand_ins = self._barrier(segment, [copy for _, copy in waiting])
         delayed = zip((t for t, _ in waiting), stand_ins, strict=True)
         return IdentityMap((*earlier, *delayed))
+
+
+# Give stand-ins for kept tensors that are there when the time has come: `copies` to the
+# copies of a segment, `direct` to backward ops of the same time, `after` to copies that
+# read others of a segment before.
+Delays = ControlDelays | DataDelays
 
 
 def _held_back(segment: Segment) -> list[Tensor]:

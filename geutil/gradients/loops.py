@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import tensorflow as tf
@@ -134,30 +135,32 @@ def _loop(
 ) -> Loop:
     """Return a loop with the best cut of each level, or why it has none."""
     reader = readers[0]
+    refused = partial(Loop, op, reader, (), {})
     if len(readers) > 1:
-        return Loop(op, reader, reason=_SEVERAL)
+        return refused(_SEVERAL)
     if any(callers[o.get_attr("body").name] > 1 for o in (op, reader)):
-        return Loop(op, reader, reason=_SHARED)
+        return refused(_SHARED)
     forward, backward = (calls[o].body if o in calls else None for o in (op, reader))
     if forward is None or backward is None:
-        return Loop(op, reader, reason=_NOTHING)
-    piles = list(_piles(op, reader, forward, backward))
+        return refused(_NOTHING)
+    piles = tuple(_piles(op, reader, forward, backward))
     if not piles:
         read = IdentitySet(reader.inputs)
         lists = [t for t in op.outputs if t.dtype == tf.variant and t in read]
         others = any(t.consumers() not in ([reader], []) for t in lists)
-        return Loop(op, reader, reason=_SEVERAL if others else _NOTHING)
+        return refused(_SEVERAL if others else _NOTHING)
     body = _Body(forward, piles)
     times = calls[op].times
-    cuts: dict[int, LoopCut] = {}
-    reason = None
-    for level in (LIGHT, ALL):
-        cut = body.cut(UNKNOWN if times is None else times, with_heavy=level == ALL)
-        if isinstance(cut, str):
-            reason = cut
-        elif not cuts or cut.saved > cuts[LIGHT].saved:
-            cuts[level] = cut
-    return Loop(op, reader, tuple(piles), cuts, None if cuts else reason)
+    found = {
+        level: body.cut(UNKNOWN if times is None else times, with_heavy=level == ALL)
+        for level in (LIGHT, ALL)
+    }
+    cuts = {level: cut for level, cut in found.items() if isinstance(cut, LoopCut)}
+    if not cuts:
+        return Loop(op, reader, piles, {}, str(found[ALL]))
+    if len(cuts) > 1 and cuts[ALL].saved <= cuts[LIGHT].saved:
+        del cuts[ALL]
+    return Loop(op, reader, piles, cuts)
 
 
 def _piles(
@@ -258,7 +261,7 @@ class _Body:
 def _behind(
     needed: Iterable[Tensor], runs_again: Callable[[Tensor], bool]
 ) -> list[Tensor]:
-    """Return what some values follow from, these included."""
+    """Return the tensors that some follow from, these included."""
     waiting = list(needed)
     found = IdentitySet()
     while waiting:
@@ -289,32 +292,20 @@ def least_cut(
 ) -> list[int]:
     """Return the nodes of least weight that all needed ones follow from, in order.
 
-    A minimum vertex cut: each way from a given node to a needed one goes through a node
-    of the cut, its ends included. Of cuts of the same weight it is the one nearest to
-    the needed nodes.
-
-    Args:
-        weights: of each node, from 0 up.
-        read: for each node the nodes that it reads.
-        given: nodes that cannot be computed from others.
-        needed: nodes that are asked for.
+    A minimum vertex cut between the nodes that are given and those that are needed;
+    `read` has the nodes that each reads. Of cuts of the same weight it is the one
+    nearest to the needed nodes.
 
     Cost: an augmentation of the flow, linear in nodes and edges, for each path that it
         takes; in bodies of loops about as many as there are needed nodes.
 
     Source: Ford and Fulkerson, "Maximal flow through a network", 1956; the shortest
         path first (Edmonds and Karp, 1972).
-
-    Example:
-        Two gates of 4 bytes follow from a state of 2 bytes and a weight of none:
-
-        >>> least_cut([2, 0, 8, 4, 4], [[], [], [0, 1], [2], [2]], [0, 1], [3, 4])
-        [0, 1]
     """
-    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
     source, sink = -1, -2
     # More than any cut of the nodes weighs: such edges are never a part of one.
     unlimited = sum(weights) + 1
+    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
     edges = [(2 * i, 2 * i + 1, weight) for i, weight in enumerate(weights)]
     edges += [(2 * j + 1, 2 * i, unlimited) for i in range(len(read)) for j in read[i]]
     edges += [(source, 2 * i, unlimited) for i in given]
@@ -447,23 +438,24 @@ def rebuild(loop: Loop, level: int) -> Rebuilt:
     forward, backward = (callers[op] for op in (loop.forward, loop.backward))
     opened, opened_backward = (_opened(graph, c) for c in (forward, backward))
     read = [opened.graph.get_tensor_by_name(name) for name in cut.read]
-    changes = [
-        _Elements(
-            (
-                loop.forward.inputs[pile.output],
-                loop.forward.outputs[pile.output],
-                loop.backward.outputs[pile.argument],
-            ),
-            _list_of(tensor),
-        )
-        for pile, tensor in zip(cut.dropped, read, strict=False)
-    ]
-    likes = [elements.like for elements in changes]
+    likes = list(map(_list_of, read))
     try:
         _compute_again(loop, cut, opened, opened_backward, read, likes)
     except TransformError as error:
         raise PlanError(_REFUSED.format(op=backward.op, reason=error)) from error
-    _push_others(cut, opened, read, likes)
+    arguments, sinks = list(opened.inputs.values()), list(opened.sinks.values())
+    changes = []
+    for pile, t, like in zip_longest(cut.dropped, read, likes):
+        made = arguments[pile.output]
+        if t is not None:
+            creation.copy_handle_data(like, made)
+            with creation.surroundings_of(t.op):
+                made = tf.raw_ops.TensorListPushBack(input_handle=made, tensor=t)
+            starts = loop.forward.inputs[pile.output]
+            results = loop.forward.outputs[pile.output]
+            rest = loop.backward.outputs[pile.argument]
+            changes.append(_Elements((starts, results, rest), like))
+        creation.set_new_input(sinks[pile.output], 0, made)
     bodies = tuple(
         body.define(function_defs.unused_name(body.name))
         for body in (opened, opened_backward)
@@ -490,27 +482,23 @@ def _compute_again(
     opened: OpenedFunction,
     backward: OpenedFunction,
     read: Sequence[Tensor],
-    lists: Sequence[Tensor],
+    likes: Sequence[Tensor],
 ) -> None:
     """Let the body of the backward pass compute values that it took from lists."""
-    arguments = list(backward.inputs.values())
-    sinks = list(backward.sinks.values())
+    arguments, sinks = list(backward.inputs.values()), list(backward.sinks.values())
     value_of = opened.graph.get_tensor_by_name
     pop_of = backward.graph.get_operation_by_name
     there: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for pile in loop.piles:
         if pile not in cut.dropped:
             there[value_of(pile.value)] = pop_of(pile.pop).outputs[1]
-    for i, pile in enumerate(cut.dropped):
+    for pile, t, like in zip_longest(cut.dropped, read, likes):
         rest = arguments[pile.argument]
-        if i < len(read):
-            creation.copy_handle_data(lists[i], rest)
+        if t is not None:
+            creation.copy_handle_data(like, rest)
+            kind = {"element_shape": _element_shape(t), "element_dtype": t.dtype}
             with creation.surroundings_of(pop_of(pile.pop)):
-                rest, there[read[i]] = tf.raw_ops.TensorListPopBack(
-                    input_handle=rest,
-                    element_shape=_element_shape(read[i]),
-                    element_dtype=read[i].dtype,
-                )
+                rest, there[t] = tf.raw_ops.TensorListPopBack(input_handle=rest, **kind)
         creation.set_new_input(sinks[pile.argument], 0, rest)
     ops = [opened.graph.get_operation_by_name(name) for name in cut.ops]
     where = (backward.graph, _SCOPE, "")
@@ -523,24 +511,6 @@ def _compute_again(
         for reader in adjacency.consumers(popped):
             for index in adjacency.input_indices(reader, popped):
                 creation.set_new_input(reader, index, value)
-
-
-def _push_others(
-    cut: LoopCut,
-    opened: OpenedFunction,
-    read: Sequence[Tensor],
-    lists: Sequence[Tensor],
-) -> None:
-    """Let the body of the forward pass fill fewer lists."""
-    arguments = list(opened.inputs.values())
-    sinks = list(opened.sinks.values())
-    for i, pile in enumerate(cut.dropped):
-        made = arguments[pile.output]
-        if i < len(read):
-            creation.copy_handle_data(lists[i], made)
-            with creation.surroundings_of(read[i].op):
-                made = tf.raw_ops.TensorListPushBack(input_handle=made, tensor=read[i])
-        creation.set_new_input(sinks[pile.output], 0, made)
 
 
 def _list_of(element: Tensor) -> Tensor:
@@ -624,20 +594,18 @@ class LoopChoices:
 
     def rebuilt(self, levels: Levels) -> PlainStep:
         """Return the step with other loops, by edits to make, or raise `PlanError`."""
-        loops = [self._with(i, level) for i, level in enumerate(levels) if level]
-        if not loops:
+        chosen = [(i, level) for i, level in enumerate(levels) if level]
+        if not chosen:
             return self._step
-        return replace(self._step, edits=replace(self._step.edits, loops=tuple(loops)))
-
-    def _with(self, i: int, level: int) -> Rebuilt:
-        """Return a loop rebuilt, the same each time."""
-        if (i, level) not in self._rebuilt:
-            try:
-                self._rebuilt[i, level] = rebuild(self.loops[i], level)
-            except PlanError as error:
-                self._refused[i] = str(error)
-                raise
-        return self._rebuilt[i, level]
+        for i, level in chosen:
+            if (i, level) not in self._rebuilt:
+                try:
+                    self._rebuilt[i, level] = rebuild(self.loops[i], level)
+                except PlanError as error:
+                    self._refused[i] = str(error)
+                    raise
+        loops = tuple(map(self._rebuilt.__getitem__, chosen))
+        return replace(self._step, edits=replace(self._step.edits, loops=loops))
 
     def longer(self, levels: Levels) -> float:
         """Return the time of the step's ops, as a part of that when values are kept."""

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
+from geutil.gradients.step import as_list
 from geutil.graph import adjacency, creation, op_types, runtime, types, v1_control_flow
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select.queries import make_view
@@ -123,7 +124,7 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
     if isinstance(inputs, Mapping):
         inputs = list(inputs.items())
     pairs = []
-    for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
+    for item in as_list(inputs):
         is_pair = isinstance(item, tuple) and len(item) == 2
         part, whole = item if is_pair else (item, item)
         part = types.dereference(part)
@@ -156,15 +157,19 @@ def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
             f"'{whole.name}' has a batch of {batch}, which {micro_batches} "
             "micro-batches do not divide; choose a number that divides it"
         )
-    if part is whole:
-        return
-    rest = [batch and batch // micro_batches, *whole.shape[1:]]
-    if not part.shape.is_compatible_with(rest) or part.dtype != whole.dtype:
+    fits = part.shape.is_compatible_with(_micro_batch(whole, micro_batches))
+    if part is not whole and not (fits and part.dtype == whole.dtype):
         raise TransformError(
             f"'{part.name}' ({part.dtype.name} {part.shape}) is no part of "
             f"'{whole.name}' ({whole.dtype.name} {whole.shape}) in {micro_batches} "
             "micro-batches"
         )
+
+
+def _micro_batch(whole: Tensor, micro_batches: int) -> list[int | None]:
+    """Return the shape of a micro-batch, given the tensor of the whole batch."""
+    batch, *rest = whole.shape
+    return [batch and batch // micro_batches, *rest]
 
 
 def _of_each(
@@ -233,8 +238,7 @@ def _rehearse(
     pairs = []
     with graph.as_default():
         for part, whole in wholes.items():
-            batch, *rest = whole.shape
-            shape = [batch and batch // micro_batches, *rest]
+            shape = _micro_batch(whole, micro_batches)
             pairs.append((part, tf.compat.v1.placeholder(part.dtype, shape)))
     copier.replacements = IdentityMap(pairs)
     copier.assign_collections_handler = lambda info, element, copy: None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.gradients import tensor_sizes
@@ -12,7 +12,6 @@ from geutil.gradients.barriers import Offload, offloaded
 from geutil.gradients.candidate import Candidate
 from geutil.gradients.choices import (
     BFLOAT16,
-    MIN_CHECKPOINT_SIZE,
     Options,
     choose_all,
     refuse_mesh,
@@ -50,29 +49,26 @@ class Prepared:
     """A step with plain gradients, and what shall become of it."""
 
     candidate: Candidate
+    options: Options
     offload: Offload | None
+    encoder: Encoder
     # What warnings begin with, if they are about a part of a step.
     where: str = ""
-    # Whether the step is held to its planned order.
-    order: bool = True
-    encode: str | None = None
-    encoder: Encoder = field(default_factory=Encoder)
-    # Tensors of fewer elements are not encoded.
-    smallest: int = MIN_CHECKPOINT_SIZE
 
     @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
         """Build the step as it is planned; return it and the report on it."""
-        report = self.report(is_ordered_later=self.order)
+        options = self.options
+        report = self.report(is_ordered_later=options.order)
         step = build_recomputation(self.candidate.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
-        if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
-            return let_out_when_read(step), report
-        # Whatever is kept then, to recompute from it as well.
-        halved = halve(step, self.smallest, self.encoder)
-        tensor_sizes.settle_shapes(halved.step.ops())
-        step = let_out_when_read(halved.step)
-        return step, with_halved(report, halved, ordered=self.order)
+        if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
+            # Whatever is kept then, to recompute from it as well.
+            halved = halve(step, options.min_checkpoint_size, self.encoder)
+            step = halved.step
+            tensor_sizes.settle_shapes(step.ops())
+            report = with_halved(report, halved, ordered=options.order)
+        return let_out_when_read(step), report
 
     def report(self, *, is_ordered_later: bool = False) -> Report:
         """Return the report on the plan; the order of the whole step may change it."""
@@ -82,7 +78,7 @@ class Prepared:
         if keeping.recomputes and not (recomputes or warnings):
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(plan.step.graph)
-        if compiled and self.encode == BFLOAT16:
+        if compiled and self.options.encode == BFLOAT16:
             warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
         sent = offloaded(plan, self.offload) if self.offload else []
@@ -90,7 +86,7 @@ class Prepared:
             warnings.append(_ONE_DEVICE)
             sent = []
         # XLA has an order of its own, which is taken to hold as little.
-        ordered = bool(plan.segments) if compiled else self.order
+        ordered = bool(plan.segments) if compiled else self.options.order
         is_later = is_ordered_later and not compiled
         report = make_report(self.candidate, sent, ordered=ordered, is_later=is_later)
         if compiled:
@@ -150,14 +146,8 @@ def prepare(
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
-    return Prepared(
-        choose_all(step, options, encoder, choose),
-        options.offloading(),
-        order=options.order,
-        encode=options.encode,
-        encoder=encoder,
-        smallest=options.min_checkpoint_size,
-    )
+    chosen = choose_all(step, options, encoder, choose)
+    return Prepared(chosen, options, options.offloading(), encoder)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

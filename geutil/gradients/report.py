@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
 from geutil.gradients.tensor_sizes import open_shapes_of
+from geutil.graph.runtime import enclosing_graphs
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
@@ -403,8 +404,8 @@ def publish(report: Report, graph: Graph) -> None:
     Graphs around that of what is differentiated know it as well, and the one that is
     being made, where gradients may go.
     """
-    for inner_graph in (graph, tf.compat.v1.get_default_graph()):
-        for around in _and_around(inner_graph):
+    for inner in (graph, tf.compat.v1.get_default_graph()):
+        for around in _and_around(inner):
             state_of(around).report = report
     _last.publish(report)
     for warning in report.warnings:
@@ -419,14 +420,9 @@ def replace_last(old: Report, new: Report, graph: Graph) -> None:
     _last.replace(old, new)
 
 
-def _and_around(graph: Graph) -> Iterator[Graph]:
-    """Yield a graph and, of a function, those that it was traced in."""
-    while True:
-        yield graph
-        outer = getattr(graph, "outer_graph", None)
-        if outer is None or not is_func_graph(outer):
-            return
-        graph = outer
+def _and_around(graph: Graph) -> list[Graph]:
+    """Return a graph and, of a function, those that it was traced in."""
+    return [graph, *filter(is_func_graph, enclosing_graphs(graph))]
 
 
 def last_report(of: Any = None) -> Report | None:

@@ -16,8 +16,9 @@ returns as it is. Resource variables need none of this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -174,10 +175,11 @@ class _Orders:
         # What is run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
         self._phases: list[Phase] = []
-        # The places of ops in the orders that gradients were planned with, by name.
+        # The places of ops in the orders that gradients were planned with, by name; and
+        # the ops whose results are on another device.
         self._known: dict[str, int] = {}
-        # The ops whose results are on another device.
         self._elsewhere: set[str] = set()
+        self._notes = (self._phases, self._known, self._elsewhere)
         self._warned = False
         # The graph and targets that were ordered last: no need to do so again.
         self._ordered: Any = None
@@ -192,10 +194,9 @@ class _Orders:
         self._holds_gradients = step.holds_gradients
         self._gradients = frozenset(t.op.name for t in tensors_of(step.gradients))
         self._phases.append((step.seeds, [y.op for y in step.ys]))
-        self._elsewhere |= step.elsewhere
+        self._elsewhere.update(step.elsewhere)
         first = len(self._known)
-        if step.places:
-            self._known |= {name: first + n for name, n in step.places.items()}
+        self._known.update((name, first + n) for name, n in step.places.items())
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""
@@ -212,7 +213,7 @@ class _Orders:
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), ys))
         held = fetched if step.holds_gradients else []
-        self._tell(self._put_in_order(ops, held, self._may_await))
+        self._tell(order_step(ops, held, self._may_await, *self._notes))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -243,7 +244,8 @@ class _Orders:
         ops = _ops_of(targets, use.feeds)
         if not self._backward.keys().isdisjoint(ops):
             ops = _without_joints(ops, self._backward, targets, use.feeds)
-            self._tell(self._put_in_order(ops, use.tensors), whole=True)
+            ordered = order_step(ops, use.tensors, lambda *_: True, *self._notes)
+            self._tell(ordered, whole=True)
         self._ordered = state.fingerprint(self._graph), key[1]
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
@@ -266,28 +268,18 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = self._put_in_order(ops, use.tensors, may_await)
+        ordered = order_step(ops, use.tensors, may_await, *self._notes)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
-
-    def _put_in_order(
-        self,
-        ops: Sequence[Operation],
-        held: Iterable[Tensor],
-        may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
-    ) -> OrderedStep:
-        places = self._phases, self._known, self._elsewhere
-        return order_step(ops, held, may_await, *places)
 
     def _check(self, targets: Sequence[Operation], use: state.Use) -> None:
         """Refuse a run that would change state only because others wait for that."""
         key = (tuple(map(id, targets)), tuple(sorted(id(t) for t in use.feeds)))
         if key in self._allowed:
             return
-        needed_ops = frozenset(
-            fetched_subgraph.step_ops(targets, use.feeds, without=self._waits or ())
-        )
-        for op in fetched_subgraph.step_ops(targets, use.feeds):
+        step_ops = partial(fetched_subgraph.step_ops, targets, use.feeds)
+        needed_ops = frozenset(step_ops(without=self._waits or ()))
+        for op in step_ops():
             if op not in needed_ops and call_graph.changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
@@ -367,7 +359,7 @@ def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
     # The last may be the largest, and is there whatever becomes of it.
     others = {node_names[place] for place in places[:-1]}
     step = places[-1] if others else len(node_names) - 1
-    return bool(_held_at(plan, others or names, step))
+    return _held_at(plan, others or names, step) > 0
 
 
 def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
@@ -455,21 +447,31 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
     # Several variables may have one gradient.
     reads: types.MutableIdentityMap[dict[Operation, None]] = types.MutableIdentityMap()
     for gradient, reference in updated:
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        value = gradient.values if is_sparse else gradient
+        value = tensors_of([gradient])[0]
         readers = list(_readers(reference, needed))
         found = _behind(readers, needed, awaitable)
         if not awaitable.issuperset(readers):
             # In a loop other values of a turn may still be computed when one leaves it.
             found += [op for op in makers if op in awaitable]
         reads[value] = reads.get(value, {}) | dict.fromkeys(found)
-    ends: dict[Operation, list[Operation]] = {}
+
+    @cache
+    def ends(op: Operation) -> list[Operation]:
+        """Return the ops to wait for in the place of one that may call a function.
+
+        Once TensorFlow has inlined a function, an op that waits for the call waits for
+        its stateful ops alone; so all results are awaited.
+        """
+        if op.type not in _CALLING:
+            return [op]
+        with creation.surroundings_of(op):
+            return [tf.identity(t, "read").op for t in op.outputs]
+
     let_out: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
     for value, ops_behind in reads.items():
         if value.op not in awaitable:
             continue
-        others = (op for op in ops_behind if op is not value.op)
-        awaited = [end for op in others for end in _ends(op, ends)]
+        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
         with (
             creation.neutral(step.graph),
             step.graph.device(value.op.device),
@@ -477,20 +479,6 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
         ):
             let_out[value] = tf.identity(value, f"{value.op.name}_read")
     return edges.with_replaced(step, let_out)
-
-
-def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operation]:
-    """Return the ops to wait for in the place of one that may call a function.
-
-    Once TensorFlow has inlined a function, an op that waits for the call waits for its
-    stateful ops alone; so all results are awaited.
-    """
-    if op.type not in _CALLING:
-        return [op]
-    if op not in known:
-        with creation.surroundings_of(op):
-            known[op] = [tf.identity(t, "read").op for t in op.outputs]
-    return known[op]
 
 
 def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:

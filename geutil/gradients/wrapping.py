@@ -288,8 +288,8 @@ def _call_in_graph(
     if not inputs:
         return result
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
-    end = state.count_ops(graph)
-    call = _Call(options, graph, tuple(ys), inputs, first, end, alone)
+    ends = (first, state.count_ops(graph), alone, options.offloading())
+    call = _Call(options, graph, tuple(ys), inputs, *ends)
     _calls_in(graph).count += 1
     stand_ins = IdentityMap(zip(ys, call.stand_ins(), strict=True))
     return tf.nest.pack_sequence_as(
@@ -342,17 +342,14 @@ class _Call:
     # The differentiable tensors from outside that the ys depend on: arguments, what the
     # function closes over, handles of variables.
     inputs: tuple[Tensor, ...]
-    # The creation index of the first op of the call, and the number of ops after it.
+    # The creation index of the first op of the call, and the number of ops at its end.
     first: int
     end: int
     # Whether the graph holds nothing else, so that what comes after it is unknown.
     alone: bool
     # For all gradients of the call.
+    offload: Offload | None
     encoder: Encoder = field(default_factory=Encoder)
-
-    @functools.cached_property
-    def _offload(self) -> Offload | None:
-        return self.options.offloading()
 
     def stand_ins(self) -> Sequence[Tensor]:
         """Return stand-ins for the outputs, whose gradients save memory.
@@ -449,16 +446,11 @@ class _Call:
 
         chosen = choose_all(step, self.options, self.encoder, choose)
         calls = _calls_in(self.graph)
-        plan = _after(chosen.plan, calls.before(step.seeds))
+        plan = calls.behind_others(chosen.plan, step.seeds)
         calls.add(plan.step)
-        prepared = Prepared(
-            replace(chosen, plan=plan),
-            self._offload,
-            f"the checkpointed call that yields '{self.ys[0].name}': ",
-            encode=self.options.encode,
-            encoder=self.encoder,
-            smallest=self.options.min_checkpoint_size,
-        )
+        chosen = replace(chosen, plan=plan)
+        where = f"the checkpointed call that yields '{self.ys[0].name}': "
+        prepared = Prepared(chosen, self.options, self.offload, self.encoder, where)
         step, report = prepared.build()
         publish(report, step.graph)
         updates.order_when_complete(step)
@@ -521,15 +513,27 @@ class _GraphCalls:
             self.first = min(map(adjacency.creation_index, step.backward))
         self.ends.update(dict.fromkeys(step.backward, ends))
 
-    def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
-        """Return the ends of the calls whose backward pass comes just before ops."""
+    def behind_others(
+        self, plan: Recomputation, seeds: Iterable[Operation]
+    ) -> Recomputation:
+        """Let what runs again first wait for the calls that come just before, too.
+
+        The executor runs weight gradients late, and holds what they have not read yet.
+        """
 
         def is_between(op: Operation) -> bool:
             return op not in self.ends and adjacency.creation_index(op) >= self.first
 
-        between = get_backward_walk_ops(list(ops), within_ops_fn=is_between)
+        between = get_backward_walk_ops(list(seeds), within_ops_fn=is_between)
         read = (t.op for op in between for t in op.inputs)
-        return tuple(types.unique(end for op in read for end in self.ends.get(op, ())))
+        ends = types.unique(end for op in read for end in self.ends.get(op, ()))
+        # The first segment on other devices waits for the same.
+        first = plan.segments[0].awaited if plan.segments else ()
+        segments = (
+            replace(s, awaited=(*first, *ends)) if s.awaited == first else s
+            for s in plan.segments
+        )
+        return replace(plan, segments=tuple(segments)) if ends else plan
 
 
 def _calls_in(graph: Graph) -> _GraphCalls:
@@ -539,22 +543,6 @@ def _calls_in(graph: Graph) -> _GraphCalls:
         graph_state.checkpointed_calls = _GraphCalls()
     calls: _GraphCalls = graph_state.checkpointed_calls
     return calls
-
-
-def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
-    """Let what is recomputed at first wait for the calls that come before as well.
-
-    The executor runs weight gradients late, and what they have not read yet is held.
-    """
-    if not plan.segments or not ends:
-        return plan
-    # The first segment on other devices waits for the same.
-    first = plan.segments[0].awaited
-    segments = [
-        replace(s, awaited=(*first, *ends)) if s.awaited == first else s
-        for s in plan.segments
-    ]
-    return replace(plan, segments=tuple(segments))
 
 
 def _is_little(ops: Iterable[Operation], limit: float) -> bool:
