@@ -54,35 +54,31 @@ class Encoder:
         reads: dict[tuple[Operation, int], Tensor] = {}
         results: dict[Operation, Tensor] = {}
         for read, encoding in _in_backward_order(step, plan):
-            if encoding.keeps[0] in (encodings.NARROW, encodings.SIGN):
-                if encoding.keeps[0] == encodings.SIGN:
-                    kept = self.narrow(encoding.tensor, tf.int8)
-                else:
-                    kept = encoding.tensor.op.inputs[0]
-                make = partial(_widened, read, kept, late)
-                reads[read.op, read.index] = self._decoded(read, plan, make)
+            op, keeps = read.op, encoding.keeps[0]
+            # The same in all plans that have it so.
+            is_padded = read.tensor in plan.padded
+            key = (op, read.index, plan.swapped.get(op), is_padded)
+            if key not in self.decoders:
+                with creation.surroundings_of(op):
+                    self.decoders[key] = self._replacement(read, keeps, plan, late)
+            if keeps in (encodings.NARROW, encodings.SIGN):
+                reads[op, read.index] = self.decoders[key]
             else:
-                make = partial(self._replacement, read, plan, late)
-                results[read.op] = self._decoded(read, plan, make)
+                results[op] = self.decoders[key]
         replaced = edges.first_results(results)
         gradients = (edges.renewed(g, replaced) for g in step.gradients)
         edits = replace(edges.edits_of(reads, results), loops=step.edits.loops)
         return with_edited_backward(step, gradients, self.ops, edits)
 
-    def _decoded(
-        self, read: Read, plan: EncodingPlan, make: Callable[[], Tensor]
+    def _replacement(
+        self, read: Read, keeps: str, plan: EncodingPlan, late: Late
     ) -> Tensor:
-        """Return what is read instead, the same in all plans that have it so."""
-        is_padded = read.tensor in plan.padded
-        key = (read.op, read.index, plan.swapped.get(read.op), is_padded)
-        if key not in self.decoders:
-            with creation.surroundings_of(read.op):
-                self.decoders[key] = make()
-        return self.decoders[key]
-
-    def _replacement(self, read: Read, plan: EncodingPlan, late: Late) -> Tensor:
-        """Build what takes the place of an op that reads a tensor."""
+        """Build what takes the place of a tensor, or of the op that reads it."""
         op, tensor = read.op, read.tensor
+        if keeps == encodings.NARROW:
+            return _widened(read, tensor.op.inputs[0], late)
+        if keeps == encodings.SIGN:
+            return _widened(read, self.narrow(tensor, tf.int8), late)
         if op in plan.swapped or op.type == "MaxPoolGrad":
             pool = plan.swapped.get(op, op)
             places = self._places(pool)
@@ -98,13 +94,10 @@ class Encoder:
         if tensor in plan.padded:
             padded = plan.padded[tensor]
             return _gradient_like(op, op.inputs[0], _cut(padded, late(op, padded)))
-        return _masked(op, late(op, self._mask(tensor, op.type)))
-
-    def _mask(self, tensor: Tensor, gradient: str) -> Tensor:
-        """Return where the gradient of an activation lets something through."""
-        if gradient == "Relu6Grad":
-            return self._once(gradient, tensor, _is_between_0_and_6)
-        return self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
+        if op.type == "Relu6Grad":
+            return _masked(op, late(op, self._once(op.type, tensor, _is_0_to_6)))
+        mask = self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
+        return _masked(op, late(op, mask))
 
     def narrow(self, tensor: Tensor, dtype: tf.DType) -> Tensor:
         """Return the values of a tensor in fewer bytes."""
@@ -152,7 +145,7 @@ def _in_backward_order(
     return sorted(reads, key=lambda pair: (place[pair[0].op], pair[0].index))
 
 
-def _is_between_0_and_6(tensor: Tensor) -> Tensor:
+def _is_0_to_6(tensor: Tensor) -> Tensor:
     zero, six = (tf.constant(value, tensor.dtype) for value in (0, 6))
     return tf.logical_and(tensor > zero, tensor < six)
 

@@ -224,11 +224,10 @@ def _obstacle(
     """Return why a tensor is kept as it is, or None."""
     if any(buffer_of(y) is buffer for y in step.ys):
         return "it is asked for"
-    if v1_control_flow.is_inside(buffer.op):
-        return "it belongs to a loop or conditional of version 1"
-    for read in reads:
-        if v1_control_flow.is_inside(read.op):
-            return f"'{read.op.name}' belongs to a loop or conditional of version 1"
+    for op in (buffer.op, *(read.op for read in reads)):
+        if v1_control_flow.is_inside(op):
+            name = "it" if op is buffer.op else f"'{op.name}'"
+            return f"{name} belongs to a loop or conditional of version 1"
     if _compact(buffer, reads) is not None:
         return None
     return next(filter(None, (_why_values(read, replaced) for read in reads)), None)

@@ -53,9 +53,8 @@ def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor,
             tensor_shape = tf.TensorShape(shape)
         except (TypeError, ValueError) as error:
             raise ArgumentTypeError(f"shapes= has {shape!r}: {error}") from None
-        if not tensor_shape.is_fully_defined() or not tensor_shape.is_compatible_with(
-            tensor.shape
-        ):
+        fits = tensor_shape.is_compatible_with(tensor.shape)
+        if not (fits and tensor_shape.is_fully_defined()):
             raise SelectionError(
                 f"shapes= says {tensor_shape} of '{tensor.name}' {tensor.shape}; "
                 "pass a shape without open dimensions that fits"
@@ -85,18 +84,15 @@ class OpenShapes:
         self.assumed: MutableIdentityMap[Dims] = MutableIdentityMap()
         # Why TensorFlow takes them not to fit each other, if it does.
         self.refusal = ""
-        self._given = IdentitySet()
+        self._given: MutableIdentityMap[Dims] = MutableIdentityMap()
 
-    def tell(self, caller_dims: Iterable[tuple[Tensor, Dims]]) -> None:
+    def tell(self, caller_dims: Sequence[tuple[Tensor, Dims]]) -> None:
         """Take in what the caller says. Nothing holds that was assumed without it."""
-        new_dims = list(caller_dims)
-        if new_dims:
-            earlier_dims = [(t, self.known[t]) for t in self._given]
-            self.known = MutableIdentityMap((*earlier_dims, *new_dims))
+        if caller_dims:
+            self._given.update(caller_dims)
+            self.known = MutableIdentityMap(self._given.items())
             self.assumed = MutableIdentityMap()
             self.refusal = ""
-            for t, _ in new_dims:
-                self._given.add(t)
 
     def settle(self, ops: Sequence[Operation]) -> None:
         """Find the shapes of what ops yield, as far as that can be done.
@@ -224,24 +220,19 @@ def open_shapes_of(graph: Graph) -> OpenShapes:
 
 
 def settle_shapes(
-    ops: Sequence[Operation], caller_dims: Iterable[tuple[Tensor, Dims]] = ()
+    ops: Sequence[Operation], caller_dims: Sequence[tuple[Tensor, Dims]] = ()
 ) -> None:
     """Find what the open shapes of ops' results are to be taken for.
 
-    Args:
-        ops: ops of one graph.
-        caller_dims: what the caller says of tensors.
-
     Raises:
-        SelectionError: what the caller says does not fit the graph.
+        SelectionError: what the caller says of tensors does not fit the graph.
     """
     if not ops:
         return
     shapes = open_shapes_of(ops[0].graph)
-    tensor_dims = list(caller_dims)
-    shapes.tell(tensor_dims)
+    shapes.tell(caller_dims)
     shapes.settle(ops)
-    if tensor_dims and shapes.refusal:
+    if caller_dims and shapes.refusal:
         raise SelectionError(f"shapes= does not fit the graph: {shapes.refusal}")
 
 
@@ -256,10 +247,8 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
         return None
     why = "these do not follow from other shapes"
     if shapes.refusal:
-        assumed_shapes = ", ".join(
-            f"'{t.name}' {list(d)}" for t, d in shapes.assumed.items()
-        )
-        why = f"TensorFlow refuses the assumed {assumed_shapes}: {shapes.refusal}"
+        assumed = ", ".join(f"'{t.name}' {[*d]}" for t, d in shapes.assumed.items())
+        why = f"TensorFlow refuses the assumed {assumed}: {shapes.refusal}"
     return (
         f"the sizes of {len(left)} tensors, '{left[0].name}' among them, are guesses, "
         f"so predicted peaks are: an unknown dimension counts as {UNKNOWN}, an unknown "

@@ -217,7 +217,8 @@ class _Orders:
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
-        if self._waits is None and self._was_run():
+        was_run = state.has_been_run(self._graph, self._backward)
+        if self._waits is None and was_run:
             raise StaleGraphError(_TOO_LATE.format(peak=self._peak))
         state.complete(self._graph, fetches)
         if self._waits is None:
@@ -252,8 +253,7 @@ class _Orders:
         after = _after(_ops_of(targets, use.feeds), self._backward)
         if not any(map(call_graph.changes_state, after)):
             return
-        obstacle = self._obstacle(use)
-        if obstacle is not None:
+        if obstacle := self._obstacle(use):
             self._warn(obstacle.format(peak=self._peak))
             return
         # What is fed counts as a part of the step, as it is.
@@ -288,13 +288,10 @@ class _Orders:
         """Return why updates cannot be ordered for a run, or None."""
         if self._graph.finalized:
             return _FINALIZED
-        if self._was_run():
+        if state.has_been_run(self._graph, self._backward):
             return _TOO_LATE
         is_computed = any(t.op.inputs or t.op.control_inputs for t in use.feeds)
         return _FED if is_computed else None
-
-    def _was_run(self) -> bool:
-        return state.has_been_run(self._graph, self._backward)
 
     def _may_await(self, op: Operation, other: Operation) -> bool:
         """Tell whether an op may wait for another in a graph that a Session runs.

@@ -338,15 +338,10 @@ class Tape:
         tape = cls()
         for op, inputs in _record(ys, xs):
             gradient: Backward = OpGradient(op, len(inputs), ys[0].graph)
-            tape._add(
-                TapeEntry(
-                    op.type,
-                    _ids(op.outputs),
-                    tuple(_kinds(op)),
-                    _ids(inputs),
-                    gradient if wrap is None else wrap(gradient),
-                )
-            )
+            backward = gradient if wrap is None else wrap(gradient)
+            kinds = tuple(_kinds(op))
+            made, read = _ids(op.outputs), _ids(inputs)
+            tape._add(TapeEntry(op.type, made, kinds, read, backward))
         return tape
 
     def _add(self, entry: TapeEntry) -> None:
