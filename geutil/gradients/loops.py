@@ -10,7 +10,7 @@ again reads instead, such as a bias, each time the same buffer.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, zip_longest
@@ -183,9 +183,8 @@ def _piles(
             continue
         pops = backward_body.inputs[argument].consumers()
         rest = source_of(backward_body.outputs[argument])
-        if [pop.type for pop in pops] == ["TensorListPopBack"] and (
-            rest is pops[0].outputs[0]
-        ):
+        is_alone = [pop.type for pop in pops] == ["TensorListPopBack"]
+        if is_alone and rest is pops[0].outputs[0]:
             yield Pile(i, argument, value.name, pops[0].name)
 
 
@@ -207,20 +206,22 @@ class _Body:
         small = IdentitySet(t for t in values if tensor_bytes(t) <= _SMALL)
         pairs = [p for p in zip(self._piles, values, strict=True) if p[1] not in small]
 
-        def runs_again(t: Tensor) -> bool:
-            return t not in small and _runs_again(t.op, with_heavy=with_heavy)
-
-        tensors = _behind((t for _, t in pairs), runs_again)
+        # The tensors that the values follow from, with their inputs if they run again.
+        inputs: MutableIdentityMap[Sequence[Tensor] | None] = MutableIdentityMap()
+        waiting = [t for _, t in pairs]
+        while waiting:
+            t = waiting.pop()
+            if t not in inputs:
+                again = t not in small and _runs_again(t.op, with_heavy=with_heavy)
+                inputs[t] = t.op.inputs if again else None
+                waiting += inputs[t] or ()
+        tensors = list(inputs)
         number = {id(t): i for i, t in enumerate(tensors)}
-        again = list(map(runs_again, tensors))
         cut = least_cut(
             # Lists of nothing new are no reason to compute, but for the list itself.
             [1 if t in small else 1 + self._bytes(t) for t in tensors],
-            [
-                [number[id(t)] for t in tensor.op.inputs] if is_again else []
-                for tensor, is_again in zip(tensors, again, strict=True)
-            ],
-            [i for i, is_again in enumerate(again) if not is_again],
+            [[number[id(t)] for t in read or ()] for read in inputs.values()],
+            [i for i, read in enumerate(inputs.values()) if read is None],
             [number[id(t)] for _, t in pairs],
         )
         kept = IdentitySet(tensors[i] for i in cut)
@@ -256,20 +257,6 @@ class _Body:
         else:
             place = self._body.place(source)
         return 0 if self._body.stays(place) else tensor_bytes(tensor)
-
-
-def _behind(
-    needed: Iterable[Tensor], runs_again: Callable[[Tensor], bool]
-) -> list[Tensor]:
-    """Return the tensors that some follow from, these included."""
-    waiting = list(needed)
-    found = IdentitySet()
-    while waiting:
-        t = waiting.pop()
-        if t not in found:
-            found.add(t)
-            waiting += t.op.inputs if runs_again(t) else ()
-    return list(found)
 
 
 def _runs_again(op: Operation, *, with_heavy: bool) -> bool:
@@ -515,11 +502,9 @@ def _compute_again(
 
 def _list_of(element: Tensor) -> Tensor:
     """Return an empty list of such elements, in a graph of its own."""
-    shape = _element_shape(element)
+    kind = {"element_shape": _element_shape(element), "element_dtype": element.dtype}
     with creation.new_graph().as_default():
-        made: Tensor = tf.raw_ops.EmptyTensorList(
-            element_shape=shape, max_num_elements=-1, element_dtype=element.dtype
-        )
+        made: Tensor = tf.raw_ops.EmptyTensorList(max_num_elements=-1, **kind)
     return made
 
 

@@ -303,12 +303,9 @@ class _Pass:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Make ops on the device of the stage, in the scope."""
-        graph = self.graph
-        with (
-            creation.neutral(graph),
-            graph.name_scope(f"{self.scope}/"),
-            graph.device(self.device),
-        ):
+        graph, device = self.graph, self.device
+        scope = graph.name_scope(f"{self.scope}/")
+        with creation.neutral(graph), scope, graph.device(device):
             yield
 
     def wait(self, tensor: Tensor) -> Tensor:
@@ -356,10 +353,8 @@ class _Builder:
         # With each backward pass behind its forward pass there is nothing to save.
         is_last_at_once = pipeline.passes(stages - 1)[:2] == [(False, 0), (True, 0)]
         # Of each stage, whether its backward passes compute again.
-        self.recomputed = tuple(
-            recompute and not (s == stages - 1 and is_last_at_once)
-            for s in range(stages)
-        )
+        others = (recompute,) * (stages - 1)
+        self.recomputed = (*others, recompute and not is_last_at_once)
         # The first forward and backward pass of each stage, see `PipelinedStep`.
         self.passes: dict[tuple[int, bool], tuple[Operation, ...]] = {}
         # The copies of ops that each micro-batch has in its forward passes.
@@ -431,10 +426,9 @@ class _Builder:
             return {}
         inside = frozenset(ops)
         copier = Transformer()
-        copier.transform_op_handler = partial(
-            handlers.copy_op_handler,
-            nodedef_fn=partial(other_seed, micro_batch=now.batch),
-        )
+        reseed = partial(other_seed, micro_batch=now.batch)
+        copy_op = partial(handlers.copy_op_handler, nodedef_fn=reseed)
+        copier.transform_op_handler = copy_op
         copier.transform_external_input_handler = handlers.keep_t_if_possible_handler
         copier.assign_collections_handler = lambda info, element, copy: None
 
@@ -481,13 +475,11 @@ class _Builder:
         by = [t for t in source.received[now.stage] if runtime.is_differentiable(t)]
         received = [read[t] for t in by]
         places = source.used[now.stage]
+        xs = [*received, *(self._xs[i] for i in places)]
+        options = {"stop_gradients": received} if received else {}
         with now.inside(), self._graph.device(None):
             gradients = runtime.plain_gradients(
-                self._graph,
-                targets,
-                [*received, *(self._xs[i] for i in places)],
-                seeds,
-                {"stop_gradients": received} if received else {},
+                self._graph, targets, xs, seeds, options
             )
         ends: list[Operation] = []
         with now.inside():
@@ -507,12 +499,8 @@ class _Builder:
         """Copy a stage once more; return what it reads, and how to find its copies."""
         once, ops = self._source.once, self._source.stages[now.stage]
         read = self._inputs(now)
-        kept = IdentityMap(
-            (t, now.wait(self._copy_of(now, t)))
-            for op in ops
-            if op in once
-            for t in op.outputs
-        )
+        run_once = (t for op in ops if op in once for t in op.outputs)
+        kept = IdentityMap((t, now.wait(self._copy_of(now, t))) for t in run_once)
         replaced = IdentityMap((*read.items(), *kept.items()))
         copies = self._copy(now, replaced, [op for op in ops if op not in once])
 

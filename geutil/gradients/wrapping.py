@@ -374,13 +374,12 @@ class _Call:
         runtime.set_gradient(stand_ins[0].op, of_op)
         watched = self._watched()
         if watched:
-            xs = list(watched)
-            runtime.record_on_tapes(
-                "checkpointed",
-                stand_ins,
-                list(watched.values()),
-                lambda *grads: self._build(xs, grads),
-            )
+            xs, known = list(watched), list(watched.values())
+
+            def backward(*grads: Any) -> list[Any]:
+                return self._build(xs, grads)
+
+            runtime.record_on_tapes("checkpointed", stand_ins, known, backward)
         return stand_ins
 
     def _watched(self) -> IdentityMap[Any]:
@@ -425,9 +424,8 @@ class _Call:
             ]
             before = state.count_ops(self.graph)
             step = self._step(ys, xs, stand_ins)
-        return _move_gradients(
-            step, before, zip(stand_ins, grad_ys, strict=True), graph
-        )
+        pairs = zip(stand_ins, grad_ys, strict=True)
+        return _move_gradients(step, before, pairs, graph)
 
     def _step(
         self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
