@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from geutil.gradients import barriers, bitwise_determinism, edges
-from geutil.gradients.barriers import ControlDelays, DataDelays, Delays
-from geutil.gradients.offloading import Offload, fetch, send_once
+from geutil.gradients.barriers import (
+    ControlDelays,
+    DataDelays,
+    Delays,
+    Offload,
+    fetch,
+    send_once,
+)
 from geutil.gradients.segments import (
     SCOPE,
     Recomputation,
@@ -18,7 +24,7 @@ from geutil.gradients.segments import (
     name_of_sent,
 )
 from geutil.gradients.step import Edits, PlainStep
-from geutil.gradients.tape.building import add_in_pairs
+from geutil.gradients.tape.engine import add_in_pairs
 from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from geutil.gradients.encodings import EncodingPlan
+from geutil.gradients.loops import LoopValues
 from geutil.gradients.prediction import StepProgram, program_of
-from geutil.gradients.rebuilt_loops import LoopValues
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
 from geutil.memory.times import Times

@@ -8,15 +8,14 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
+from geutil.gradients.barriers import HOST, Offload
 from geutil.gradients.candidate import Candidate
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
-from geutil.gradients.loops import find_loops
-from geutil.gradients.offloading import HOST, Offload
+from geutil.gradients.loops import NO_LESS, Levels, LoopChoices, find_loops
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import program_of
-from geutil.gradients.rebuilt_loops import NO_LESS, Levels, LoopChoices
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import PLAIN, Keeping
 from geutil.gradients.step import PlainStep

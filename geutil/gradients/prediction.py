@@ -20,7 +20,7 @@ from geutil.gradients.segments import (
     source_of,
 )
 from geutil.gradients.step import PlainStep, tensors_of
-from geutil.gradients.tape.building import additions
+from geutil.gradients.tape.engine import additions
 from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.graph import runtime
 from geutil.graph.adjacency import topological_sort

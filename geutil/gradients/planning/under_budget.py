@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients.offloading import HOST
+from geutil.gradients.barriers import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.schedule import Schedule
 from geutil.gradients.planner.solver import schedule_step
