@@ -22,7 +22,9 @@ class BatchSizes:
     Args:
         model: the model.
         shapes_of: returns the shapes of inputs for a batch size.
-        memory: resident bytes, as the limit of a container counts them.
+        memory: resident bytes, as the limit of a container counts them; of a GPU, what
+            TensorFlow has of it.
+        device: what steps are planned for; None is where this process runs them.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class BatchSizes:
         model: Model,
         shapes_of: Callable[[int], dict[str, list[int]]],
         memory: int,
+        device: str | None = None,
     ) -> None:
+        self._device = device
         self._model, self._shapes_of, self._memory = model, shapes_of, memory
 
     def fits(self) -> Iterator[tuple[str, BatchFit]]:
@@ -81,4 +85,4 @@ class BatchSizes:
         return fit, times.get(fit.batch, 0.0)
 
     def _step(self, rows: int) -> TrainingStep:
-        return TrainingStep(self._model, self._shapes_of(rows))
+        return TrainingStep(self._model, self._shapes_of(rows), self._device)

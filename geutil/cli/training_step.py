@@ -71,12 +71,19 @@ class TrainingStep:
     Args:
         model: the model.
         shapes: the whole shape of each input.
+        device: what it is planned for; None is where this process runs it.
 
     Raises:
         CommandError: the model has nothing to train, or nothing to train by.
     """
 
-    def __init__(self, model: Model, shapes: Mapping[str, list[int]]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        shapes: Mapping[str, list[int]],
+        device: str | None = None,
+    ) -> None:
+        self._device = device
         self._weights = [v for v in model.variables.values() if v.trainable]
         if not self._weights:
             raise CommandError(
@@ -105,7 +112,11 @@ class TrainingStep:
         def trace(*inputs: Tensor) -> None:
             loss = self._loss(inputs)
             slopes = gradients(
-                loss, self._weights, checkpoints=checkpoints, order=ordered
+                loss,
+                self._weights,
+                checkpoints=checkpoints,
+                order=ordered,
+                device=self._device,
             )
             for weight, slope in zip(self._weights, slopes, strict=True):
                 if slope is not None:
@@ -118,7 +129,9 @@ class TrainingStep:
 
     def plans(self, shares: Sequence[float]) -> list[Plan]:
         """Return plans of least peak within extra times, for any batch size."""
-        return self._traced(lambda loss: plans_within_time(loss, self._weights, shares))
+        return self._traced(
+            lambda loss: plans_within_time(loss, self._weights, shares, self._device)
+        )
 
     def curve(self, budget: str | None) -> PlanCurve:
         """Return what less memory costs in time.
@@ -127,7 +140,9 @@ class TrainingStep:
             budget: one that the curve has besides the usual ones.
         """
         budgets = [*BUDGETS] if budget is None else [budget, *BUDGETS]
-        return self._traced(lambda loss: plan_curve(loss, self._weights, budgets))
+        return self._traced(
+            lambda loss: plan_curve(loss, self._weights, budgets, device=self._device)
+        )
 
     def _traced(self, of_loss: Callable[[Tensor], T]) -> T:
         """Return what a function makes of the loss while it is traced."""

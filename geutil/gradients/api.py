@@ -38,6 +38,7 @@ def gradients(
     order: bool = True,
     shapes: GivenShapes | None = None,
     encode: str | None = None,
+    device: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -112,6 +113,10 @@ def gradients(
             changes the gradients; `encoding_errors` measures how much. None: nothing is
             encoded. Nor is it where the step would hold more, or, within a budget, take
             longer.
+        device: where ops run that name no device, such as "GPU:0", which need not be
+            there: checkpoints, order and budget are then for that device's memory, and
+            the report is on it (`geutil.memory.predict`). It holds for the graph from
+            then on. None is where this process runs them.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
@@ -163,6 +168,7 @@ def gradients(
         order,
         shapes,
         encode,
+        device,
     )
     if isinstance(checkpoints, Budget | Plan) and not is_func_graph(
         require_targets(ys)[0].graph

@@ -29,6 +29,7 @@ from geutil.graph.types import (
     type_name,
 )
 from geutil.memory import sizes
+from geutil.memory.kernels import device_of
 
 MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
@@ -56,6 +57,7 @@ class Options:
     order: bool = True
     shapes: GivenShapes | None = None
     encode: str | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that cannot be met, before anything is built."""
@@ -70,6 +72,7 @@ class Options:
                 f"{self.encode!r} is no encoding; pass one of {', '.join(ENCODINGS)}, "
                 "or None to keep tensors as they are"
             )
+        device_of(self.device)
         if not isinstance(self.offload, bool) and not callable(self.offload):
             raise ArgumentTypeError(
                 f"offload is True, False or a policy, got {type_name(self.offload)}"

@@ -49,6 +49,7 @@ def explain(
     order: bool = True,
     shapes: GivenShapes | None = None,
     encode: str | None = None,
+    device: str | None = None,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -87,6 +88,7 @@ def explain(
         order,
         shapes,
         encode,
+        device,
     )
     return explained(ys, xs, grad_ys, options, kwargs)
 
@@ -118,6 +120,7 @@ def plan(
     engine: str | TapeEngine = "tensorflow",
     shapes: GivenShapes | None = None,
     encode: str | None = None,
+    device: str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Return what `gradients` with a `Budget` would run again, to be used later.
@@ -164,6 +167,7 @@ def plan(
         engine=engine,
         shapes=shapes,
         encode=encode,
+        device=device,
     )
     return _plan_of(_prepared_on_copy(ys, xs, grad_ys, options, kwargs), budget)
 
@@ -189,6 +193,7 @@ def plan_curve(
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
     shapes: GivenShapes | None = None,
+    device: str | None = None,
     **kwargs: Any,
 ) -> PlanCurve:
     """Return plans of one step for several budgets: what less memory costs in time.
@@ -226,7 +231,11 @@ def plan_curve(
             "Budget(extra_time=0.2)) gives the point of some extra time"
         )
     options = Options(
-        None, holds_gradients=holds_gradients, engine=engine, shapes=shapes
+        None,
+        holds_gradients=holds_gradients,
+        engine=engine,
+        shapes=shapes,
+        device=device,
     )
     plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).candidate.plan.step
     first = given[0] if given else Budget(1.0)
@@ -264,9 +273,13 @@ def plan_curve(
 
 
 @tf.autograph.experimental.do_not_convert
-def plans_within_time(ys: Any, xs: Any, shares: Iterable[float]) -> list[Plan]:
+def plans_within_time(
+    ys: Any, xs: Any, shares: Iterable[float], device: str | None = None
+) -> list[Plan]:
     """Return plans of least peak within parts of a step's time, for any batch size."""
-    plain = _prepared_on_copy(ys, xs, None, Options(None), {}).candidate.plan.step
+    plain = _prepared_on_copy(
+        ys, xs, None, Options(None, device=device), {}
+    ).candidate.plan.step
     if _has_loops(plain):
         budgets = (Budget(extra_time=share) for share in shares)
         plans = [plan(ys, xs, budget) for budget in budgets]

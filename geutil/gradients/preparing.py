@@ -24,7 +24,13 @@ from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.engine import engine_of
 from geutil.gradients.updates import let_out_when_read
-from geutil.graph import adjacency, function_calls, image_layouts, runtime
+from geutil.graph import (
+    adjacency,
+    function_calls,
+    image_layouts,
+    placement,
+    runtime,
+)
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
@@ -123,6 +129,7 @@ def prepare(
     """
     targets = require_targets(ys)
     refuse_mesh(targets[0].graph)
+    placement.plan_for(targets[0].graph, options.device)
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)

@@ -35,6 +35,7 @@ from geutil.graph import (
     creation,
     gradient_functions,
     image_layouts,
+    placement,
     runtime,
     state,
     types,
@@ -76,6 +77,7 @@ def checkpointed(
     offload_device: str = HOST,
     prefetch: int = 1,
     encode: str | None = None,
+    device: str | None = None,
 ) -> F:
     """Return `fn` with gradients that recompute what would need memory to hold.
 
@@ -117,6 +119,7 @@ def checkpointed(
         offload_device: as in `gradients`.
         prefetch: as in `gradients`.
         encode: as in `gradients`.
+        device: as in `gradients`.
 
     Raises:
         ArgumentTypeError: `fn` cannot be called, it is a Keras layer whose backend is
@@ -146,7 +149,9 @@ def checkpointed(
         checkpoints = budget if isinstance(budget, Budget) else Budget(budget)
     _check_checkpoints(checkpoints)
     where = (offload, offload_device, prefetch)
-    options = Options(checkpoints, min_checkpoint_size, *where, encode=encode)
+    options = Options(
+        checkpoints, min_checkpoint_size, *where, encode=encode, device=device
+    )
     if _is_layer(fn):
         # Past Keras, which would track what is assigned.
         layer: Any = fn
@@ -288,6 +293,7 @@ def _call_in_graph(
     if not inputs:
         return result
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
+    placement.plan_for(graph, options.device)
     ends = (first, state.count_ops(graph), alone, options.offloading())
     call = _Call(options, graph, tuple(ys), inputs, *ends)
     _calls_in(graph).count += 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from geutil.graph import state
+from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Graph, Operation
 
 NOT_REMOVED = "_grappler_do_not_remove"
@@ -75,7 +76,7 @@ def _hold(use: state.Use) -> None:
     switched_off = options.get("layout_optimizer") is False
     if switched_off or options.get("auto_mixed_precision"):
         return
-    usual = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    usual = kind_of(planned_for(use.graph))
     for op in use.graph.get_operations():
         if op.type not in _SENSITIVE or _device_type(op, usual) != "GPU":
             continue

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable, Sequence
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph import adjacency, colocation
+from geutil.graph import adjacency, colocation, state
 from geutil.graph.registered_kernels import kernel_of
-from geutil.graph.types import Operation
+from geutil.graph.types import Graph, Operation
 
 LOCALHOST = "localhost"
 """The job of a process that is in no cluster."""
@@ -86,6 +86,17 @@ def kind_of(device: str | None) -> str:
         ('GPU', 'GPU', 'CPU')
     """
     return str(_spec(checked_default(device, ())).device_type)
+
+
+def plan_for(graph: Graph, device: str | None) -> None:
+    """Note the device that the steps of a graph are planned for, if one is named."""
+    if device is not None:
+        state.state_of(graph).device = device
+
+
+def planned_for(graph: Graph) -> str | None:
+    """Return the device that a graph was planned for; None if none was named."""
+    return state.state_of(graph).device
 
 
 def is_cpu(device: str) -> bool:

@@ -89,6 +89,7 @@ class GraphState:
         completions: what is done before the graph is run (`geutil.graph.state`).
         step_order: notes on the training steps whose ops are ordered, if any.
         open_shapes: what the shapes that it leaves open are taken to be, if known.
+        device: what its steps were planned for, if a device was named.
         behind: what its handles lead to, if that was followed
             (`geutil.graph.shape_inference`).
         report: on the gradients that were built last in it, if any.
@@ -113,6 +114,7 @@ class GraphState:
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None
     open_shapes: Any = None
+    device: str | None = None
     behind: Any = None
     report: Any = None
     variables: dict[int, Any] = field(default_factory=dict)

@@ -26,7 +26,6 @@ from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.buffers import Buffer, Buffers, buffers_of, live_scratch, live_tensor
 from geutil.memory.executor import execution_order
-from geutil.memory.kernels import device_of
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
@@ -179,8 +178,7 @@ def worst_case(
         16000000
     """
     check_threads(threads)
-    on = device_of(device, onednn)
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, device)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, device)
     return worst_of(with_onednn(step.program), threads)
 
 

@@ -219,14 +219,14 @@ class Simulation:
         nodes, sizes = self.program.nodes, self.program.sizes
         made: list[list[tuple[int, int]]] = [[] for _ in self.order]
         freed: list[list[int]] = [[] for _ in self.order]
-        for step, node in enumerate(nodes[i] for i in self.order):
-            if node.temporary:
-                made[step].append((-1, node.temporary))
-                freed[step].append(-1)
         for t, (born, last) in enumerate(zip(self.born, self.freed, strict=True)):
             if born >= 0 and sizes[t]:
                 made[born].append((t, sizes[t]))
                 freed[last].append(t)
+        for step, node in enumerate(nodes[i] for i in self.order):
+            if node.temporary:
+                made[step].append((-1, node.temporary))
+                freed[step].insert(0, -1)
         moves = zip(made, freed, strict=True)
         return replay(allocator, self.program.variable_bytes, moves)
 

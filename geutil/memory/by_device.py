@@ -14,7 +14,6 @@ from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
-from geutil.memory.kernels import device_of
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
@@ -198,8 +197,7 @@ def predict_by_device(
             f"measured is what geutil.memory.measure returns, got {type_name(measured)}"
         )
     check_threads(threads)
-    on = device_of("CPU:0", onednn)
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, default)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, default)
     names = sorted({*step.devices, step.home})
     parts = _split(step, names)
     step.check()

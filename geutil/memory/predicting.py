@@ -13,12 +13,17 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
-from geutil.graph.placement import checked_default, is_cpu, places_of
+from geutil.graph.placement import (
+    checked_default,
+    is_cpu,
+    places_of,
+    planned_for,
+)
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.kernels import device_of
-from geutil.memory.program import Device, Program
+from geutil.memory.program import Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
 from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 from geutil.memory.timeline import Timeline
@@ -82,7 +87,8 @@ def predict(
         onednn: whether oneDNN is used, which merges convolutions with what is around
             them and makes them run later; None is what this process does.
         device: where ops run that name no device, such as "GPU:0", which need not be
-            there; None is where this process runs them. Of a step on a GPU the bytes
+            there; None is what their gradients were planned for, or where this process
+            runs them. Of a step on a GPU the bytes
             are the GPU's: what is in the host's memory does not count. `resident` is
             then what the GPU's allocator hands out, and `extent` what the GPU must have
             free. Workspaces of cuDNN are left out.
@@ -111,12 +117,11 @@ def predict(
         2000000
     """
     if order is not None:
-        step = _read(ys_or_fetches, feeds, shapes, False, device_of(device), device)
+        step = _read(ys_or_fetches, feeds, shapes, False, device=device)
         place = {node.name: i for i, node in enumerate(step.program.nodes)}
         numbers = [place[op.name] for op in order if op.name in place]
         return step.noted(simulate(step.program, numbers).timeline())
-    on = device_of(device, onednn)
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, device)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, device)
     return step.noted(typical(step.program).timeline())
 
 
@@ -164,14 +169,14 @@ def executed_step(
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
     grappler: bool,
-    device: Device | None = None,
-    default: str | None = None,
+    onednn: bool | None = None,
+    device: str | None = None,
 ) -> Step:
     """Return the step that TensorFlow runs for some fetches, but for oneDNN's merging.
 
-    `default` is the device of ops that name none, None the first task's; see `predict`.
+    The arguments are those of `predict`.
     """
-    step = _read(ys_or_fetches, feeds, shapes, grappler, device, default)
+    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, device)
     return step if grappler else step.merged()
 
 
@@ -228,8 +233,8 @@ def _read(
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
     grappler: bool,
-    device: Device | None = None,
-    default: str | None = None,
+    onednn: bool | None = None,
+    device: str | None = None,
 ) -> Step:
     """Return the step of some fetches, read from a copy of its graph."""
     fetches = _fetches(ys_or_fetches)
@@ -241,7 +246,9 @@ def _read(
     fed = [*feed_tensors, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
     graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
     names = [f.name for f in fetches if f not in feed_tensors]
-    home = checked_default(default, (op.device for op in ops))
+    device = planned_for(graph) if device is None else device
+    on = device_of(device, onednn)
+    home = checked_default(device, (op.device for op in ops))
     places = places_of(ops, [t.op for t in fed if t.dtype != tf.resource], home)
     for node in graph_def.node:
         # By full names, as a Session writes them before Grappler.
@@ -252,9 +259,9 @@ def _read(
     scratch = shape_inference.inferred_graph(graph_shapes.told_to(graph_def))
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     size_of = graph_shapes.bytes_of
-    calls = calls_in(scratch, size_of, device=device)
+    calls = calls_in(scratch, size_of, device=on)
     scratch_ops = scratch.get_operations()
-    program = read_ops(scratch_ops, fetched, size_of, calls, device).program
+    program = read_ops(scratch_ops, fetched, size_of, calls, on).program
     graph_shapes.check(fed)
     uncounted = uncounted_loops(calls)
     if uncounted:

@@ -18,6 +18,7 @@ from geutil.graph import (
     shape_inference,
     types,
 )
+from geutil.graph.placement import planned_for
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
 from geutil.memory.function_memory import (
     NOTHING,
@@ -149,9 +150,13 @@ def calls_of(
     the graph, and of the bodies; with loops, a copy of the ops besides, in which their
     shapes are inferred.
     """
+    if not ops:
+        return {}
+    device = device_of(planned_for(next(iter(ops)).graph))
     if not any(op.type in op_types.LOOPS for op in ops):
         for op in ops:
-            return calls_in(op.graph, Shapes(op.graph, None).bytes_of, frozenset(ops))
+            size_of = Shapes(op.graph, None).bytes_of
+            return calls_in(op.graph, size_of, frozenset(ops), device)
         return {}
     by_name = {op.name: op for op in ops}
     members = adjacency.topological_sort(ops)
@@ -165,7 +170,7 @@ def calls_of(
     for edit in edits:
         edit.write(graph_def)
     scratch = shape_inference.inferred_graph(graph_def)
-    calls = calls_in(scratch, Shapes(graph, None).bytes_of)
+    calls = calls_in(scratch, Shapes(graph, None).bytes_of, device=device)
     return {by_name[op.name]: c for op, c in calls.items() if op.name in by_name}
 
 
@@ -227,7 +232,7 @@ def read_ops(
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))
     given = dict.fromkeys(op for op in read if op not in members)
-    device = device or device_of()
+    device = device or (device_of(planned_for(ops[0].graph)) if ops else device_of())
     reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, device, dims)
     program = Program(
         nodes=reader.nodes,

@@ -17,20 +17,20 @@ capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]
 checkpointed(fn: F, checkpoints: str | Policy | Budget = memory, *, budget: Budget | int
     | float | str | None = None, min_checkpoint_size: int = 1024, offload: bool | Policy
     = False, offload_device: str = /device:CPU:0, prefetch: int = 1, encode: str | None
-    = None) -> F
+    = None, device: str | None = None) -> F
 encoding_errors(loss: Callable[..., Any], xs: Sequence[Any], *batch: Any, **options:
     Any) -> tuple[GradientError, ...]
 explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
     TapeEngine = tensorflow, order: bool = True, shapes: GivenShapes | None = None,
-    encode: str | None = None, **kwargs: Any) -> Report
+    encode: str | None = None, device: str | None = None, **kwargs: Any) -> Report
 format_ops(ops: Any, sort_outputs: bool = True) -> list[str]
 gradients(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = collection, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
     TapeEngine = tensorflow, order: bool = True, shapes: GivenShapes | None = None,
-    encode: str | None = None, **kwargs: Any) -> list[Any]
+    encode: str | None = None, device: str | None = None, **kwargs: Any) -> list[Any]
 gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs:
     Any) -> list[Any]
 gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any)
@@ -49,11 +49,11 @@ plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, 
     measured: bool = False, offload: bool = False, bandwidth: float | None = None,
     offload_device: str = /device:CPU:0, holds_gradients: bool = False, engine: str |
     TapeEngine = tensorflow, shapes: GivenShapes | None = None, encode: str | None =
-    None, **kwargs: Any) -> Plan
+    None, device: str | None = None, **kwargs: Any) -> Plan
 plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = (80%,
     60%, 50%, 40%, 30%, 20%), grad_ys: Any = None, *, holds_gradients: bool =
     False, engine: str | TapeEngine = tensorflow, shapes: GivenShapes | None = None,
-    **kwargs: Any) -> PlanCurve
+    device: str | None = None, **kwargs: Any) -> PlanCurve
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
     -> list[list[Tensor]]
 """

@@ -60,6 +60,13 @@ def memory(
             "--curve", help="Say what less memory costs in time, for several budgets."
         ),
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="GPU:0: where the step is to run; there need be none here.",
+            show_default=False,
+        ),
+    ] = None,
     html: Html = None,
     force: Force = False,
     signature: Signature = None,
@@ -70,7 +77,9 @@ def memory(
     The step computes the gradients of the mean square of all outputs by all weights
     that are trained, and updates them. Both steps are simulated op by op; variables are
     not counted. The worst case is the most that a step holds under any schedule, with 8
-    ops at once.
+    ops at once. With --device GPU:0 the bytes are those of the GPU's memory, and
+    "chunks" what TensorFlow's allocator hands out for them; workspaces of cuDNN come on
+    top.
     """
     if largest != (available is not None):
         raise CommandError("--largest-batch and --memory 8GB belong together")
@@ -82,6 +91,10 @@ def memory(
         raise CommandError("--largest-batch has a limit, --memory: leave out others")
     shapes = given_shapes(size)
     check_page(html, force)
+    if device is not None:
+        from geutil.memory.kernels import device_of
+
+        device_of(device)
     model = read_model(path, signature)
     from geutil import report
     from geutil.cli.training_step import TrainingStep
@@ -89,12 +102,12 @@ def memory(
 
     check_inputs(model, shapes)
     if available is not None:
-        _show_largest(model, shapes, available, as_json)
+        _show_largest(model, shapes, available, device, as_json)
         return
     sizes = input_shapes(model, batch, shapes)
     wanted = budget is not None or extra_time is not None
     checkpoints = Budget(budget, extra_time=extra_time) if wanted else "memory"
-    step = TrainingStep(model, sizes)
+    step = TrainingStep(model, sizes, device)
     with working("planning"):
         plain_step, saving_step = step.built(None), step.built(checkpoints)
     gradient_report = saving_step.report
@@ -120,14 +133,21 @@ def memory(
             "peak": after.peak,
             "worst": worst,
         }
+        if after.extent is not None:
+            peaks |= {"plain_chunks": before.resident, "chunks": after.resident}
         told = {**plain(gradient_report), **peaks}
         show(told if plans is None else {**told, "curve": plain(plans)}, as_json=True)
         return
+    columns = ["gradients", "peak", "worst case"]
     rows = [
-        ("plain", _mega(before.peak), _mega(plain_worst)),
-        ("checkpoints", _mega(after.peak), _mega(worst)),
+        ["plain", _mega(before.peak), _mega(plain_worst)],
+        ["checkpoints", _mega(after.peak), _mega(worst)],
     ]
-    show_rows(["gradients", "peak", "worst case"], rows, as_json=False)
+    if after.extent is not None:
+        columns.insert(2, "chunks")
+        for row, timeline in zip(rows, (before, after), strict=True):
+            row.insert(2, _mega(timeline.resident))
+    show_rows(columns, rows, as_json=False)
     if plans is not None:
         _show_curve(plans)
 
@@ -150,14 +170,20 @@ def _show_curve(curve: PlanCurve) -> None:
 
 
 def _show_largest(
-    model: Any, shapes: dict[str, list[int]], available: str, as_json: bool
+    model: Any,
+    shapes: dict[str, list[int]],
+    available: str,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Show the largest batch that fits, in each way of taking gradients."""
     from geutil.cli.batch_sizes import WAYS, BatchSizes
     from geutil.memory.predicting import checked_limit
 
     limit = checked_limit(available)
-    sizes = BatchSizes(model, lambda rows: input_shapes(model, rows, shapes), limit)
+    sizes = BatchSizes(
+        model, lambda rows: input_shapes(model, rows, shapes), limit, device
+    )
     fits = list(counted(sizes.fits(), "looking for the largest batch", WAYS))
     if as_json:
         columns = ["gradients", "largest_batch", "bytes_with_variables"]

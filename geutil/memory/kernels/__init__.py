@@ -6,8 +6,10 @@ import os
 
 import tensorflow as tf
 
+from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.placement import kind_of
+from geutil.graph.registered_kernels import has_kernels
 from geutil.memory.allocator import Allocator
 from geutil.memory.program import Device
 
@@ -24,9 +26,15 @@ def device_of(name: str | None = None, onednn: bool | None = None) -> Device:
         onednn: whether CPUs use oneDNN; None is what this process does.
 
     Raises:
-        ArgumentTypeError: `name` is no device.
+        ArgumentTypeError: `name` is no CPU or GPU, or TensorFlow was built without
+            kernels for it.
     """
     kind = kind_of(name)
+    if kind not in ("CPU", "GPU") or not has_kernels(kind):
+        raise ArgumentTypeError(
+            f"'{name}' is no device that this TensorFlow has kernels for; pass "
+            f"'CPU:0'{' or ' + repr('GPU:0') if has_kernels('GPU') else ''}"
+        )
     if kind == "CPU":
         onednn = uses_onednn() if onednn is None else onednn
         return Device(kind, onednn, _allocator_of_cpu())

@@ -1,0 +1,209 @@
+"""Steps on a GPU that is not there: its memory, by TensorFlow's registry and rules.
+
+The peaks of an H100 are in docs/measured.md; `tests/memory/test_allocator.py` compares
+chunks with those of TensorFlow's own allocator.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.gradients import Budget, checkpointed, explain, gradients, last_report, plan
+from geutil.memory import largest_batch, predict, step_program, worst_case
+from geutil.memory.allocator import ALIGNMENT
+from geutil.memory.predicting import executed_step
+
+GPU = "GPU:0"
+v1 = tf.compat.v1
+
+
+def in_graph(make):
+    with tf.Graph().as_default():
+        return make()
+
+
+def conv_step(checkpoints=None, batch=8, device=None, layers=6):
+    """Return the fetches of a step of convolutions, channels last."""
+
+    def make():
+        x = v1.placeholder(tf.float32, [batch, 32, 32, 16])
+        filters = [
+            v1.get_variable(f"w{i}", [3, 3, 16, 16], use_resource=True)
+            for i in range(layers)
+        ]
+        y = x
+        for w in filters:
+            y = tf.tanh(tf.nn.conv2d(y, w, 1, "SAME"))
+        loss = tf.reduce_mean(tf.square(y))
+        if checkpoints is None:
+            return tf.gradients(loss, filters)
+        return gradients(loss, filters, checkpoints=checkpoints, device=device)
+
+    return in_graph(make)
+
+
+def executed_types(fetches, device):
+    step = executed_step(fetches, None, None, True, None, device)
+    return Counter(op.type for op in step.ops)
+
+
+def test_shapes_and_integers_are_in_the_memory_of_the_host():
+    def make():
+        x = v1.placeholder(tf.float32, [1000, 250])
+        rows = tf.argsort(v1.placeholder(tf.int32, [1_000_000]))
+        return [tf.tanh(x), tf.add(rows, rows)]
+
+    fetches = in_graph(make)
+    # On the CPU the sorted integers and their sum count, of 4 MB each.
+    assert predict(fetches, grappler=False).peak > 9_000_000
+    on_gpu = in_graph(lambda: [tf.add(v1.placeholder(tf.int32, [10**6]), 1)])
+    assert predict(on_gpu, device=GPU, grappler=False).peak == 0
+
+
+def test_what_the_host_makes_counts_once_it_is_sent():
+    def make():
+        with tf.device("/CPU:0"):
+            x = tf.random.stateless_uniform([1000, 1000], [1, 2])
+            unread = tf.reduce_sum(tf.sort(x))
+        return tf.tanh(x), unread
+
+    y, unread = in_graph(make)
+    assert predict(y, device=GPU, grappler=False).peak == 4_000_000
+    assert predict(unread, device=GPU, grappler=False).peak == 0
+
+
+def test_a_step_takes_whole_chunks_and_room_for_its_variables():
+    def make():
+        w = v1.get_variable("w", [1001, 1001], use_resource=True)
+        return v1.placeholder(tf.float32, [1001, 1001]) @ w
+
+    timeline = predict(in_graph(make), device=GPU)
+    size = 1001 * 1001 * 4
+    chunk = -(-size // ALIGNMENT) * ALIGNMENT
+    assert (timeline.peak, timeline.resident) == (size, chunk)
+    assert (timeline.variable_bytes, timeline.extent) == (size, 2 * chunk)
+    assert not timeline.note
+
+
+def test_grappler_is_asked_for_the_gpu():
+    fetches = conv_step()
+    assert executed_types(fetches, None)["Transpose"] == 0
+    # Channels first, as on a GPU.
+    assert executed_types(fetches, GPU)["Transpose"] > 0
+    assert worst_case(fetches, device=GPU).peak >= predict(fetches, device=GPU).peak
+
+
+def test_the_layout_optimizer_of_the_process_is_asked():
+    fetches = conv_step()
+    options = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
+    try:
+        assert executed_types(fetches, GPU)["Transpose"] == 0
+    finally:
+        on = options.get("layout_optimizer", True)
+        tf.config.optimizer.set_experimental_options({"layout_optimizer": on})
+
+
+def test_a_planned_step_keeps_its_layout_and_its_report():
+    @tf.function(autograph=False)
+    def step(x):
+        y, filters = x, weights
+        for w in filters:
+            y = tf.tanh(tf.nn.conv2d(y, w, 1, "SAME"))
+        loss = tf.reduce_mean(tf.square(y))
+        slopes = gradients(loss, filters, checkpoints="memory", device=GPU)
+        for w, slope in zip(filters, slopes, strict=True):
+            w.assign_sub(slope)
+        return loss
+
+    weights = [tf.Variable(tf.ones([3, 3, 16, 16])) for _ in range(8)]
+    traced = step.get_concrete_function(tf.TensorSpec([8, 32, 32, 16]))
+    report = last_report(traced)
+    fetches = [*traced.graph.outputs, *traced.graph.control_outputs]
+    assert executed_types(fetches, None)["Transpose"] == 0
+    # Where the step was planned for is where it is predicted.
+    timeline = predict(fetches)
+    assert timeline.extent is not None
+    assert report.peak == pytest.approx(timeline.peak, rel=0.005)
+    assert report.resident == pytest.approx(timeline.resident, rel=0.05)
+    assert report.peak < 0.7 * report.plain_peak
+    # It runs here all the same.
+    assert np.isfinite(traced(tf.ones([8, 32, 32, 16])).numpy())
+
+
+def test_a_budget_is_one_of_chunks():
+    def make():
+        x = v1.placeholder(tf.float32, [8, 32, 32, 16])
+        filters = [tf.ones([3, 3, 16, 16]) for _ in range(10)]
+        y = x
+        for w in filters:
+            y = tf.tanh(tf.nn.conv2d(y, w, 1, "SAME"))
+        return tf.reduce_mean(tf.square(y)), filters
+
+    with tf.Graph().as_default():
+        loss, filters = make()
+        report = explain(loss, filters, checkpoints=Budget("60%"), device=GPU)
+        assert report.resident <= 0.6 * report.plain_resident
+        found = plan(loss, filters, "60%", device=GPU)
+        gradients(loss, filters, checkpoints=found, device=GPU)
+        assert last_report().peak == found.peak
+
+
+def test_checkpointed_layers_are_planned_for_a_gpu():
+    w = tf.Variable(tf.ones([64, 64]))
+
+    def block(x):
+        for _ in range(6):
+            x = tf.tanh(x @ w)
+        return x
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(checkpointed(block, device=GPU)(x))
+        return tape.gradient(loss, w)
+
+    traced = step.get_concrete_function(tf.TensorSpec([512, 64]))
+    assert predict(traced.graph.outputs).extent is not None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_batch_norm_copies_channels_first(grad):
+    def make():
+        x = v1.placeholder(tf.float32, [8, 16, 16, 32])
+        y, *_ = v1.nn.fused_batch_norm(x, tf.ones([32]), tf.zeros([32]))
+        return tf.gradients(y, x, v1.placeholder(tf.float32, x.shape)) if grad else y
+
+    program = step_program(in_graph(make))
+    size = 8 * 16 * 16 * 32 * 4
+    assert max(node.temporary for node in program.nodes) < size
+    fetches = in_graph(make)
+    peak = predict(fetches, device=GPU, grappler=False).peak
+    # An output and two copies; for the gradient three.
+    assert peak - (4 if grad else 3) * size < 3_000 + (size if grad else 0)
+
+
+def test_the_largest_batch_leaves_room_for_fragments():
+    found = largest_batch(lambda batch: conv_step(batch=batch), "64MB", device=GPU)
+    step = predict(conv_step(batch=found.batch), device=GPU)
+    larger = predict(conv_step(batch=found.batch + 1), device=GPU)
+    room = 64_000_000 - step.constant_bytes
+    assert step.extent <= room < larger.extent
+    assert found.batch < largest_batch(lambda b: conv_step(batch=b), "64MB").batch
+
+
+@pytest.mark.parametrize("device", ["TPU:0", "the large one", "FPGA:0"])
+def test_devices_that_are_none_are_refused(device):
+    fetches = conv_step()
+    with pytest.raises(ArgumentTypeError, match=r"'.*' is no device"):
+        predict(fetches, device=device)
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([4])
+        y = tf.tanh(x)
+        count = len(graph.get_operations())
+        with pytest.raises(ArgumentTypeError, match="is no device"):
+            gradients(y, x, checkpoints="memory", device=device)
+        assert len(graph.get_operations()) == count
