@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
-from geutil.gradients.candidate import extra_share
-from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options, extra_share
 from geutil.gradients.loops import find_loops
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan

@@ -8,10 +8,10 @@ from typing import Any
 
 from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation
-from geutil.gradients.candidate import Candidate
 from geutil.gradients.choices import (
     BFLOAT16,
     MIN_CHECKPOINT_SIZE,
+    Candidate,
     Options,
     choose_all,
     refuse_mesh,

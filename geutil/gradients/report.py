@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.candidate import Candidate
+from geutil.gradients.choices import Candidate
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
 from geutil.gradients.planning.plans import at_least

@@ -5,8 +5,12 @@ The choice of kept tensors, within a budget or as low as it goes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +19,17 @@ from geutil.gradients.planning.cuts import (
     ForwardPass,
     Ints,
     Stretches,
+    crossing_tensors,
     measure_stretches,
     read_forward,
 )
-from geutil.gradients.planning.local_search import CuttingSearch, Trial, Trials
-from geutil.gradients.segments import Keeps
+from geutil.gradients.prediction import StepProgram, Updates, program_of
+from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime
 from geutil.graph.types import Tensor
+from geutil.memory.sizes import tensor_bytes
+from geutil.memory.times import multiply_adds
 
 Floats = npt.NDArray[np.float64]
 
@@ -237,3 +244,234 @@ def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
             if cuts is not None and cuts not in met:
                 met.add(cuts)
                 yield tuple(stretches.places[list(cuts)].tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A choice and what it leads to.
+
+    Attributes:
+        kept: the tensors.
+        peak: the predicted peak in bytes.
+        cost: the multiply-adds that are done again.
+        held: the bytes of the tensors.
+        plan: what is recomputed; None if nothing is.
+        spares_last: whether what the backward pass starts with is not recomputed.
+        scheduled_peak: the peak of the planner's schedule that it is; 0 if it is none.
+        bound: no schedule of the planner within the same budget takes less extra time,
+            as a part of the time of the step; 0 if nothing is known of that.
+        reason: why nothing is recomputed, where that was looked for.
+    """
+
+    kept: tuple[Tensor, ...]
+    peak: int
+    cost: int
+    held: int
+    plan: Recomputation | None = None
+    spares_last: bool = True
+    scheduled_peak: int = 0
+    bound: float = 0.0
+    reason: str | None = None
+
+
+class Trials:
+    """Simulates choices of kept tensors, besides those always kept, for one step."""
+
+    def __init__(
+        self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
+    ) -> None:
+        self._step, self._always = step, always
+        self._known: dict[int, bool] = {}
+        self._cost_of = cache(multiply_adds)
+        plain = updates == "none"
+        self.program = program_of(step) if plain else StepProgram(step, updates=updates)
+
+    def compact(self) -> Trials:
+        """Return trials of the step without tiny tensors; see `StepProgram.compact`."""
+        result = copy(self)
+        result.program = self.program.compact()
+        return result
+
+    def without(self) -> Trial:
+        """Return what plain gradients lead to, put in order."""
+        return self._trial((), None)
+
+    def run(self, kept_tensors: Iterable[Tensor], *, spare_last: bool = True) -> Trial:
+        """Return what a choice leads to; `spare_last` as in `plan_recomputation`.
+
+        Cost: linear in the ops of the step and their edges; some 20 us for each op.
+        """
+        chosen = tuple(kept_tensors)
+        ids = frozenset(map(id, chosen))
+        plan = plan_recomputation(
+            self._step,
+            lambda t: id(t) in ids or self._is_always_kept(t),
+            spare_last=spare_last,
+        )
+        return self._trial(chosen, plan)
+
+    def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
+        """Return what a recomputation leads to that a schedule of some peak has."""
+        chosen = tuple(t for t in plan.kept if not self._is_always_kept(t))
+        return replace(self._trial(chosen, plan), scheduled_peak=peak)
+
+    def _trial(
+        self, kept_tensors: tuple[Tensor, ...], plan: Recomputation | None
+    ) -> Trial:
+        segments = plan.segments if plan else ()
+        peak = self.program.peak(segments, plan.places if plan else {})
+        cost = sum(map(self._cost_of, plan.run_again)) if plan else 0
+        held = sum(map(tensor_bytes, kept_tensors))
+        return Trial(kept_tensors, peak, cost, held, plan)
+
+    def _is_always_kept(self, tensor: Tensor) -> bool:
+        # The graph holds its tensors, so their ids are theirs for good.
+        is_kept = self._known.get(id(tensor))
+        if is_kept is None:
+            is_kept = self._known[id(tensor)] = self._always(tensor)
+        return is_kept
+
+
+AS_GOOD = 1.01
+"""Of choices whose peaks differ by less, the one with less compute is taken."""
+
+_MOST_STARTS = 8
+_SWEPT_CUTS = 3
+
+Cuts = tuple[int, ...]
+"""The places of cuts, ascending."""
+
+
+class CuttingSearch:
+    """Tries cuttings out, each choice of tensors once, and remembers the results.
+
+    Args:
+        forward: what is cut.
+        trials: what tries a choice out.
+        places: the places where it may be cut, ascending.
+        most: how many choices are tried out at most.
+        among_others: whether other steps hold what they keep at the same time. How
+            many is not known; what is kept counts as if one more did so.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        trials: Trials,
+        places: Iterable[int],
+        most: int,
+        *,
+        among_others: bool = False,
+    ) -> None:
+        self._forward, self._trials, self._places = forward, trials, list(places)
+        self._left, self._among_others = most, among_others
+        self._known: dict[Cuts, Trial] = {}
+        # Different cuts may keep the same tensors, which are simulated once.
+        self._same: dict[tuple[int, ...], Trial] = {}
+
+    def best(self) -> Trial | None:
+        """Return the choice with the least to compute of those with the least peak."""
+        tried = self._same.values()
+        least = min(map(self._bytes, tried), default=0)
+        good = (trial for trial in tried if self._bytes(trial) <= AS_GOOD * least)
+        return min(good, key=lambda t: (t.cost, self._bytes(t)), default=None)
+
+    def _bytes(self, trial: Trial) -> int:
+        return trial.peak + trial.held if self._among_others else trial.peak
+
+    def add(self, kept_tensors: Sequence[Tensor]) -> None:
+        """Try a choice out that no cutting need lead to; none is plain gradients."""
+        if kept_tensors:
+            self._run(kept_tensors)
+
+    def start(self, cuttings: Iterable[Cuts]) -> None:
+        """Try cuttings out."""
+        for cuts in cuttings:
+            self._try(cuts)
+
+    def descend(self) -> None:
+        """Leave out, shift or add one cut at a time, as long as that lowers the peak.
+
+        Cuts are added where there are so few places that all of them can be tried.
+        Where that leads no further, it goes on from the next best cutting so far.
+        """
+        left_alone: set[Cuts] = set()
+        while self._left > 0 and len(left_alone) < _MOST_STARTS:
+            open_cuts = [cuts for cuts in self._known if cuts not in left_alone]
+            if not open_cuts:
+                return
+            best = min(open_cuts, key=lambda cuts: _rank(self._known[cuts]))
+            if not self._finds_better(best):
+                left_alone.add(best)
+
+    def sweep(self) -> None:
+        """Try all cuttings of one cut, then of two and three, while that can be done.
+
+        In a small graph nothing is left to chance then.
+        """
+        for count in range(1, _SWEPT_CUTS + 1):
+            if math.comb(len(self._places), count) > self._left:
+                return
+            self.start(combinations(self._places, count))
+
+    def recompute_last(self, most: int) -> None:
+        """Try the best choices with the last segment recomputed as well.
+
+        With the end of the forward pass kept, which no cut reaches, and without.
+        """
+        last = len(self._forward.ops) - 1
+        made_last = (b for b in self._forward.buffers if b.made == last)
+        ends = [t for b in made_last for t, _, _ in b.tensors]
+        forms = ([], ends) if ends else ([],)
+        best = sorted(self._same.values(), key=_rank)
+        every = ((*trial.kept, *others) for trial in best for others in forms)
+        for kept_tensors in islice(every, most):
+            full = self._trials.run(kept_tensors, spare_last=False)
+            key = (*map(id, kept_tensors), 0)
+            self._same[key] = replace(full, spares_last=False)
+
+    def _finds_better(self, cuts: Cuts) -> bool:
+        for changed in self._changes(cuts):
+            if self._left <= 0:
+                break
+            if changed not in self._known:
+                trial = self._try(changed)
+                if trial and _rank(trial) < _rank(self._known[cuts]):
+                    return True
+        return False
+
+    def _changes(self, cuts: Cuts) -> Iterator[Cuts]:
+        if len(cuts) > 1:
+            yield from reversed([*combinations(cuts, len(cuts) - 1)])
+        number = {place: n for n, place in enumerate(self._places)}
+        for step in (-1, 1):
+            for i, place in enumerate(cuts):
+                n = number[place] + step
+                if 0 <= n < len(self._places) and self._places[n] not in cuts:
+                    yield (*cuts[:i], self._places[n], *cuts[i + 1 :])
+        if len(self._places) <= self._left:
+            for place in self._places:
+                if place not in cuts:
+                    yield tuple(sorted((*cuts, place)))
+
+    def _try(self, cuts: Cuts) -> Trial | None:
+        """Return what a cutting leads to, or None if it may not be tried any more."""
+        if cuts not in self._known:
+            trial = self._run(crossing_tensors(self._forward.buffers, cuts))
+            if trial:
+                self._known[cuts] = trial
+        return self._known.get(cuts)
+
+    def _run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
+        """Return what a choice leads to, or None if it may not be tried any more."""
+        key = tuple(map(id, kept_tensors))
+        if key not in self._same:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+            self._same[key] = self._trials.run(kept_tensors)
+        return self._same[key]
+
+
+def _rank(trial: Trial) -> tuple[int, int]:
+    return trial.peak, trial.cost

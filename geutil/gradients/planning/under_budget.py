@@ -15,13 +15,17 @@ from functools import cached_property
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.offloading import HOST
-from geutil.gradients.planner.overhead_bound import extra_time_bound
-from geutil.gradients.planner.schedule import Schedule
-from geutil.gradients.planner.solver import schedule_step
-from geutil.gradients.planning.least_peak import choose_for_memory
-from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
-from geutil.gradients.planning.step_problem import StepProblem, step_problem
-from geutil.gradients.planning.transfers import (
+from geutil.gradients.planner.problem import Schedule
+from geutil.gradients.planner.solver import extra_time_bound, schedule_step
+from geutil.gradients.planning.least_peak import (
+    AS_GOOD,
+    Trial,
+    Trials,
+    choose_for_memory,
+)
+from geutil.gradients.planning.step_problem import (
+    StepProblem,
+    step_problem,
     transfers_for,
     travelling_nodes,
     with_transfers,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients, last_report
-from geutil.gradients.planning.local_search import Trials
+from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.segments import forward_inputs, ops_behind
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from geutil.gradients import Budget, gradients, last_report, plan
 from geutil.gradients.apply import build_recomputation
 from geutil.gradients.planner import solve
-from geutil.gradients.planning.local_search import Trials
+from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import (
