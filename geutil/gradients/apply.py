@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from geutil.gradients import barriers, bitwise_determinism, edges
+from geutil.gradients import barriers, bitwise_determinism
 from geutil.gradients.barriers import ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload, fetch, send_once
 from geutil.gradients.segments import (
@@ -17,7 +17,16 @@ from geutil.gradients.segments import (
     name_of_copy,
     name_of_sent,
 )
-from geutil.gradients.step import Edits, PlainStep
+from geutil.gradients.step import (
+    Edits,
+    PlainStep,
+    changed,
+    edits_of,
+    first_results,
+    long_sums,
+    order_of_addition,
+    with_replaced,
+)
 from geutil.gradients.tape.building import add_in_pairs
 from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
@@ -43,7 +52,7 @@ def build_recomputation(
     Returns:
         The step with the gradients to return.
 
-    Cost: linear in the ops of the step and their edges.
+    Cost: linear in the ops of the step and their
     """
     plan = replace(plan, step=applied(plan.step))
     if not plan.segments:
@@ -97,7 +106,7 @@ def make_edits(edits: Edits) -> None:
 def applied(step: PlainStep) -> PlainStep:
     """Make the edits of a step; return it with the edges known of it so far."""
     make_edits(step.edits)
-    return edges.changed(step, edits=Edits())
+    return changed(step, edits=Edits())
 
 
 def add_in_turn(step: PlainStep) -> PlainStep:
@@ -114,14 +123,14 @@ def add_in_turn(step: PlainStep) -> PlainStep:
 
     Cost: linear in the gradients that are added.
     """
-    replaced = {op: _pairwise(step, op) for op in edges.long_sums(step)}
-    make_edits(edges.edits_of({}, replaced))
-    return edges.with_replaced(step, edges.first_results(replaced))
+    replaced = {op: _pairwise(step, op) for op in long_sums(step)}
+    make_edits(edits_of({}, replaced))
+    return with_replaced(step, first_results(replaced))
 
 
 def _pairwise(step: PlainStep, op: Operation) -> Tensor:
     """Add up in pairs what a sum adds."""
-    tensors = [op.inputs[place] for place in edges.order_of_addition(step, op)]
+    tensors = [op.inputs[place] for place in order_of_addition(step, op)]
     return add_in_pairs(tensors, _SUMMED, op.device)
 
 
@@ -137,8 +146,8 @@ def _run_pools_in_time(step: PlainStep) -> PlainStep:
         ]
         with creation.neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
             replaced[op] = barriers.run_in_time(op)
-        make_edits(edges.edits_of(dict.fromkeys(reads, replaced[op]), {}))
-    return edges.with_replaced(step, edges.first_results(replaced))
+        make_edits(edits_of(dict.fromkeys(reads, replaced[op]), {}))
+    return with_replaced(step, first_results(replaced))
 
 
 def _parted(plan: Recomputation) -> Recomputation:

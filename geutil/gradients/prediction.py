@@ -12,14 +12,13 @@ from types import MappingProxyType
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from geutil.gradients import edges
 from geutil.gradients.segments import (
     Segment,
     name_of_copy,
     name_of_sent,
     source_of,
 )
-from geutil.gradients.step import PlainStep, tensors_of
+from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
 from geutil.gradients.tape.building import additions
 from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.graph import runtime
@@ -101,8 +100,8 @@ class StepProgram:
         self._number = {t: n for t, n in reading.tensors.items() if n not in lost}
         self._maxima = reading.maxima
         self._sums = {
-            self._place[op]: edges.order_of_addition(step, op)
-            for op in edges.long_sums(step)
+            self._place[op]: order_of_addition(step, op)
+            for op in long_sums(step)
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]

@@ -365,7 +365,7 @@ def _reason(tensor: Tensor, keeping: Keeping) -> str:
         return f"chosen: {keeping.mode}"
     if not keeping.recomputes:
         return "nothing is recomputed"
-    return keeping.why_always(tensor) or "the backward pass starts with it"
+    return keeping.always.why(tensor) or "the backward pass starts with it"
 
 
 def _of_loop(loop: LoopValues) -> str:

@@ -1,7 +1,4 @@
-"""The choice of kept tensors.
-
-The caller's checkpoints, checked and turned into a test of each tensor.
-"""
+"""The choice of kept tensors: the caller's checkpoints as a test of each tensor."""
 
 from __future__ import annotations
 
@@ -39,22 +36,14 @@ COLLECTION = "checkpoints"
 def checked(
     graph: Graph, checkpoints: Any
 ) -> str | Policy | Budget | Plan | tuple[Tensor, ...] | None:
-    """Return what the caller says of checkpoints as a mode, a policy or tensors.
+    """Return the `checkpoints` of `gradients` as a mode, a policy or tensors.
 
-    None stays None: nothing is to be recomputed.
-
-    Builds nothing, so that it can be refused before anything is built.
-
-    Args:
-        graph: the graph of the ys.
-        checkpoints: as in `gradients`.
+    None stays None: nothing is to be recomputed. Nothing is built.
 
     Raises:
         ArgumentTypeError: `checkpoints` is none of what it may be.
         SelectionError: it is no mode, it names tensors of another graph, or the
             collection is empty.
-
-    Cost: linear in the checkpoints.
     """
     if checkpoints is None or isinstance(checkpoints, Budget | Plan):
         return checkpoints
@@ -122,13 +111,11 @@ class AlwaysKept:
 
     def __init__(self, step: PlainStep) -> None:
         self._step = step
-        input_ops = (*step.seeds, *(x.op for x in step.xs))
-        self._given = frozenset(input_ops)
+        self._given = frozenset((*step.seeds, *(x.op for x in step.xs)))
         self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
-        read = IdentitySet(t for _, _, t in segments.forward_inputs(step))
-        activations = (t for t in read if not segments.is_parameter(t.op))
+        read = IdentitySet(read.tensor for read in step.edges.reads)
         self._negligible = tensor_sizes.negligible_bytes(
-            tensor_bytes(t) for t in activations
+            tensor_bytes(t) for t in read if not segments.is_parameter(t.op)
         )
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -155,39 +142,27 @@ class AlwaysKept:
 
 @dataclass(eq=False)
 class Keeping:
-    """Which forward tensors of a step are kept.
+    """The forward tensors of a step that are kept, and what is known of the choice."""
 
-    Attributes:
-        mode: what the caller asked for, in words.
-        chosen: the tensors that were chosen.
-        always: tells what is kept whoever chooses.
-        warnings: what the caller should know.
-        recomputes: whether anything is to be recomputed at all.
-        plan: what is recomputed, where it does not follow from what is kept.
-        limit: what the step may hold, in bytes; None if nothing was said of that.
-        bound: no schedule within that takes less extra time, as a part of the step's.
-        time_of: tells how long an op takes.
-        extra_time: what runs again takes, where a plan says so.
-    """
-
+    # What the caller asked for, in words.
     mode: str
     chosen: IdentitySet
     always: AlwaysKept
     warnings: list[str] = field(default_factory=list)
     recomputes: bool = True
+    # Where it does not follow from what is kept.
     plan: Recomputation | None = None
+    # In bytes.
     limit: int | None = None
+    # No schedule within the limit takes less extra time, as a part of the step's.
     bound: float = 0.0
     time_of: Times = op_time
+    # Where a plan says it.
     extra_time: float | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
         return tensor in self.chosen or self.always(tensor)
-
-    def why_always(self, tensor: Tensor) -> str | None:
-        """Return why `tensor` is kept without being chosen, or None."""
-        return self.always.why(tensor)
 
 
 def resolve(
@@ -197,18 +172,12 @@ def resolve(
     *,
     among_others: bool = False,
 ) -> Keeping:
-    """Return what to keep.
+    """Return what to keep of a step by the `checkpoints` of `gradients`.
 
-    Args:
-        step: the step with plain gradients.
-        checkpoints: as in `gradients`.
-        min_checkpoint_size: tensors of fewer elements are chosen by no mode or policy.
-        among_others: as in `choose_for_memory`.
+    `among_others` is as in `choose_for_memory`.
 
     Raises:
         ArgumentTypeError, SelectionError: as `checked`.
-
-    Cost: linear in the ops behind what the backward pass reads.
     """
     smallest = min_checkpoint_size
     keeping = _resolved(step, checkpoints, smallest, among_others=among_others)
@@ -333,7 +302,7 @@ def _resolve_list(
     step: PlainStep, listed: Sequence[Tensor], mode: str, always: AlwaysKept
 ) -> Keeping:
     """Return what a list of tensors keeps, with warnings about the useless ones."""
-    between = frozenset(_recomputable(step, always))
+    between = frozenset(segments.recomputable(step, always))
     useful = IdentitySet(t for t in listed if t.op in between)
     keeping = Keeping(mode, useful, always)
     for t in listed:
@@ -359,15 +328,13 @@ def _chosen_by(
     """Return what a policy keeps of the tensors that could be recomputed."""
     return IdentitySet(
         uncast(t)
-        for op in _recomputable(step, always)
+        for op in segments.recomputable(step, always)
         for t in op.outputs
-        if not always(t) and _is_large(t, smallest) and policy(t)
+        if not always(t)
+        # A variant is one element, which may stand for any number of tensors.
+        and (t.dtype == tf.variant or sizes.tensor_elements(t) >= smallest)
+        and policy(t)
     )
-
-
-def _is_large(tensor: Tensor, smallest: int) -> bool:
-    # A variant is one element, which may stand for any number of tensors.
-    return tensor.dtype == tf.variant or sizes.tensor_elements(tensor) >= smallest
 
 
 def uncast(tensor: Tensor) -> Tensor:
@@ -375,9 +342,3 @@ def uncast(tensor: Tensor) -> Tensor:
     while tensor.op.type == "Cast":
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _recomputable(step: PlainStep, always: AlwaysKept) -> list[Any]:
-    """Return the ops that would be run again if nothing were kept."""
-    roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
-    return segments.ops_behind(roots, always)

@@ -1,4 +1,4 @@
-"""Computations to be scheduled in limited memory: nodes with times and sizes."""
+"""Computations to be scheduled in limited memory, and schedules of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -82,9 +82,10 @@ class Problem:
         self.outputs = tuple(sorted({int(v) for v in outputs}))
         self.fixed_order = None if fixed_order is None else tuple(map(int, fixed_order))
         self._check_numbers()
-        order = self.topological_order
+        # Refuses a cycle.
+        _ = self.topological_order
         if self.fixed_order is not None:
-            self._check_order(self.fixed_order, len(order))
+            self._check_order(self.fixed_order)
 
     def __len__(self) -> int:
         return len(self.times)
@@ -112,8 +113,8 @@ class Problem:
     def topological_order(self) -> tuple[int, ...]:
         """The nodes, each behind its inputs, lower numbers first."""
         waits = [len(inputs) for inputs in self.inputs]
+        # Sorted, so it is a heap.
         ready = [v for v, count in enumerate(waits) if not count]
-        heapify(ready)
         order = []
         while ready:
             node = heappop(ready)
@@ -123,13 +124,28 @@ class Problem:
                 if not waits[reader]:
                     heappush(ready, reader)
         if len(order) < len(self):
-            raise PlanError(f"nodes read each other in a cycle: {self._cycle()}")
+            # The first nodes of a cycle, the first one twice if it is short.
+            try:
+                TopologicalSorter(dict(enumerate(self.inputs))).prepare()
+            except CycleError as error:
+                cycle = " -> ".join(map(str, error.args[1][:_SHOWN]))
+                raise PlanError(f"nodes read each other in a cycle: {cycle}") from None
         return tuple(order)
 
     @property
     def first_order(self) -> tuple[int, ...]:
         """The fixed order; where there is none, the topological one."""
         return self.topological_order if self.fixed_order is None else self.fixed_order
+
+    @property
+    def staying(self) -> set[int]:
+        """The nodes whose outputs are there at the end."""
+        return {*self.outputs, *self.keep}
+
+    @property
+    def once(self) -> set[int]:
+        """The nodes that run once."""
+        return {*self.no_recompute, *self.keep}
 
     @property
     def total_time(self) -> float:
@@ -143,7 +159,7 @@ class Problem:
         The least peak that can be reached may be larger.
         """
         together = [self.bytes_to_run(v) for v in range(len(self))]
-        at_end = sum(self.sizes[v] for v in {*self.outputs, *self.keep})
+        at_end = sum(self.sizes[v] for v in self.staying)
         return max([at_end, *together], default=0)
 
     def bytes_to_run(self, node: int) -> int:
@@ -164,7 +180,7 @@ class Problem:
                 if u in latest:
                     last_use[latest[u]] = i
             latest[node] = i
-        for node in {*self.outputs, *self.keep} & latest.keys():
+        for node in self.staying & latest.keys():
             last_use[latest[node]] = len(runs)
         return last_use
 
@@ -286,11 +302,8 @@ class Problem:
     def _check_numbers(self) -> None:
         """Refuse what no computation can have."""
         count = len(self.times)
-        for name, values in (
-            ("time", self.times),
-            ("size", self.sizes),
-            ("workspace", self.workspaces),
-        ):
+        numbers = {"time": self.times, "size": self.sizes, _WORKSPACE: self.workspaces}
+        for name, values in numbers.items():
             if len(values) != count:
                 raise PlanError(f"{count} times, but {len(values)} {name}s")
             for node, value in enumerate(values):
@@ -307,9 +320,9 @@ class Problem:
                         f"{name} names node {node}, of nodes 0 to {count - 1}"
                     )
 
-    def _check_order(self, order: Sequence[int], count: int) -> None:
+    def _check_order(self, order: Sequence[int]) -> None:
         """Refuse an order that lacks a node, or has one before its input."""
-        if sorted(order) != list(range(count)):
+        if sorted(order) != list(range(len(self))):
             raise PlanError("fixed_order has to name every node once")
         place = {node: i for i, node in enumerate(order)}
         for tail, head in self.edges:
@@ -318,25 +331,12 @@ class Problem:
                     f"fixed_order has node {head} before its input, node {tail}"
                 )
 
-    def _cycle(self) -> str:
-        """Return some nodes of a cycle, the first one twice if it is short."""
-        try:
-            TopologicalSorter(dict(enumerate(self.inputs))).prepare()
-        except CycleError as error:
-            return " -> ".join(map(str, error.args[1][:_SHOWN]))
-        return ""
-
 
 Status = Literal["optimal", "feasible", "infeasible"]
 
 
 class ScheduleStep(NamedTuple):
-    """One step of a schedule.
-
-    Attributes:
-        kind: "compute", or "free" for what a node made.
-        node: the number of the node.
-    """
+    """One step of a schedule: a node that is computed, or whose output is freed."""
 
     kind: Literal["compute", "free"]
     node: int
@@ -458,7 +458,6 @@ class Schedule:
         there: set[int] = set()
         ran: dict[int, int] = {}
         held = peak = 0
-        once = {*problem.no_recompute, *problem.keep}
         for number, (kind, node) in enumerate(self.steps):
             where = f"step {number} ({kind} {node})"
             if kind == "free":
@@ -469,7 +468,7 @@ class Schedule:
                 there.remove(node)
                 held -= problem.sizes[node]
                 continue
-            if node in ran and node in once:
+            if node in ran and node in problem.once:
                 raise PlanError(f"{where}: it may run only once")
             if node in there:
                 raise PlanError(f"{where}: its output is there already")
@@ -486,7 +485,7 @@ class Schedule:
         problem = self.problem
         if never := [v for v in range(len(problem)) if v not in ran]:
             raise PlanError(f"nodes {never[:5]} never run")
-        if lost := sorted({*problem.outputs, *problem.keep} - there):
+        if lost := sorted(problem.staying - there):
             raise PlanError(f"the outputs of nodes {lost[:5]} are not there at the end")
         if problem.fixed_order not in (None, tuple(ran)):
             raise PlanError("nodes first run in another order than fixed_order")

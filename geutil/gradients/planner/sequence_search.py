@@ -131,12 +131,12 @@ def arrays_of(problem: Problem, order: Sequence[int] | None) -> Arrays:
     nodes = np.zeros(len(problem), _NODE)
     nodes["size"], nodes["work"] = problem.sizes, problem.workspaces
     nodes["time"] = problem.times
-    nodes["once"][[*problem.no_recompute, *problem.keep]] = 1
+    nodes["once"][list(problem.once)] = 1
     nodes["ahead"] = nodes["behind"] = -1
     if order is not None:
         nodes["ahead"][list(order[1:])] = order[:-1]
         nodes["behind"][list(order[:-1])] = order[1:]
-    outputs = sorted({*problem.outputs, *problem.keep})
+    outputs = sorted(problem.staying)
     again = np.nonzero((nodes["once"] == 0) & (nodes["size"] > 0))[0]
     inputs, readers = map(_flat, (problem.inputs, problem.readers))
     return inputs, readers, np.array(outputs, np.int64), again, nodes

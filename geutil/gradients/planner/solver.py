@@ -208,7 +208,7 @@ class _Solver:
         return self._options.time_limit - (monotonic() - self._began)
 
     def _is_done(self) -> bool:
-        """Tell whether nothing is left to gain: nothing worth looking for."""
+        """Tell whether nothing worth looking for is left to gain."""
         # A program's bound is a little low, and more than that is not to be gained.
         return self._is_within(_PROGRAM_CLOSE if self._bound else _CLOSE)
 
@@ -266,8 +266,8 @@ class _Solver:
     def _rebuild_from_many(self, starts: Sequence[Sequence[int]]) -> None:
         """Rebuild from many evictions of some starts, and go on with the best of them.
 
-        Successive halving (Jamieson and Talwalkar 2016): where rebuilding leads is
-        mostly decided by where it begins, and a short one tells.
+        Successive halving (Jamieson and Talwalkar 2016): a short rebuilding tells
+        where a long one from the same start leads.
         """
         kernels, nodes = self._kernels, len(self._problem)
         ways = product(_NOISES, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
@@ -352,15 +352,14 @@ def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
 def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
     """Return orders that run every node once, that of least peak first.
 
-    The problem's own order, and one that runs what is ready and adds the least (what
-    it makes less what it is the last to read), the latest to become ready where equal.
-    Where the order is fixed, that one alone. Cost: n log n in nodes and edges.
+    The problem's own order, and unless it is fixed, one that runs the ready node that
+    adds the least (its output less what it is the last to read), of equals the newest.
     """
     if problem.fixed_order is not None or not reorder:
         return [problem.first_order]
     waits = [len(inputs) for inputs in problem.inputs]
     uses = [len(readers) for readers in problem.readers]
-    staying = {*problem.outputs, *problem.keep}
+    staying = problem.staying
     ready: list[tuple[int, int, int]] = []
     number = count()
 
@@ -394,12 +393,7 @@ def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
 
 
 class CurvePoint(NamedTuple):
-    """A point of a curve.
-
-    Attributes:
-        budget: the bytes that were given.
-        schedule: the best schedule within them.
-    """
+    """A point of a curve: a budget in bytes, and the best schedule within it."""
 
     budget: int
     schedule: Schedule
@@ -466,17 +460,17 @@ def pareto(
         [(24, 0.0), (24, 0.0)]
     """
     if isinstance(points, int):
-        most = problem.peak(_orders(problem)[0])
+        most, steps = problem.peak(_orders(problem)[0]), max(points - 1, 1)
         spread = most - problem.least_budget
-        steps = range(points)
-        budgets = [most - spread * i // max(points - 1, 1) for i in steps]
+        budgets = [most - spread * i // steps for i in range(points)]
     else:
         budgets = sorted((int(point) for point in points), reverse=True)
     if not budgets:
         raise PlanError("a curve needs a budget; pass how many, or a list of them")
-    found = [
-        CurvePoint(b, solve(problem, b, **options)) for b in dict.fromkeys(budgets)
-    ]
+    budgets = list(dict.fromkeys(budgets))
+    found = (
+        CurvePoint(budget, solve(problem, budget, **options)) for budget in budgets
+    )
     return Curve(problem, tuple(found))
 
 
@@ -514,6 +508,16 @@ def extra_time_bound(
     branches: int | None = None,
 ) -> float:
     """Return extra time that every schedule within a budget takes at least.
+
+    Look at the moment at which node v runs for the first time. What ran before and is
+    read by something that has to come later is then held, or it runs again after that
+    moment; and where a node runs again, each of its inputs is held at that moment or
+    runs again, too. All that is held at the moment fits the budget together with v, its
+    inputs and its workspace. One choice of nodes that run again has to do for all v at
+    once: a mixed integer program, with the least time of that choice as the bound.
+    Where any order is allowed, only ancestors of v have surely run before, and only
+    descendants surely come later. The program counts one extra run of a node, where a
+    schedule may need several, and looks at no moment but those.
 
     Args:
         problem: the computation.
@@ -557,10 +561,7 @@ def extra_time_bound(
 
 
 def _needed(problem: Problem, order: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-    """Return what is read after the first run of each node, and ran before it.
-
-    A row for each node; what it reads itself is left out.
-    """
+    """Return, a row for each node, what ran before its first run and is read after."""
     count = len(problem)
     before = np.zeros((count, count), np.bool_)
     if order is not None:
@@ -577,7 +578,7 @@ def _needed(problem: Problem, order: Sequence[int] | None) -> npt.NDArray[np.boo
     for node, readers in enumerate(problem.readers):
         for reader in readers:
             read_later[node] |= before[reader]
-    read_later[[*problem.outputs, *problem.keep]] = True
+    read_later[list(problem.staying)] = True
     needed = before & read_later.T
     for node, inputs in enumerate(problem.inputs):
         needed[node, list(inputs)] = False
@@ -588,9 +589,16 @@ class _Program:
     """The mixed integer program, moment by moment."""
 
     def __init__(self, problem: Problem, budget: float) -> None:
+        try:
+            from ortools.linear_solver import pywraplp
+        except ImportError as error:
+            raise MissingExtraError(
+                "plans under a budget are bounded by OR-Tools, which is not installed; "
+                "run: pip install 'geutil[plan]'"
+            ) from error
         self._problem, self._budget = problem, budget
-        self._once = {*problem.no_recompute, *problem.keep}
-        self.solver = _new_solver()
+        self._once = problem.once
+        self.solver = pywraplp.Solver.CreateSolver("SCIP")
         self._again: dict[int, Any] = {}
 
     def add(self, node: int, needed: Sequence[int]) -> None:
@@ -636,24 +644,10 @@ class _Program:
             self.solver.SetSolverSpecificParametersAsString(limit)
         if self.solver.Solve() == self.solver.INFEASIBLE:
             return math.inf
-        bound = max(self.solver.Objective().BestBound(), 0.0)
-        return _rounded_up(max(bound - _TOLERANCE, 0.0) * total, times)
-
-
-def _rounded_up(bound: float, times: Sequence[float]) -> float:
-    """Return the next sum of times, where all of them are whole numbers."""
-    if not all(time.is_integer() for time in times):
-        return bound
-    step = math.gcd(*map(int, times)) or 1
-    return float(-(-bound // step) * step)
-
-
-def _new_solver() -> Any:
-    try:
-        from ortools.linear_solver import pywraplp
-    except ImportError as error:
-        raise MissingExtraError(
-            "plans under a budget are bounded by OR-Tools, which is not installed; "
-            "run: pip install 'geutil[plan]'"
-        ) from error
-    return pywraplp.Solver.CreateSolver("SCIP")
+        least = self.solver.Objective().BestBound() - _TOLERANCE
+        bound = float(max(least, 0.0) * total)
+        if not all(time.is_integer() for time in times):
+            return bound
+        # The next sum of times, where all of them are whole numbers.
+        step = math.gcd(*map(int, times)) or 1
+        return float(-(-bound // step) * step)

@@ -146,7 +146,7 @@ def step_problem(
     program = step_program.program(updates_wait=True)
     ops = step_program.ops
     later = step_program.later(program)
-    again = _recomputable(step, always, ops)
+    again = _may_run_again(step, always, ops)
     again += [False] * (len(program.nodes) - len(ops))
     groups = _Groups(program)
     groups.merge_views()
@@ -373,16 +373,13 @@ class _Groups:
         )
 
 
-def _recomputable(
+def _may_run_again(
     step: PlainStep, always: Keeps, ops: Sequence[Operation]
 ) -> list[bool]:
-    """Tell of each op whether it may run again.
-
-    One that also shows something tiny that is kept (the IdentityN of a swish, its
-    factor) may: what has to stay as it is stays with all outputs.
-    """
-    roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
-    behind = frozenset(segments.ops_behind(roots, always))
+    """Tell of each op whether it may run again."""
+    behind = frozenset(segments.recomputable(step, always))
+    # One that also shows something tiny that is kept (the IdentityN of a swish, its
+    # factor) may: what has to stay as it is stays with all outputs.
     return [op in behind and not all(map(always, op.outputs)) for op in ops]
 
 

@@ -16,8 +16,7 @@ from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import (
-    forward_inputs,
-    ops_behind,
+    recomputable,
     scheduled_recomputation,
 )
 from geutil.gradients.selection import AlwaysKept
@@ -52,8 +51,7 @@ def test_any_ops_may_run_again_at_any_time(seed, layers, data):
     wanted = values(*2 * (random_step(seed, layers),))
     step = random_step(seed, layers)
     always = AlwaysKept(step)
-    roots = [t.op for _, _, t in forward_inputs(step) if not always(t)]
-    free = [op for op in ops_behind(roots, always) if not any(map(always, op.outputs))]
+    free = [op for op in recomputable(step, always) if not any(map(always, op.outputs))]
     if not free:
         return
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
