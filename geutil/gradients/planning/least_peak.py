@@ -1,7 +1,4 @@
-"""The least predicted peak.
-
-The choice of kept tensors, within a budget or as low as it goes.
-"""
+"""The least predicted peak: cuttings of the forward pass, tried on the whole step."""
 
 from __future__ import annotations
 
@@ -31,246 +28,27 @@ from geutil.graph.types import Tensor
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import multiply_adds
 
-Floats = npt.NDArray[np.float64]
-
-_COST_SHARE = 0.01
-"""The share of all bytes that the compute of all ops is worth, to break ties."""
-
-
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """How stretches and kept tensors are reckoned.
-
-    Attributes:
-        stretches: what lies between the cuts.
-        held: the bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
-        idle: how much more a kept tensor counts that the backward pass does not read
-            itself: what it does read would be held for a while anyway.
-    """
-
-    stretches: Stretches
-    held: Ints
-    idle: float = 0.0
-
-
-def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
-    """Return the cuts that keep least among those that need no more than a budget.
-
-    The bytes kept up to a cut are all that later stretches need to know of the cuts
-    before, and fewer are never worse; so for each cut the best way to it is found from
-    the ways to the cuts before it. Of several, the one with less to compute is taken.
-
-    Args:
-        terms: what the stretches take.
-        budget: in bytes.
-
-    Returns:
-        The numbers of the cuts, ascending, or None if there are none.
-
-    Cost: quadratic in the number of cuts, in numpy.
-    """
-    added, score_added = _added(terms)
-    count = len(added)
-    kept_bytes = np.full(count, np.inf)
-    kept_bytes[0] = 0
-    score = kept_bytes.copy()
-    parent = np.zeros(count, np.int64)
-    for j in range(1, count):
-        scores = score[:j] + score_added[:j, j]
-        scores[kept_bytes[:j] + terms.held[:j, j] > budget] = np.inf
-        best = int(np.argmin(scores))
-        if np.isfinite(scores[best]):
-            parent[j], score[j] = best, scores[best]
-            kept_bytes[j] = kept_bytes[best] + added[best, j]
-    if not np.isfinite(score[-1]):
-        return None
-    cuts = []
-    at = int(parent[-1])
-    while at:
-        cuts.append(at)
-        at = int(parent[at])
-    return tuple(reversed(cuts))
-
-
-def least_budget(terms: Terms, precision: float = 0.002) -> int:
-    """Return a budget within `precision` of the least that some cuts keep.
-
-    Cost: that of `cut_within`, some ten times.
-    """
-    high = int(terms.held[0, -1])
-    low = 0
-    while high - low > max(1, precision * high):
-        middle = (low + high) // 2
-        if cut_within(terms, middle) is None:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _added(terms: Terms) -> tuple[Floats, Floats]:
-    """Return what each stretch adds to the bytes kept, and to the score."""
-    stretches = terms.stretches
-    added = stretches.kept + terms.idle * stretches.idle
-    whole = float(stretches.cost[0].max())
-    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
-    return added, added + worth * stretches.cost
-
-
-_SLACKS = (1.0, 1.02, 1.05, 1.1)
-"""What budgets are tried, in parts of the least: the reckoning is not exact."""
-_IDLE = (0.0, 0.1)
-_TRIED_NODES = 80_000
-_FEWEST_TRIALS = 12
-_MOST_TRIALS = 60
-"""Choices are tried out until so many nodes were simulated, within these bounds."""
-_QUICK_NODES = 12_000
-"""Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
-_FEWEST_FULL, _FULL = 2, 3
-"""In so many trials, in small graphs one of so many, the last segment is recomputed."""
-_LARGE = 1000
-"""Steps of more nodes are tried out without their tiny tensors."""
-_WORTH_WHILE = 0.98
-"""Nothing is run again unless the peak falls to this part of that by order alone."""
-
-
-def choose_for_memory(
-    step: PlainStep,
-    always: Keeps,
-    min_checkpoint_size: int = 0,
-    *,
-    among_others: bool = False,
-    others: Iterable[Sequence[Tensor]] = (),
-    trials: Trials | None = None,
-) -> Trial:
-    """Return the tensors to keep for the least predicted peak.
-
-    No op runs more than once again. The forward pass is cut into stretches such that
-    the fullest of them is as small as can be: those near the loss are shorter, since
-    most of what is kept is still held when the backward pass is there. Several cuttings
-    are then simulated, and the best is taken, unless plain gradients are.
-
-    Args:
-        step: the step with plain gradients.
-        always: tells which tensors are kept whatever is chosen.
-        min_checkpoint_size: no tensor of fewer elements is chosen, but tiny ones that
-            reach far.
-        among_others: whether the step is one of several whose kept tensors are held
-            together.
-        others: choices that are tried besides.
-        trials: what tries choices out; None for new ones.
-
-    Returns:
-        The choice; without tensors and with a reason if plain gradients are best.
-
-    Cost: linear in the ops of the step and their edges.
-    """
-    forward = read_forward(step, always, min_checkpoint_size)
-    trials = trials or Trials(step, always)
-    return _choose(step, forward, trials, others, among_others=among_others)
-
-
-def _choose(
-    step: PlainStep,
-    forward: ForwardPass,
-    trials: Trials,
-    others: Iterable[Sequence[Tensor]],
-    *,
-    among_others: bool,
-) -> Trial:
-    """Return the best tensors to keep; none if the peak would fall too little."""
-    alone = trials.without()
-    # The order is the executor's where none is better.
-    alone = replace(alone, peak=min(trials.program.plain_peak(), alone.peak))
-    if not forward.buffers:
-        reason = "the backward pass reads nothing that could be recomputed"
-        return replace(alone, reason=reason)
-    gradient_bytes = trials.program.gradient_bytes(step.backward)
-    stretches = measure_stretches(forward, gradient_bytes)
-    places = stretches.places[1:-1].tolist()
-    most = _most_trials(trials.program.size)
-    full = most // _FULL if most > _MOST_TRIALS else _FEWEST_FULL
-    # XLA's own order holds more where the last segment runs again at once.
-    full = 0 if runtime.is_compiled_by_xla(step.graph) else full
-    is_large = trials.program.size > _LARGE
-    tried = trials.compact() if is_large else trials
-    # The best one of a large step is tried once more, whole.
-    left = most - full - is_large
-    search = CuttingSearch(forward, tried, places, left, among_others=among_others)
-    for other in others:
-        search.add(other)
-    search.start(_cuttings(stretches))
-    # A sweep finds what steps of one cut do not lead to; its best is then refined.
-    search.descend()
-    search.sweep()
-    search.descend()
-    search.recompute_last(full)
-    best = search.best()
-    if best and is_large:
-        exact = trials.run(best.kept, spare_last=best.spares_last)
-        best = replace(exact, spares_last=best.spares_last)
-    if best is None or best.peak > _WORTH_WHILE * alone.peak:
-        return replace(alone, reason=_reason(best, alone.peak))
-    return best
-
-
-def _most_trials(size: int) -> int:
-    """Return how many choices are tried out for a step of so many nodes."""
-    most = max(_FEWEST_TRIALS, min(_MOST_TRIALS, _TRIED_NODES // size))
-    return max(most, _QUICK_NODES // size)
-
-
-def _reason(best: Trial | None, alone: int) -> str:
-    if best is None:
-        return "no recomputation is predicted to need less at its peak"
-    return (
-        f"the best recomputation is predicted to need {best.peak:,} bytes at its "
-        f"peak, and plain gradients {alone:,}"
-    )
-
-
-def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
-    """Yield the places of different cuttings, each the best by another reckoning."""
-    met: set[tuple[int, ...]] = {()}
-    terms = [
-        Terms(stretches, held_bytes, idle)
-        for held_bytes in (stretches.in_turn, stretches.at_worst)
-        for idle in _IDLE
-    ]
-    least = [least_budget(t) for t in terms]
-    for slack in _SLACKS:
-        for t, budget in zip(terms, least, strict=True):
-            cuts = cut_within(t, int(budget * slack))
-            if cuts is not None and cuts not in met:
-                met.add(cuts)
-                yield tuple(stretches.places[list(cuts)].tolist())
-
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A choice and what it leads to.
-
-    Attributes:
-        kept: the tensors.
-        peak: the predicted peak in bytes.
-        cost: the multiply-adds that are done again.
-        held: the bytes of the tensors.
-        plan: what is recomputed; None if nothing is.
-        spares_last: whether what the backward pass starts with is not recomputed.
-        scheduled_peak: the peak of the planner's schedule that it is; 0 if it is none.
-        bound: no schedule of the planner within the same budget takes less extra time,
-            as a part of the time of the step; 0 if nothing is known of that.
-        reason: why nothing is recomputed, where that was looked for.
-    """
+    """A choice of kept tensors, and what it leads to."""
 
     kept: tuple[Tensor, ...]
+    # Predicted, in bytes.
     peak: int
+    # The multiply-adds that are done again, and the bytes of the tensors.
     cost: int
     held: int
+    # None if nothing is recomputed.
     plan: Recomputation | None = None
+    # Whether what the backward pass starts with is not recomputed.
     spares_last: bool = True
+    # That of the planner's schedule that it is; 0 if it is none.
     scheduled_peak: int = 0
+    # No schedule within the same budget takes less extra time, as a part of the time of
+    # the step; 0 if nothing is known of that.
     bound: float = 0.0
+    # Why nothing is recomputed, where that was looked for.
     reason: str | None = None
 
 
@@ -299,7 +77,7 @@ class Trials:
     def run(self, kept_tensors: Iterable[Tensor], *, spare_last: bool = True) -> Trial:
         """Return what a choice leads to; `spare_last` as in `plan_recomputation`.
 
-        Cost: linear in the ops of the step and their edges; some 20 us for each op.
+        Cost: some 20 us for each op of the step.
         """
         chosen = tuple(kept_tensors)
         ids = frozenset(map(id, chosen))
@@ -315,14 +93,12 @@ class Trials:
         chosen = tuple(t for t in plan.kept if not self._is_always_kept(t))
         return replace(self._trial(chosen, plan), scheduled_peak=peak)
 
-    def _trial(
-        self, kept_tensors: tuple[Tensor, ...], plan: Recomputation | None
-    ) -> Trial:
-        segments = plan.segments if plan else ()
-        peak = self.program.peak(segments, plan.places if plan else {})
-        cost = sum(map(self._cost_of, plan.run_again)) if plan else 0
-        held = sum(map(tensor_bytes, kept_tensors))
-        return Trial(kept_tensors, peak, cost, held, plan)
+    def _trial(self, kept: tuple[Tensor, ...], plan: Recomputation | None) -> Trial:
+        held = sum(map(tensor_bytes, kept))
+        if plan is None:
+            return Trial(kept, self.program.peak(), 0, held)
+        peak = self.program.peak(plan.segments, plan.places)
+        return Trial(kept, peak, sum(map(self._cost_of, plan.run_again)), held, plan)
 
     def _is_always_kept(self, tensor: Tensor) -> bool:
         # The graph holds its tensors, so their ids are theirs for good.
@@ -330,6 +106,75 @@ class Trials:
         if is_kept is None:
             is_kept = self._known[id(tensor)] = self._always(tensor)
         return is_kept
+
+
+Floats = npt.NDArray[np.float64]
+
+_COST_SHARE = 0.01
+"""The share of all bytes that the compute of all ops is worth, to break ties."""
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """How stretches and kept tensors are reckoned."""
+
+    stretches: Stretches
+    # The bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
+    held: Ints
+    # How much more a kept tensor counts that the backward pass does not read itself:
+    # what it does read would be held for a while anyway.
+    idle: float = 0.0
+
+
+def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
+    """Return the cuts that keep least among those that need no more than a budget.
+
+    The bytes kept up to a cut are all that later stretches need to know of the cuts
+    before, and fewer are never worse; so for each cut the best way to it is found from
+    the ways to the cuts before it. Of several, the one with less to compute is taken.
+    The numbers of the cuts ascend; None if there are none.
+
+    Cost: quadratic in the number of cuts, in numpy.
+    """
+    # What each stretch adds to the bytes kept, and to the score.
+    stretches = terms.stretches
+    added = stretches.kept + terms.idle * stretches.idle
+    whole = float(stretches.cost[0].max())
+    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
+    score_added = added + worth * stretches.cost
+    count = len(added)
+    kept_bytes = np.full(count, np.inf)
+    kept_bytes[0] = 0
+    score = kept_bytes.copy()
+    parent = np.zeros(count, np.int64)
+    for j in range(1, count):
+        scores = score[:j] + score_added[:j, j]
+        scores[kept_bytes[:j] + terms.held[:j, j] > budget] = np.inf
+        best = int(np.argmin(scores))
+        if np.isfinite(scores[best]):
+            parent[j], score[j] = best, scores[best]
+            kept_bytes[j] = kept_bytes[best] + added[best, j]
+    if not np.isfinite(score[-1]):
+        return None
+    cuts = []
+    at = int(parent[-1])
+    while at:
+        cuts.append(at)
+        at = int(parent[at])
+    return tuple(reversed(cuts))
+
+
+def least_budget(terms: Terms, precision: float = 0.002) -> int:
+    """Return a budget within `precision` of the least that some cuts keep."""
+    high = int(terms.held[0, -1])
+    low = 0
+    while high - low > max(1, precision * high):
+        middle = (low + high) // 2
+        if cut_within(terms, middle) is None:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 AS_GOOD = 1.01
@@ -343,15 +188,10 @@ Cuts = tuple[int, ...]
 
 
 class CuttingSearch:
-    """Tries cuttings out, each choice of tensors once, and remembers the results.
+    """Tries cuttings at most `most` times, each choice of tensors once.
 
-    Args:
-        forward: what is cut.
-        trials: what tries a choice out.
-        places: the places where it may be cut, ascending.
-        most: how many choices are tried out at most.
-        among_others: whether other steps hold what they keep at the same time. How
-            many is not known; what is kept counts as if one more did so.
+    The places of cuts ascend. `among_others`: other steps hold what they keep at the
+    same time. How many is not known; what is kept counts as if one more did so.
     """
 
     def __init__(
@@ -425,10 +265,9 @@ class CuttingSearch:
         forms = ([], ends) if ends else ([],)
         best = sorted(self._same.values(), key=_rank)
         every = ((*trial.kept, *others) for trial in best for others in forms)
-        for kept_tensors in islice(every, most):
-            full = self._trials.run(kept_tensors, spare_last=False)
-            key = (*map(id, kept_tensors), 0)
-            self._same[key] = replace(full, spares_last=False)
+        for kept in islice(every, most):
+            full = self._trials.run(kept, spare_last=False)
+            self._same[(*map(id, kept), 0)] = replace(full, spares_last=False)
 
     def _finds_better(self, cuts: Cuts) -> bool:
         for changed in self._changes(cuts):
@@ -475,3 +314,116 @@ class CuttingSearch:
 
 def _rank(trial: Trial) -> tuple[int, int]:
     return trial.peak, trial.cost
+
+
+_SLACKS = (1.0, 1.02, 1.05, 1.1)
+"""What budgets are tried, in parts of the least: the reckoning is not exact."""
+_IDLE = (0.0, 0.1)
+_TRIED_NODES = 80_000
+_FEWEST_TRIALS = 12
+_MOST_TRIALS = 60
+"""Choices are tried out until so many nodes were simulated, within these bounds."""
+_QUICK_NODES = 12_000
+"""Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
+_FEWEST_FULL, _FULL = 2, 3
+"""In so many trials, in small graphs one of so many, the last segment is recomputed."""
+_LARGE = 1000
+"""Steps of more nodes are tried out without their tiny tensors."""
+_WORTH_WHILE = 0.98
+"""Nothing is run again unless the peak falls to this part of that by order alone."""
+
+
+def choose_for_memory(
+    step: PlainStep,
+    always: Keeps,
+    min_checkpoint_size: int = 0,
+    *,
+    among_others: bool = False,
+    others: Iterable[Sequence[Tensor]] = (),
+    trials: Trials | None = None,
+) -> Trial:
+    """Return the tensors to keep for the least predicted peak.
+
+    No op runs more than once again. The forward pass is cut into stretches such that
+    the fullest of them is as small as can be: those near the loss are shorter, since
+    most of what is kept is still held when the backward pass is there. Several cuttings
+    are then simulated, and the best is taken, unless plain gradients are.
+
+    Args:
+        step: the step with plain gradients.
+        always: tells which tensors are kept whatever is chosen.
+        min_checkpoint_size: no tensor of fewer elements is chosen, but tiny ones that
+            reach far.
+        among_others: whether the step is one of several whose kept tensors are held
+            together.
+        others: choices that are tried besides.
+        trials: what tries choices out; None for new ones.
+
+    Returns:
+        The choice; without tensors and with a reason if plain gradients are best.
+    """
+    forward = read_forward(step, always, min_checkpoint_size)
+    trials = trials or Trials(step, always)
+    alone = trials.without()
+    # The order is the executor's where none is better.
+    alone = replace(alone, peak=min(trials.program.plain_peak(), alone.peak))
+    if not forward.buffers:
+        reason = "the backward pass reads nothing that could be recomputed"
+        return replace(alone, reason=reason)
+    gradient_bytes = trials.program.gradient_bytes(step.backward)
+    stretches = measure_stretches(forward, gradient_bytes)
+    places = stretches.places[1:-1].tolist()
+    most = _most_trials(trials.program.size)
+    full = most // _FULL if most > _MOST_TRIALS else _FEWEST_FULL
+    # XLA's own order holds more where the last segment runs again at once.
+    full = 0 if runtime.is_compiled_by_xla(step.graph) else full
+    is_large = trials.program.size > _LARGE
+    tried = trials.compact() if is_large else trials
+    # The best one of a large step is tried once more, whole.
+    left = most - full - is_large
+    search = CuttingSearch(forward, tried, places, left, among_others=among_others)
+    for other in others:
+        search.add(other)
+    search.start(_cuttings(stretches))
+    # A sweep finds what steps of one cut do not lead to; its best is then refined.
+    search.descend()
+    search.sweep()
+    search.descend()
+    search.recompute_last(full)
+    best = search.best()
+    if best and is_large:
+        exact = trials.run(best.kept, spare_last=best.spares_last)
+        best = replace(exact, spares_last=best.spares_last)
+    if best is None:
+        reason = "no recomputation is predicted to need less at its peak"
+        return replace(alone, reason=reason)
+    if best.peak > _WORTH_WHILE * alone.peak:
+        reason = (
+            f"the best recomputation is predicted to need {best.peak:,} bytes at its "
+            f"peak, and plain gradients {alone.peak:,}"
+        )
+        return replace(alone, reason=reason)
+    return best
+
+
+def _most_trials(size: int) -> int:
+    """Return how many choices are tried out for a step of so many nodes."""
+    most = max(_FEWEST_TRIALS, min(_MOST_TRIALS, _TRIED_NODES // size))
+    return max(most, _QUICK_NODES // size)
+
+
+def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
+    """Yield the places of different cuttings, each the best by another reckoning."""
+    met: set[tuple[int, ...]] = {()}
+    terms = [
+        Terms(stretches, held_bytes, idle)
+        for held_bytes in (stretches.in_turn, stretches.at_worst)
+        for idle in _IDLE
+    ]
+    least = [least_budget(t) for t in terms]
+    for slack in _SLACKS:
+        for t, budget in zip(terms, least, strict=True):
+            cuts = cut_within(t, int(budget * slack))
+            if cuts is not None and cuts not in met:
+                met.add(cuts)
+                yield tuple(stretches.places[list(cuts)].tolist())

@@ -2,7 +2,10 @@
 
 Forward and backward ops are the nodes, views part of what they show; forward ops may
 run again, as often as pays. What a schedule runs again between one backward op and the
-next is a segment.
+next is a segment. A result that travels to another device and back is one that "runs
+again" in the time of the way back, and reads nothing then. To the planner its op is two
+nodes: one that computes it, holds it while it does, and leaves nothing behind; and one
+that is there right after and may run again.
 """
 
 from __future__ import annotations
@@ -37,34 +40,22 @@ from geutil.memory.times import Times, op_time
 
 @dataclass(frozen=True, eq=False)
 class StepProblem:
-    """A step as a problem of the planner.
-
-    Attributes:
-        step: the step with plain gradients.
-        problem: its ops as nodes.
-        ops: those of each node, in topological order.
-        tensors: those that could be recomputed, each with its node.
-        results: for each node the op that makes all that it leaves behind, or None if
-            there are several or none.
-        returning: the nodes whose results come back from another device when they run
-            again, each with how long that takes. They are there when they run first.
-    """
+    """A step as a problem of the planner."""
 
     step: PlainStep
     problem: Problem
+    # The ops of each node, in topological order.
     ops: tuple[tuple[Operation, ...], ...]
+    # The tensors that could be recomputed, each with its node.
     tensors: tuple[tuple[int, Tensor], ...]
+    # For each node the op that makes all that it leaves behind, if there is one.
     results: tuple[Operation | None, ...] = ()
+    # The nodes whose results come back from another device when they run again, each
+    # with how long that takes. They are there when they run first.
     returning: Mapping[int, float] = field(default_factory=dict)
 
     def recomputation(self, runs: Sequence[int]) -> Recomputation:
-        """Return what a schedule recomputes, each op where the schedule has it.
-
-        Args:
-            runs: the nodes in the order in which they run.
-
-        Cost: linear in the runs and the edges of the backward pass.
-        """
+        """Return what a schedule recomputes, each op where the schedule has it."""
         backward = frozenset(self.step.backward)
         ran: set[int] = set()
         copies: Counter[Operation] = Counter()
@@ -134,14 +125,6 @@ def step_problem(
 
     An op whose result has one reader is part of that reader, if this takes over its
     buffer or if the result is tiny: then nothing is lost by running both together.
-
-    Args:
-        step: the step.
-        always: tells which tensors are kept whatever is chosen.
-        step_program: the step as numbers.
-        time_of: tells how long an op takes.
-
-    Cost: linear in the ops of the step and their edges.
     """
     program = step_program.program(updates_wait=True)
     ops = step_program.ops
@@ -232,9 +215,9 @@ class _Groups:
 
     def makers(self, tensor: int) -> tuple[int, ...]:
         """Return the node that makes a tensor, and that of a buffer that it shows."""
-        if tensor in self._shown:
-            return self._maker[tensor], self._shown[tensor]
-        return (self._maker[tensor],)
+        shown = self._shown.get(tensor)
+        maker = self._maker[tensor]
+        return (maker,) if shown is None else (maker, shown)
 
     def leader(self, i: int) -> int:
         """Return the node that stands for the group of a node."""
@@ -246,13 +229,8 @@ class _Groups:
     def all_before(self, i: int, place: Sequence[int], end: int) -> set[int]:
         """Return the places of the groups that a node has to have behind it.
 
-        That of its own group, if that comes before some end; otherwise, where its group
-        ends later, those of what the group reads up to it.
-
-        Args:
-            i: the node.
-            place: of the group of each node.
-            end: what waits for the node.
+        That of its own group, if that comes before the one that waits (`end`);
+        otherwise, where its group ends later, those of what the group reads up to it.
         """
         before: set[int] = set()
         waiting, met = [i], {i}
@@ -280,10 +258,7 @@ class _Groups:
         return [t for o, t in enumerate(node.outputs) if o not in shared]
 
     def merge_views(self) -> None:
-        """Put each view into the group of the buffer that it shows.
-
-        One of several buffers (IdentityN) goes into the group of the first of them.
-        """
+        """Put each view into the group of the (first) buffer that it shows."""
         for i, node in enumerate(self._program.nodes):
             # Nothing is left of what shows a constant or a variable.
             if not node.aliases or any(self._program.sizes[t] for t in self.left_by(i)):
@@ -296,10 +271,8 @@ class _Groups:
                     self._shown[node.outputs[out]] = maker
 
     def merge_gradients_of_biases(self) -> None:
-        """Put the gradient of a bias into the group of that of its filter.
-
-        TensorFlow runs both as one, so that what waits for one waits for the other.
-        """
+        """Put the gradient of a bias into the group of that of its filter."""
+        # TensorFlow runs both as one, so that what waits for one waits for the other.
         nodes = self._program.nodes
         # The gradient of the result comes last, and is never held anyway.
         filters = {
@@ -315,8 +288,7 @@ class _Groups:
     def merge_with_readers(self, again: Sequence[bool]) -> None:
         """Put a group into that of its only reader, where nothing is lost by it.
 
-        Args:
-            again: whether each node may run again; only alike ones are merged.
+        Only of nodes that may all run `again`, or none.
         """
         nodes = self._program.nodes
         small = negligible_size(self._program)
@@ -388,41 +360,21 @@ _PROBE = 1 << 26
 _ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Transfers:
-    """How results travel between the step and another device.
-
-    Attributes:
-        device: the other device.
-        bandwidth: bytes in a second, one way.
-    """
-
-    device: str
-    bandwidth: float
-
-    def seconds(self, op: Operation) -> float:
-        """Return how long the results of an op are on the way, one way."""
-        return sum(map(tensor_bytes, op.outputs)) / self.bandwidth
-
-
-def transfers_for(
+def travel_times(
     problem: StepProblem, device: str, bandwidth: float | None
-) -> Transfers:
-    """Return how results of a step travel to a device, measured if nobody says.
+) -> dict[int, float]:
+    """Return the nodes whose result can wait on a device, each with seconds one way.
 
-    Args:
-        problem: the step.
-        device: the other device.
-        bandwidth: bytes in a second, one way; None to measure it.
+    The bandwidth, in bytes in a second, is measured if it is None: 64 MiB are sent
+    there and back four times.
 
     Raises:
         PlanError: the step runs on that device, or it cannot be told how fast
             transfers are.
-
-    Cost: when measured, that of sending 64 MiB there and back four times.
     """
-    ops = {problem.results[node] for node in travelling_nodes(problem)}
-    sources = sorted({_kind(op.device) for op in ops if op is not None})
+    results = {node: problem.results[node] for node in _travelling_nodes(problem)}
+    ops = {node: op for node, op in results.items() if op is not None}
+    sources = sorted({_kind(op.device) for op in ops.values()})
     host = _kind(device)
     others = [source for source in sources if source != host]
     if sources and not others:
@@ -431,15 +383,16 @@ def transfers_for(
             "that nothing would be let go: put the step on an accelerator, name "
             "another offload_device, or plan without offload=True"
         )
-    if bandwidth is not None or not others:
-        return Transfers(device, bandwidth or 1.0)
-    if {kind for kind, _ in (*others, host)} == {"CPU"}:
-        raise PlanError(
-            f"{_name(others[0])} and {_name(host)} are parts of one memory, where "
-            "nothing is copied that could be timed: pass bandwidth= for the devices "
-            "that are meant"
-        )
-    return Transfers(device, _measured_bandwidth(_name(others[0]), _name(host)))
+    if bandwidth is None and others:
+        if {kind for kind, _ in (*others, host)} == {"CPU"}:
+            raise PlanError(
+                f"{_name(others[0])} and {_name(host)} are parts of one memory, where "
+                "nothing is copied that could be timed: pass bandwidth= for the "
+                "devices that are meant"
+            )
+        bandwidth = _measured_bandwidth(_name(others[0]), _name(host))
+    speed = bandwidth or 1.0
+    return {node: tensor_bytes(op.outputs[0]) / speed for node, op in ops.items()}
 
 
 def _kind(device: str) -> tuple[str, int]:
@@ -482,53 +435,45 @@ def _measured_bandwidth(source: str, destination: str) -> float:
         return pool.submit(measure).result()
 
 
-def travelling_nodes(problem: StepProblem) -> list[int]:
+def _travelling_nodes(problem: StepProblem) -> list[int]:
     """Return the nodes whose result can wait elsewhere, in ascending order.
 
     Those that may run again and leave one buffer behind, that of an op of one output,
     of which all else that they make are views.
     """
-    nodes = []
     once = frozenset(problem.problem.no_recompute)
-    for node, op in enumerate(problem.results):
-        if op is None or node in once or len(op.outputs) != 1:
-            continue
-        inside = v1_control_flow.is_inside(op)
-        if inside or any(map(problem.step.is_helper, problem.ops[node])):
-            continue
-        if _behind(problem, node) is not None:
-            nodes.append(node)
-    return nodes
+    return [
+        node
+        for node, op in enumerate(problem.results)
+        if op is not None
+        and node not in once
+        and len(op.outputs) == 1
+        and not v1_control_flow.is_inside(op)
+        and not any(map(problem.step.is_helper, problem.ops[node]))
+        and _behind(problem, node) is not None
+    ]
 
 
 def _behind(problem: StepProblem, node: int) -> tuple[Operation, ...] | None:
-    """Return the op of a node's buffer and its views there.
-
-    None if a view reads something else that is computed.
-    """
+    """Return the op of a node's buffer and its views, if they read nothing computed."""
     result = problem.results[node]
     members = frozenset(problem.ops[node])
-    behind = [result]
-    shown = {result}
+    # A dictionary for its order.
+    shown = {} if result is None else {result: None}
     for op in problem.ops[node]:
         if op is result or not any(t.op in shown for t in op.inputs):
             continue
         others = (t.op for t in op.inputs if t.op not in shown)
         if any(o in members or not segments.is_parameter(o) for o in others):
             return None
-        shown.add(op)
-        behind.append(op)
-    return tuple(op for op in behind if op is not None)
+        shown[op] = None
+    return tuple(shown)
 
 
 def with_transfers(problem: StepProblem, one_way: Mapping[int, float]) -> StepProblem:
     """Return a step's problem in which some results come back instead of running again.
 
-    Args:
-        problem: the step's.
-        one_way: the nodes whose results do, each with how long that takes.
-
-    Cost: linear in nodes and edges.
+    `one_way` are the nodes whose results do, each with how long that takes.
     """
     plain = problem.problem
     # Each such node comes right behind the one that computes it.

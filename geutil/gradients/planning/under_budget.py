@@ -26,8 +26,7 @@ from geutil.gradients.planning.least_peak import (
 from geutil.gradients.planning.step_problem import (
     StepProblem,
     step_problem,
-    transfers_for,
-    travelling_nodes,
+    travel_times,
     with_transfers,
 )
 from geutil.gradients.prediction import Updates, program_of
@@ -258,12 +257,7 @@ class BudgetSearch:
         problem, offload = self.problem, self._offload
         if offload is None:
             return [problem]
-        transfers = transfers_for(problem, offload.offload_device, offload.bandwidth)
-        one_way = {
-            node: transfers.seconds(op)
-            for node in travelling_nodes(problem)
-            if (op := problem.results[node]) is not None
-        }
+        one_way = travel_times(problem, offload.offload_device, offload.bandwidth)
         times = problem.problem.times
         choices = [
             {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
