@@ -20,6 +20,7 @@ from geutil.graph.types import (
     is_stateful,
 )
 from geutil.memory.kernels.cpu import is_held, passes_on
+from geutil.memory.times import Times
 
 SCOPE = "recomputed"
 """The scope of what runs again."""
@@ -246,6 +247,14 @@ class Recomputation:
         """How long results are on the way to another device and back, all in all."""
         back = (self.fetched[op] for s in self.segments for op in s.fetched)
         return sum(self.fetched.values()) + sum(back)
+
+    def extra_time(self, time_of: Times) -> float:
+        """Return how long what runs again or travels takes."""
+        return sum(map(time_of, self.run_again)) + self.transfer_time
+
+    def extra_share(self, time_of: Times) -> float:
+        """Return the extra time as a part of the plain step's time."""
+        return self.extra_time(time_of) / (sum(map(time_of, self.step.ops())) or 1.0)
 
     @cached_property
     def run_again(self) -> tuple[Operation, ...]:

@@ -187,6 +187,11 @@ class PlainStep:
         called = {op: call.time for op, call in self.calls.items()}
         return op_times(self.ops(), called, measured=measured, in_seconds=in_seconds)
 
+    @property
+    def total_time(self) -> float:
+        """The time of the ops of the step."""
+        return sum(map(self.op_times(), self.ops()))
+
     @cached_property
     def start(self) -> int:
         """The creation index from which on gradients were built."""

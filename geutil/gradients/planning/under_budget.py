@@ -193,11 +193,6 @@ class BudgetSearch:
         updates: as in `StepProgram`. Where nothing is within a budget with updates
             "apart", it is looked for with such in place, and then without any.
         offload: a budget that says how results may travel; None if they may not.
-
-    Attributes:
-        time_of: tells how long an op takes.
-
-    Cost: that of `choose_for_memory`.
     """
 
     def __init__(
@@ -224,10 +219,8 @@ class BudgetSearch:
 
     @cached_property
     def plain_peak(self) -> int:
-        """What plain gradients hold."""
-        knows_updates = self._updates != "none"
-        program = program_of(self._step) if knows_updates else self._trials.program
-        return program.plain_peak()
+        """The bytes that plain gradients hold, without updates."""
+        return program_of(self._step).plain_peak()
 
     @cached_property
     def alone(self) -> Trial:
@@ -250,9 +243,8 @@ class BudgetSearch:
     def _problems(self) -> list[StepProblem]:
         """The step's problem, and some in which results may travel.
 
-        Those of nodes that are computed in more time than results take to go and come
-        back, and those for which it is half or twice as much: what runs again may need
-        others to run again before it.
+        Those that take longer to compute than to travel both ways, or half or twice as
+        long: what runs again may need others to run again before it.
         """
         problem, offload = self.problem, self._offload
         if offload is None:
@@ -288,11 +280,9 @@ class BudgetSearch:
     def least_once_again(
         self, min_checkpoint_size: int = 0, *, among_others: bool = False
     ) -> Trial:
-        """Return the least peak if no op runs more than once again.
+        """Return the least peak if no op runs more than once again; needs no extra.
 
-        This is `checkpoints="memory"`. Its time is that of a forward pass at most, and
-        it is found without the planner's schedules, so that it needs no extra.
-        Arguments and cost are those of `choose_for_memory`.
+        This is `checkpoints="memory"`. See `choose_for_memory`.
         """
         return choose_for_memory(
             self._step,
@@ -313,8 +303,6 @@ class BudgetSearch:
         Raises:
             PlanError: no choice was found; it names the least peak that was.
             MissingExtraError: numba or OR-Tools is not installed.
-
-        Cost: that of the planner, and of a simulation, a few times.
         """
         if self.alone.peak <= limit:
             return self.alone
@@ -350,13 +338,13 @@ class BudgetSearch:
 
     def _refined(self, trial: Trial, limit: int) -> Trial:
         """Return a choice that also keeps as much as fits, what is worth most first."""
-        worth = [
-            (self.time_of(op) / size, op.outputs[0])
-            for op in (trial.plan.run_again if trial.plan else ())
-            if op.outputs and (size := tensor_bytes(op.outputs[0]))
-        ]
-        worth.sort(key=lambda pair: -pair[0])
-        tensors = [tensor for _, tensor in worth]
+        run_again = trial.plan.run_again if trial.plan else ()
+        made = (op.outputs[0] for op in run_again if op.outputs)
+        tensors = sorted(
+            filter(tensor_bytes, made),
+            key=lambda t: self.time_of(t.op) / tensor_bytes(t),
+            reverse=True,
+        )
         best, fits, too_many = trial, 0, len(tensors) + 1
         # As many of the first ones as fit, by halving.
         while too_many - fits > 1:
@@ -378,26 +366,21 @@ class BudgetSearch:
         )
 
     def _leaves_more(self, trial: Trial) -> bool:
-        """Tell whether a step holds what updates leave, of which no schedule knows.
+        """Tell whether a step holds old values of variables that updates leave.
 
-        They leave the old value of a variable that is read by what runs again later.
+        No schedule knows of them.
         """
         is_small = len(self.problem.problem) <= _MOST_SEARCHED
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
     def least(self, extra_share: float) -> Trial:
-        """Return the recomputation of least peak within extra time.
+        """Return the recomputation of least peak within a share of the step's time.
 
         Of those that hold hardly more, it is the one of least time. The choice of
         `checkpoints="memory"` is among them.
 
-        Args:
-            extra_share: what may be run again, as a part of the time of the step.
-
         Raises:
             MissingExtraError: numba or OR-Tools is not installed.
-
-        Cost: that of `within`, twice.
         """
         most = extra_share * self._time
         planned = {}
@@ -453,8 +436,7 @@ class BudgetSearch:
 
         A step holds a little more than the planner's schedule, or less: kernels take
         over buffers, and ops wait for others, of which the planner knows a part. `most`
-        is the peak that is taken, `tries` how many schedules are made at most; None for
-        as many as take some seconds.
+        is the peak that is taken, `tries` the most schedules that are made.
         """
         nodes = max(len(problem.problem), 1)
         tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
@@ -497,23 +479,16 @@ class BudgetSearch:
 
     def _extra_time(self, trial: Trial) -> float:
         """Return how long what runs again or travels takes, by the ops' times."""
-        if trial.plan is None:
-            return 0.0
-        again = sum(map(self.time_of, trial.plan.run_again))
-        return again + trial.plan.transfer_time
+        return trial.plan.extra_time(self.time_of) if trial.plan else 0.0
 
 
 def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
-    """Return the budget to ask for, by the last two and the peaks that came of them.
-
-    At first a peak is taken to be in proportion. It rather has a part that no budget
-    changes, which two points tell.
-    """
+    """Return the budget to ask for, by the last two and the peaks that came of them."""
     asked, peak = points[-1]
     in_proportion = asked * limit / peak
-    if len(points) < 2:
-        return in_proportion
-    before, peak_before = points[-2]
+    # At first a peak is taken to be in proportion. It rather has a part that no budget
+    # changes, which two points tell.
+    before, peak_before = points[-2] if len(points) > 1 else points[-1]
     if (asked - before) * (peak - peak_before) <= 0:
         return in_proportion
     asked += (limit - peak) * (asked - before) / (peak - peak_before)
