@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -30,6 +30,8 @@ from geutil.memory.kernels import cpu
 from geutil.memory.read import calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
+
+Node = TypeVar("Node")
 
 
 class LoopEdit(Protocol):
@@ -390,10 +392,9 @@ def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation,
 
 
 def reached(
-    starts: Iterable[Operation],
-    neighbours: Callable[[Operation], Iterable[Operation]],
-) -> dict[Operation, None]:
-    """Return the ops that some lead to, these included, breadth first."""
+    starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]
+) -> dict[Node, None]:
+    """Return the nodes that some lead to, these included, breadth first."""
     met = dict.fromkeys(starts)
     waiting = list(met)
     for op in waiting:

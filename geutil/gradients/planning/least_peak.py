@@ -10,7 +10,6 @@ from functools import cache
 from itertools import combinations, islice
 
 import numpy as np
-import numpy.typing as npt
 
 from geutil.gradients.planning.cuts import (
     ForwardPass,
@@ -59,7 +58,6 @@ class Trials:
         self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
     ) -> None:
         self._step, self._always = step, always
-        self._known: dict[int, bool] = {}
         self._cost_of = cache(multiply_adds)
         plain = updates == "none"
         self.program = program_of(step) if plain else StepProgram(step, updates=updates)
@@ -83,14 +81,14 @@ class Trials:
         ids = frozenset(map(id, chosen))
         plan = plan_recomputation(
             self._step,
-            lambda t: id(t) in ids or self._is_always_kept(t),
+            lambda t: id(t) in ids or self._always(t),
             spare_last=spare_last,
         )
         return self._trial(chosen, plan)
 
     def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
         """Return what a recomputation leads to that a schedule of some peak has."""
-        chosen = tuple(t for t in plan.kept if not self._is_always_kept(t))
+        chosen = tuple(t for t in plan.kept if not self._always(t))
         return replace(self._trial(chosen, plan), scheduled_peak=peak)
 
     def _trial(self, kept: tuple[Tensor, ...], plan: Recomputation | None) -> Trial:
@@ -100,15 +98,6 @@ class Trials:
         peak = self.program.peak(plan.segments, plan.places)
         return Trial(kept, peak, sum(map(self._cost_of, plan.run_again)), held, plan)
 
-    def _is_always_kept(self, tensor: Tensor) -> bool:
-        # The graph holds its tensors, so their ids are theirs for good.
-        is_kept = self._known.get(id(tensor))
-        if is_kept is None:
-            is_kept = self._known[id(tensor)] = self._always(tensor)
-        return is_kept
-
-
-Floats = npt.NDArray[np.float64]
 
 _COST_SHARE = 0.01
 """The share of all bytes that the compute of all ops is worth, to break ties."""
@@ -219,11 +208,6 @@ class CuttingSearch:
     def _bytes(self, trial: Trial) -> int:
         return trial.peak + trial.held if self._among_others else trial.peak
 
-    def add(self, kept_tensors: Sequence[Tensor]) -> None:
-        """Try a choice out that no cutting need lead to; none is plain gradients."""
-        if kept_tensors:
-            self._run(kept_tensors)
-
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
         for cuts in cuttings:
@@ -296,12 +280,12 @@ class CuttingSearch:
     def _try(self, cuts: Cuts) -> Trial | None:
         """Return what a cutting leads to, or None if it may not be tried any more."""
         if cuts not in self._known:
-            trial = self._run(crossing_tensors(self._forward.buffers, cuts))
+            trial = self.run(crossing_tensors(self._forward.buffers, cuts))
             if trial:
                 self._known[cuts] = trial
         return self._known.get(cuts)
 
-    def _run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
+    def run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
         """Return what a choice leads to, or None if it may not be tried any more."""
         key = tuple(map(id, kept_tensors))
         if key not in self._same:
@@ -382,8 +366,8 @@ def choose_for_memory(
     # The best one of a large step is tried once more, whole.
     left = most - full - is_large
     search = CuttingSearch(forward, tried, places, left, among_others=among_others)
-    for other in others:
-        search.add(other)
+    for other in filter(None, others):
+        search.run(other)
     search.start(_cuttings(stretches))
     # A sweep finds what steps of one cut do not lead to; its best is then refined.
     search.descend()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +26,7 @@ from geutil.gradients import segments
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import PlainStep, reached
 from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
@@ -232,19 +232,13 @@ class _Groups:
         That of its own group, if that comes before the one that waits (`end`);
         otherwise, where its group ends later, those of what the group reads up to it.
         """
-        before: set[int] = set()
-        waiting, met = [i], {i}
-        while waiting:
-            j = waiting.pop()
+
+        def behind(j: int) -> Iterable[int]:
             if place[j] < end:
-                before.add(place[j])
-                continue
-            for t in self._program.nodes[j].inputs:
-                for maker in self.makers(t):
-                    if maker not in met:
-                        met.add(maker)
-                        waiting.append(maker)
-        return before
+                return ()
+            return (m for t in self._program.nodes[j].inputs for m in self.makers(t))
+
+        return {place[j] for j in reached([i], behind) if place[j] < end}
 
     def _groups_of(self, tensor: int) -> list[int]:
         return [self.leader(i) for i in self.makers(tensor)]
