@@ -30,7 +30,7 @@ from geutil.gradients.step import PlainStep, reached
 from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Operation
 from geutil.memory.dependencies import with_controls
 from geutil.memory.program import Program
 from geutil.memory.schedule import frugal_order, negligible_size
@@ -46,8 +46,6 @@ class StepProblem:
     problem: Problem
     # The ops of each node, in topological order.
     ops: tuple[tuple[Operation, ...], ...]
-    # The tensors that could be recomputed, each with its node.
-    tensors: tuple[tuple[int, Tensor], ...]
     # For each node the op that makes all that it leaves behind, if there is one.
     results: tuple[Operation | None, ...] = ()
     # The nodes whose results come back from another device when they run again, each
@@ -187,16 +185,8 @@ def step_problem(
         outputs=outputs,
         workspaces=workspaces,
     )
-    tensors = [
-        (node_of[i], t)
-        for i, op in enumerate(ops)
-        if node_of[i] not in once
-        for t in op.outputs
-    ]
     results = [makers[0] if len(makers) == 1 else None for makers in makers_of_nodes]
-    return StepProblem(
-        step, problem, tuple(map(tuple, ops_of_nodes)), tuple(tensors), tuple(results)
-    )
+    return StepProblem(step, problem, tuple(map(tuple, ops_of_nodes)), tuple(results))
 
 
 class _Groups:
@@ -506,6 +496,5 @@ def with_transfers(problem: StepProblem, one_way: Mapping[int, float]) -> StepPr
         ),
         ops=tuple(ops),
         results=tuple(results),
-        tensors=tuple((leaves[node], t) for node, t in problem.tensors),
         returning=returning,
     )
