@@ -229,13 +229,7 @@ def plan_curve(
     )
     plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).candidate.plan.step
     first = given[0] if given else Budget(1.0)
-    search = BudgetSearch(
-        plain,
-        selection.AlwaysKept(plain),
-        seed=first.seed,
-        measured=first.measured,
-        offload=first if first.offload else None,
-    )
+    search = BudgetSearch(plain, selection.AlwaysKept(plain), budget=first)
     program = program_of(plain)
 
     def planned(limit: int) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -254,21 +254,18 @@ class _Resolver:
         Or, for extra time, at the least peak.
         """
         heavy = tuple(self._chosen_by(is_heavy, 0))
-        offload = budget if budget.offload else None
         warnings = []
-        if offload and runtime.is_compiled_by_xla(self._step.graph):
+        if budget.offload and runtime.is_compiled_by_xla(self._step.graph):
             warnings.append("XLA compiles a step for one device: nothing is offloaded")
-            offload = None
+            budget = replace(budget, offload=False)
         share = budget.extra_share
         search = BudgetSearch(
             self._step,
             self._always,
             [heavy],
-            budget.seed,
-            measured=budget.measured,
+            budget,
             # As for "memory": there is no limit that updates could exceed.
             updates="apart" if share is None else "none",
-            offload=offload,
         )
         limit = budget.bytes(search.plain_peak) if share is None else None
         trial = search.least(share or 0.0) if limit is None else search.within(limit)

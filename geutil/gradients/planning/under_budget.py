@@ -181,6 +181,9 @@ def _share_of(value: object) -> float | None:
     return None
 
 
+_ANY = Budget(1.0)
+
+
 class BudgetSearch:
     """Plans one step: the least time within bytes, or the least peak within time.
 
@@ -188,11 +191,9 @@ class BudgetSearch:
         step: the step with plain gradients.
         always: tells which tensors are kept whatever is chosen.
         others: choices of kept tensors that are tried besides.
-        seed: of the planner's random numbers.
-        measured: as in `Budget`.
+        budget: says all but how much: `seed`, `measured`, and how results may travel.
         updates: as in `StepProgram`. Where nothing is within a budget with updates
             "apart", it is looked for with such in place, and then without any.
-        offload: a budget that says how results may travel; None if they may not.
     """
 
     def __init__(
@@ -200,21 +201,16 @@ class BudgetSearch:
         step: PlainStep,
         always: Keeps,
         others: Iterable[Sequence[Tensor]] = (),
-        seed: int = 0,
+        budget: Budget = _ANY,
         *,
-        measured: bool = False,
         updates: Updates = "apart",
-        offload: Budget | None = None,
     ) -> None:
-        self._offload = offload
+        self._step, self._always, self._others = step, always, list(others)
+        self._budget, self._updates = budget, updates
         # Transfers take seconds, so that ops have to be measured beside them.
-        in_seconds = offload is not None
         self.time_of = step.op_times(
-            measured=measured or in_seconds, in_seconds=in_seconds
+            measured=budget.measured or budget.offload, in_seconds=budget.offload
         )
-        self._step, self._always, self._seed = step, always, seed
-        self._others = list(others)
-        self._measured, self._updates = measured, updates
         self._trials = Trials(step, always, updates=updates)
 
     @cached_property
@@ -246,10 +242,10 @@ class BudgetSearch:
         Those that take longer to compute than to travel both ways, or half or twice as
         long: what runs again may need others to run again before it.
         """
-        problem, offload = self.problem, self._offload
-        if offload is None:
+        problem, budget = self.problem, self._budget
+        if not budget.offload:
             return [problem]
-        one_way = travel_times(problem, offload.offload_device, offload.bandwidth)
+        one_way = travel_times(problem, budget.offload_device, budget.bandwidth)
         times = problem.problem.times
         choices = [
             {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
@@ -265,10 +261,8 @@ class BudgetSearch:
             self._step,
             self._always,
             self._others,
-            self._seed,
-            measured=self._measured,
+            self._budget,
             updates="in place" if self._updates == "apart" else "none",
-            offload=self._offload,
         )
 
     @cached_property
@@ -390,7 +384,7 @@ class BudgetSearch:
                 most,
                 _moves_for(problem) // 2,
                 objective="peak",
-                seed=self._seed,
+                seed=self._budget.seed,
             )
             planned[self._scheduled(problem, schedule)] = problem
         tried = [*planned, self.alone, *self._simple]
@@ -450,7 +444,7 @@ class BudgetSearch:
                 problem.problem,
                 asked,
                 _moves_for(problem),
-                seed=self._seed + attempt,
+                seed=self._budget.seed + attempt,
                 found=found,
             )
             # The next budget is near this one.
