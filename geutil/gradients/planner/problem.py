@@ -137,15 +137,15 @@ class Problem:
         """The fixed order; where there is none, the topological one."""
         return self.topological_order if self.fixed_order is None else self.fixed_order
 
-    @property
-    def staying(self) -> set[int]:
+    @cached_property
+    def staying(self) -> frozenset[int]:
         """The nodes whose outputs are there at the end."""
-        return {*self.outputs, *self.keep}
+        return frozenset((*self.outputs, *self.keep))
 
-    @property
-    def once(self) -> set[int]:
+    @cached_property
+    def once(self) -> frozenset[int]:
         """The nodes that run once."""
-        return {*self.no_recompute, *self.keep}
+        return frozenset((*self.no_recompute, *self.keep))
 
     @property
     def total_time(self) -> float:

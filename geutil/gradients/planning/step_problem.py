@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -100,17 +99,13 @@ class StepProblem:
         waits itself if it can; many products and sums cannot.
         """
         return (
-            node not in self._once
+            node not in self.problem.once
             and self.step.is_helper(op)
             and (
                 any(copies[t.op] for t in op.inputs)
                 or (late and place_to_wait(op) is None)
             )
         )
-
-    @cached_property
-    def _once(self) -> frozenset[int]:
-        return frozenset(self.problem.no_recompute)
 
 
 def step_problem(
@@ -425,12 +420,11 @@ def _travelling_nodes(problem: StepProblem) -> list[int]:
     Those that may run again and leave one buffer behind, that of an op of one output,
     of which all else that they make are views.
     """
-    once = frozenset(problem.problem.no_recompute)
     return [
         node
         for node, op in enumerate(problem.results)
         if op is not None
-        and node not in once
+        and node not in problem.problem.once
         and len(op.outputs) == 1
         and not v1_control_flow.is_inside(op)
         and not any(map(problem.step.is_helper, problem.ops[node]))
