@@ -55,7 +55,7 @@ OWN_PRIVATE = {
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.
     "gradients.prediction": {"_replace"},
-    "gradients.tape.building": {"_replace"},
+    "gradients.tape.engine": {"_replace"},
     # And one of a tape's own, in a function that makes a tape.
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.

@@ -21,7 +21,6 @@ from geutil.gradients import (
 )
 from geutil.gradients.dry_run import BUDGETS, plans_within_time
 from geutil.graph.creation import capture
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import Timeline
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.executor import typical
@@ -51,21 +50,19 @@ class BuiltStep:
     @cached_property
     def _executed(self) -> Step:
         """What TensorFlow runs; `predict` and `worst_case` would each find it out."""
-        return executed_step(
-            self.fetches, None, None, grappler=True, onednn=uses_onednn()
-        )
+        return executed_step(self.fetches, None, None, grappler=True)
 
     def timeline(self) -> Timeline:
         """Return what the step holds, op by op, as `predict` does."""
         step = self._executed
-        return step.noted(typical(step.program, uses_onednn()).timeline())
+        return step.noted(typical(step.program).timeline())
 
     def worst(self) -> int | None:
         """Return the most that `worst_case` says it holds; None without OR-Tools."""
         if not has_solver():
             return None
         program = self._executed.program
-        return worst_of(with_onednn(program) if uses_onednn() else program).peak
+        return worst_of(with_onednn(program)).peak
 
 
 class TrainingStep:

@@ -57,9 +57,8 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
-    from geutil.gradients.op_lists import capture_ops, format_ops, toposort
-    from geutil.gradients.pipeline_report import PipelinedStep
-    from geutil.gradients.pipelining import pipelined
+    from geutil.gradients.loops import LoopValues
+    from geutil.gradients.pipelining import PipelinedStep, pipelined
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
@@ -67,11 +66,13 @@ if typing.TYPE_CHECKING:
         any_of,
         by_name,
         by_type,
+        capture_ops,
+        format_ops,
         inside,
         larger_than,
         not_,
+        toposort,
     )
-    from geutil.gradients.rebuilt_loops import LoopValues
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
     from geutil.gradients.updates import order_updates
     from geutil.gradients.wrapping import checkpointed
@@ -88,41 +89,25 @@ else:
                 "gradients_speed",
             ),
             "choices": ("MIN_CHECKPOINT_SIZE",),
-            "dry_run": (
-                "explain",
-                "plan",
-                "plan_curve",
-            ),
+            "dry_run": ("explain", "plan", "plan_curve"),
             "encodings": ("EncodedTensor",),
-            "rebuilt_loops": ("LoopValues",),
-            "op_lists": (
-                "capture_ops",
-                "format_ops",
-                "toposort",
-            ),
-            "pipeline_report": ("PipelinedStep",),
-            "pipelining": ("pipelined",),
-            "planning": (
-                "Budget",
-                "Plan",
-                "PlanCurve",
-            ),
+            "loops": ("LoopValues",),
+            "pipelining": ("PipelinedStep", "pipelined"),
+            "planning": ("Budget", "Plan", "PlanCurve"),
             "policies": (
                 "Policy",
                 "all_of",
                 "any_of",
                 "by_name",
                 "by_type",
+                "capture_ops",
+                "format_ops",
                 "inside",
                 "larger_than",
                 "not_",
+                "toposort",
             ),
-            "report": (
-                "KeptTensor",
-                "RecomputedOp",
-                "Report",
-                "last_report",
-            ),
+            "report": ("KeptTensor", "RecomputedOp", "Report", "last_report"),
             "updates": ("order_updates",),
             "wrapping": ("checkpointed",),
         },

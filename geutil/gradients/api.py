@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import updates
+from geutil.gradients.barriers import HOST
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.dry_run import explained
-from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import prepare
 from geutil.gradients.report import publish
 from geutil.gradients.step import require_targets
-from geutil.gradients.tape.building import TapeEngine
+from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph.types import GivenShapes, Tensor, is_func_graph
 
 

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from geutil.gradients import barriers, bitwise_determinism
-from geutil.gradients.barriers import ControlDelays, DataDelays, Delays
-from geutil.gradients.offloading import Offload, fetch, send_once
+from geutil.gradients.barriers import (
+    ControlDelays,
+    DataDelays,
+    Delays,
+    Offload,
+    fetch,
+    send_once,
+)
 from geutil.gradients.segments import (
     SCOPE,
     Recomputation,
@@ -24,7 +30,7 @@ from geutil.gradients.step import (
     order_of_addition,
     with_replaced,
 )
-from geutil.gradients.tape.building import add_in_pairs
+from geutil.gradients.tape.engine import add_in_pairs
 from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view

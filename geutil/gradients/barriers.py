@@ -2,38 +2,34 @@
 
 XLA leaves control edges out of account, merges an op with a copy that reads the same,
 and runs an op as soon as its inputs are there. What it must obey is data. So a barrier
-makes a number from all that shall come first, and stand-ins that depend on the number,
-though it never changes their value.
+makes a number from all that shall come first, and stand-ins that depend on it, though
+it never changes their value.
 
-What a stand-in is made with decides what is held in memory until then. Measured on CPU
-with TensorFlow 2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's
-peak in a step, where plain gradients need 1451 MB.
-
-| what makes the recomputation wait | MB |
-| --- | --- |
-| `where`, for the kept tensors that the copies read | 1211 |
-| `where`, for all that the copies and the gradient ops beside them read | 858 |
-| a loop that never turns for what is computed, `where` for variables | 794 |
+How a stand-in is made decides what is held until then. Measured on CPU with TensorFlow
+2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's peak in a step;
+plain gradients need 1451 MB. With `where` for the kept tensors that copies read, 1211
+MB; with `where` for those that gradient ops read, too, 858; with a loop that never
+turns for computed tensors, and `where` for variables, 794.
 
 Gradient ops that read a kept tensor as it is make XLA transpose it right away, in the
 forward pass, and hold both. A `where` is fused with the ops that compute its input, and
-so it is their inputs that are held: two convolutions' outputs instead of the sum.
+so their inputs are held: two convolutions' outputs instead of the sum.
 
-Nor does XLA wait with what it makes of nothing. It expands the gradient of a maximum
-pooling into numbered positions, four tensors as large as the padded input and one of
-zeros, and since they read nothing it makes them when the step begins: 266 MB of those
-794. Inside a loop that turns once they are made when the loop is run: 537 MB.
+XLA expands the gradient of a maximum pooling into numbered positions, four tensors as
+large as the padded input and one of zeros, and makes them when the step begins, since
+they read nothing: 266 MB of those 794. Inside a loop that turns once they are made when
+the loop is run: 537 MB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import (
     PLACES_TO_WAIT,
     SCOPE,
@@ -42,9 +38,117 @@ from geutil.gradients.segments import (
     is_parameter,
     source_of,
 )
-from geutil.graph import creation, types
-from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.graph import adjacency, creation, types, v1_control_flow
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+)
 from geutil.memory.times import PRODUCTS
+from geutil.select.walks import get_backward_walk_ops
+
+# Where offloaded tensors wait if nobody says otherwise.
+HOST = "/device:CPU:0"
+_AWAY = "offloaded"
+
+
+@dataclass(frozen=True, eq=False)
+class Offload:
+    """Kept tensors that wait on another device, and how."""
+
+    takes: Callable[[Tensor], bool]
+    device: str
+    # How many segments ahead of its first use a tensor starts to come back.
+    prefetch: int
+    # The tensors that have gone, each with that on the device. TensorFlow builds the
+    # gradients of a function again and again until they read nothing new.
+    sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
+
+
+def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
+    """Return the kept tensors that go: those that some segment needs.
+
+    Others are read before the first segment, and would be back at once.
+    """
+    return [
+        t
+        for t in IdentitySet(t for s in plan.segments for t in _needed(s))
+        if not is_parameter(t.op)
+        # What is in a loop or branch of version 1 cannot be read outside.
+        and not v1_control_flow.is_inside(t.op)
+        and offload.takes(t)
+    ]
+
+
+def _needed(segment: Segment) -> tuple[Tensor, ...]:
+    """Return the kept tensors that a segment, or the backward pass in it, reads."""
+    return (*segment.originals, *(read.tensor for read in segment.direct))
+
+
+def bring_back(
+    plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
+) -> list[types.IdentityMap[Tensor]]:
+    """Send tensors away after their last forward use, and back for each segment.
+
+    Returns, for each segment, which begins behind its gate, what to read instead.
+    """
+    returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
+    if offload is None:
+        return list(returned)
+    step, away = plan.step, offload.sent
+    forward = frozenset(
+        get_backward_walk_ops(
+            list(step.ys), within_ops_fn=step.covers, control_inputs=True
+        )
+    )
+    for t in offloaded(plan, offload):
+        if t not in away:
+            readers = [op for op in adjacency.consumers(t) if op in forward]
+            creation.add_control_edges(send_once(t, offload).op, readers)
+    for stage, segment in enumerate(plan.segments):
+        begin = stage - offload.prefetch
+        awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
+        for t in IdentitySet(t for t in _needed(segment) if t in away):
+            returned[stage][t] = fetch(t, away[t], awaited, offload.device)
+    return list(returned)
+
+
+def send_once(tensor: Tensor, offload: Offload) -> Tensor:
+    """Return a tensor on the other device, where it goes as soon as it is computed."""
+    if tensor not in offload.sent:
+        with _away(tensor, offload.device):
+            offload.sent[tensor] = tf.identity(tensor, f"{tensor.op.name}/away")
+    return offload.sent[tensor]
+
+
+def fetch(
+    tensor: Tensor, sent: Tensor, awaited: Sequence[Operation], device: str
+) -> Tensor:
+    """Return a sent tensor that comes back from a device once some ops have run.
+
+    TensorFlow moves a tensor to the device of its reader as soon as it is there,
+    whatever the reader waits for: the ops that send and receive it bear no control
+    edges. So an op on the device where the tensor waits holds it back.
+    """
+    with _away(tensor, device):
+        held_back = tf.raw_ops.PlaceholderWithDefault(
+            input=sent, shape=tensor.shape, name=f"{tensor.op.name}/wait"
+        )
+    creation.add_control_edges(held_back.op, awaited)
+    with _away(tensor, tensor.op.device):
+        return tf.identity(held_back, f"{tensor.op.name}/back")
+
+
+@contextmanager
+def _away(tensor: Tensor, device: str) -> Iterator[None]:
+    """Make ops on a device, in the scope of what is offloaded."""
+    graph = tensor.graph
+    with creation.neutral(graph), graph.name_scope(f"{_AWAY}/"), graph.device(device):
+        yield
+
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
 _PASSING_ON = frozenset(("Identity", "StopGradient"))
@@ -59,55 +163,29 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     What reads it is neither run before all of `after` is computed nor merged with what
     reads the tensor itself. Infinities and NaNs in `after` do not matter.
 
-    A tensor that is computed goes through a loop that never turns, together with the
-    others. XLA does not fuse a loop, so that the tensor itself is held, and gives its
-    results the memory of what goes in, so that nothing is copied: unless something that
-    is not computed before the loop reads the tensor as well. So where several barriers
-    hold back the same tensor, let each read the stand-in of the one before.
-
-    An input of the step (variable, placeholder, constant) is chosen by `where`, since
-    XLA may not write to its memory: a loop would have it copied when the step begins.
-
-    Args:
-        tensors: what to hold back; of any type that XLA has: numbers and truth values,
-            of any shape, which need not be known.
-        after: what must be computed before; of any such type. With none, the tensors
-            are returned as they are.
-
-    Returns:
-        A stand-in for each of `tensors`, in the same order.
+    A tensor that is computed goes through a loop that never turns. XLA does not fuse a
+    loop, so that the tensor itself is held, and gives its results the memory of what
+    goes in, so that nothing is copied: unless something that is not computed before the
+    loop reads the tensor as well. So where several barriers hold back the same tensor,
+    let each read the stand-in of the one before. XLA may not write to the memory of an
+    input of the step, and a loop would have it copied: that is chosen by `where`.
 
     Raises:
         ArgumentTypeError: something is no tensor of a graph, or has a type that cannot
             depend on data: a resource, variant, string or quantized number.
 
-    Cost: a dozen ops, and three for each tensor and each of `after`. When the step
-    runs, each of `after` is read once, and each of `tensors` that is an input.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.gradients.barriers import data_barrier
-        >>> @tf.function(jit_compile=True)
-        ... def step(x):
-        ...     kept = tf.exp(x)
-        ...     gradient = tf.cos(x)
-        ...     (later,) = data_barrier([kept], after=[gradient])
-        ...     return gradient, tf.sin(later)
-        >>> [float(t) for t in step(tf.constant(0.0))]
-        [1.0, 0.8414...]
+    Cost: a dozen ops, and three for each tensor and each of `after`, which is read
+    once.
     """
     for tensor in (*tensors, *after):
         _require_data(tensor)
     if not tensors or not after:
         return list(tensors)
     never = _never(after)
-    are_inputs = [is_given(t.op) for t in tensors]
-    looped = _loop(
-        never, [t for t, g in zip(tensors, are_inputs, strict=True) if not g]
-    )
+    looped = _loop(never, [t for t in tensors if not is_given(t.op)])
     stand_ins = [
-        _choose(never, t) if g else next(looped)
-        for t, g in zip(tensors, are_inputs, strict=True)
+        tf.where(never, tf.zeros_like(t), t) if is_given(t.op) else next(looped)
+        for t in tensors
     ]
     return _passing_gradients_on(tensors, stand_ins)
 
@@ -118,14 +196,11 @@ def is_expanded(op: Operation) -> bool:
 
 
 def run_in_time(op: Operation) -> Tensor:
-    """Return a stand-in for what an op yields, made when its inputs are there.
+    """Return a stand-in for the gradient of a maximum pooling, run when it is due.
 
     The op is run by a loop that turns once, since what XLA makes for it of nothing is
     made inside the loop then. The first input becomes the result, so that there is no
     other buffer. Values are the same, bit for bit, and gradients pass to the op itself.
-
-    Args:
-        op: the gradient of a maximum pooling (see `is_expanded`).
 
     Cost: some 15 ops. When the step runs, the last input is read once more.
     """
@@ -152,22 +227,18 @@ def run_in_time(op: Operation) -> Tensor:
 
 def can_wait(tensor: Tensor) -> bool:
     """Tell whether a tensor can go through a barrier: it is numbers or truth values."""
-    dtype = tensor.dtype
-    return bool(
-        dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
-    )
+    kind = tensor.dtype
+    return kind.is_floating or kind.is_integer or kind.is_bool or kind.is_complex
 
 
 def _require_data(tensor: Tensor) -> None:
     types.require_tensor(tensor)
-    dtype = tensor.dtype
-    if can_wait(tensor):
-        return
-    raise ArgumentTypeError(
-        f"'{tensor.name}' ({dtype.name}) cannot go through a barrier of data, nor can "
-        "anything wait for it: XLA has numbers and truth values only; leave it out, "
-        "and pass what is read from it"
-    )
+    if not can_wait(tensor):
+        raise ArgumentTypeError(
+            f"'{tensor.name}' ({tensor.dtype.name}) cannot go through a barrier of "
+            "data, nor can anything wait for it: XLA has numbers and truth values "
+            "only; leave it out, and pass what is read from it"
+        )
 
 
 def is_given(op: Operation) -> bool:
@@ -212,10 +283,6 @@ def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     yield from results
 
 
-def _choose(never: Tensor, tensor: Tensor) -> Tensor:
-    return tf.where(never, tf.zeros_like(tensor), tensor)
-
-
 def _passing_gradients_on(
     tensors: Sequence[Tensor], stand_ins: Sequence[Tensor]
 ) -> list[Tensor]:
@@ -233,28 +300,8 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
     return [*gradients[count:], *[None] * count]
 
 
+# More than shapes, axes and paddings have.
 _SHAPE_ELEMENTS = 64
-"""More than shapes, axes and paddings have."""
-
-
-class Delays(Protocol):
-    """Gives stand-ins for kept tensors that are there when the time has come."""
-
-    def copies(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read instead of kept tensors."""
-
-    def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what backward ops of the same time read instead of kept tensors."""
-
-    def after(
-        self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
-    ) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read of what ran again before.
-
-        Args:
-            stage: the segment.
-            earlier: kept tensors, each with its copy in an earlier segment.
-        """
 
 
 class ControlDelays:
@@ -262,10 +309,7 @@ class ControlDelays:
 
     The order hangs on these nodes, never on kernels: a control edge onto a convolution
     keeps oneDNN's layout pass from merging it, or aborts the process. They are of a
-    type that no optimizer of TensorFlow removes.
-
-    Attributes:
-        gates: the op that runs before each segment.
+    type that no optimizer of TensorFlow removes. A gate runs before each segment.
     """
 
     def __init__(self, plan: Recomputation, offload: Offload | None) -> None:
@@ -275,27 +319,25 @@ class ControlDelays:
         self._moved = bring_back(plan, self.gates, offload)
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read instead of kept tensors."""
-        stand_ins: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
-        replacements, segment = self._moved[stage], self._segments[stage]
-        for t in _delayed(segment):
-            if t not in segment.sources:
-                stand_ins[t] = _wait(t, replacements.get(t, t), self.gates[stage])
-        return stand_ins
+        """Return a waiting stand-in for each tensor that no other segment yields."""
+        back, segment = self._moved[stage], self._segments[stage]
+        delayed = [t for t in _delayed(segment) if t not in segment.sources]
+        return self.after(stage, [(t, back.get(t, t)) for t in delayed])
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what backward ops of the same time read instead of kept tensors.
-
-        Only what was offloaded: otherwise they wait for what they read besides.
-        """
+        """Return what comes back; other tensors are read by ops that wait already."""
         return self._moved[stage]
 
     def after(
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read of what ran again before."""
-        gate = self.gates[stage]
-        return IdentityMap((t, _wait(t, copy, gate)) for t, copy in earlier)
+        """Return stand-ins for tensors, each with its source, behind a gate."""
+        stand_ins = MutableIdentityMap[Tensor]()
+        for t, source in earlier:
+            waiting = creation.make_stand_in(t, SCOPE, "barrier", reads=source)
+            creation.add_control_edges(waiting.op, [self.gates[stage]])
+            stand_ins[t] = waiting
+        return stand_ins
 
 
 def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
@@ -306,12 +348,6 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
         gate = tf.raw_ops.NoOp(name="gate")
     creation.add_control_edges(gate, awaited)
     return gate
-
-
-def _wait(tensor: Tensor, source: Tensor, gate: Operation) -> Tensor:
-    stand_in = creation.make_stand_in(tensor, SCOPE, "barrier", reads=source)
-    creation.add_control_edges(stand_in.op, [gate])
-    return stand_in
 
 
 def _delayed(segment: Segment) -> IdentitySet:
@@ -347,22 +383,19 @@ class DataDelays:
         self._stand_ins: dict[int, IdentityMap[Tensor]] = {}
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read instead of kept tensors."""
+        """Return stand-ins for all that a segment reads, made once."""
         if stage not in self._stand_ins:
-            self._stand_ins[stage] = self._make(self._plan.segments[stage])
+            segment = self._plan.segments[stage]
+            tensors = _held_back(segment)
+            # One barrier after the other over a tensor, so that XLA needs no copy.
+            newest = [self._newest.get(t, t) for t in tensors]
+            pairs = list(zip(tensors, self._barrier(segment, newest), strict=True))
+            self._newest.update((t, s) for t, s in pairs if not is_given(t.op))
+            self._stand_ins[stage] = IdentityMap(pairs)
         return self._stand_ins[stage]
 
-    def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what backward ops of the same time read instead of kept tensors."""
-        return self.copies(stage)
-
-    def _make(self, segment: Segment) -> IdentityMap[Tensor]:
-        tensors = _held_back(segment)
-        # One barrier after the other over the same tensor, so that XLA needs no copy.
-        newest = [self._newest.get(t, t) for t in tensors]
-        stand_ins = list(zip(tensors, self._barrier(segment, newest), strict=True))
-        self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
-        return IdentityMap(stand_ins)
+    # Backward ops of the same time: XLA would run them as soon as it can, too.
+    direct = copies
 
     def _barrier(self, segment: Segment, tensors: Sequence[Tensor]) -> list[Tensor]:
         after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
@@ -373,12 +406,18 @@ class DataDelays:
     def after(
         self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
     ) -> IdentityMap[Tensor]:
-        """Return what the copies of a segment read of what ran again before."""
+        """Return the copies of segments before, held back where XLA allows it."""
         waiting = [(t, copy) for t, copy in earlier if _may_be_held_back(t)]
         segment = self._plan.segments[stage]
         stand_ins = self._barrier(segment, [copy for _, copy in waiting])
         delayed = zip((t for t, _ in waiting), stand_ins, strict=True)
         return IdentityMap((*earlier, *delayed))
+
+
+# Give stand-ins for kept tensors that are there when the time has come: `copies` to the
+# copies of a segment, `direct` to backward ops of the same time, `after` to copies that
+# read others of a segment before.
+Delays = ControlDelays | DataDelays
 
 
 def _held_back(segment: Segment) -> list[Tensor]:
@@ -389,9 +428,7 @@ def _held_back(segment: Segment) -> list[Tensor]:
     """
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept_tensors = IdentitySet(
-        (*segment.originals, *(read.tensor for read in segment.direct))
-    )
+    kept_tensors = IdentitySet(_needed(segment))
     read_tensors = IdentitySet(
         t
         for op, t in readers
@@ -403,8 +440,8 @@ def _held_back(segment: Segment) -> list[Tensor]:
 def _may_be_held_back(tensor: Tensor) -> bool:
     """Tell whether a barrier may hold back a tensor, and XLA still compile its readers.
 
-    Shapes, axes, paddings and the ends of ranges must be known when XLA compiles, and
-    would not be behind a barrier. They are few integers, or a number of any type.
+    Shapes, axes, paddings and the ends of ranges must be known when XLA compiles. They
+    are few integers, or a number of any type.
     """
     if not can_wait(tensor) or tensor.shape.rank == 0:
         return False

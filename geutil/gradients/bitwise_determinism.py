@@ -4,18 +4,18 @@ Grappler joins what has a single reader with that reader: sums of sums (AddOpsRe
 and products of products (MinimizeBroadcasts), which it computes in an order of its own,
 and, for oneDNN, a Pad with the convolution behind it. In plain gradients the backward
 pass reads much of the forward pass, which keeps those ops apart. With recomputation it
-reads copies, and an original and its copy may be left with one reader each. And
-Grappler joins nothing that another op waits for.
+reads copies, and an original and its copy may be left with one reader each. Grappler
+joins nothing that another op waits for.
 
 `AddN` adds into the buffer of the first input that nothing else holds any more, and
 begins with that input. Of three or more terms this decides how the sum is rounded. An
 input that another op reads is free if that op happens to have run: so one graph with
 one seed yields two results, even where `enable_op_determinism` was called, and more of
-the second where the machine is busy. That is TensorFlow's, and plain gradients have it.
+the second where the machine is busy. Plain gradients have it, too.
 
-What the backward pass reads of such a sum's inputs holds them in any case, and then the
-order is fixed. It must not change where the backward pass reads copies instead. So such
-a sum is not run a second time, and what held its inputs is made up for.
+If the backward pass reads inputs of such a sum, it holds them, and the order is fixed.
+It must not change where the backward pass reads copies instead. So such a sum is not
+run a second time, and what held its inputs is made up for.
 
 Left to chance are sums that Grappler joins with what reads them, those whose inputs are
 read by forward ops alone, some of which run again, and products of several constants
@@ -25,7 +25,7 @@ the whole graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 
 from geutil.gradients import segments
 from geutil.gradients.step import PlainStep, reached, tensors_of
@@ -65,7 +65,7 @@ def keep_apart(
 
     Args:
         step: the step, which recomputes by now.
-        before: who read what with plain gradients.
+        before: the readers of tensors with plain gradients.
         copies: forward ops that run again, with a copy and an op that runs after it.
     """
     after = readers_of(step)
@@ -86,9 +86,9 @@ def keep_apart(
 def without_joined(
     step: PlainStep, awaited: Iterable[Operation]
 ) -> tuple[Operation, ...]:
-    """Return what to wait for instead of backward ops that Grappler may join.
+    """Return backward ops to wait for, in the place of those that Grappler may join.
 
-    That is what these read of the backward pass.
+    These are replaced by what they read of the backward pass.
     """
     backward = frozenset(step.backward)
 
@@ -107,7 +107,7 @@ def pin_sum_inputs(
 
     Args:
         step: the step, which recomputes by now.
-        before: who read what with plain gradients.
+        before: the readers of tensors with plain gradients.
         copies: forward ops that run again, with an op that runs after the forward pass.
     """
     backward = frozenset(step.backward)
@@ -116,12 +116,16 @@ def pin_sum_inputs(
         (id(t), sum_): (t, later)
         for op, later in copies
         for output in op.outputs
-        for sum_, t in _summed(output, before)
-        if _is_held(output, before, backward) and sum_ not in backward
+        for t, sum_ in _reads(output, before)
+        if segments.is_left_to_chance(sum_) and sum_ not in backward
+        # With plain gradients the backward pass holds its input.
+        if any(reader in backward for _, reader in _reads(output, before))
     }
     for (_, sum_), (t, later) in summands.items():
         (total,) = sum_.outputs
-        if _may_be_joined(total, before):
+        # Grappler may join a sum with a single reader, which a second one would stop.
+        readers = before.get(total, ())
+        if len(readers) == 1 and readers[0][0].type in JOINED:
             continue
         if total not in added:
             added[total] = make_stand_in(total, segments.SCOPE, "added")
@@ -130,39 +134,11 @@ def pin_sum_inputs(
         add_control_edges(later, [holder])
 
 
-def _same_buffer(tensor: Tensor, before: Readers) -> Iterator[Tensor]:
-    """Yield the tensor and what forwards its buffer."""
+def _reads(tensor: Tensor, before: Readers) -> Iterator[tuple[Tensor, Operation]]:
+    """Yield the reads of a tensor, and of what forwards its buffer, with the reader."""
     waiting = [tensor]
     for t in waiting:
-        yield t
-        waiting += [
-            reader.outputs[0]
-            for reader, index in before.get(t, ())
-            if cpu.passes_on(reader.type) and index == 0
-        ]
-
-
-def _summed(tensor: Tensor, before: Readers) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield the sums left to chance that read a tensor, and which tensor they read."""
-    for t in _same_buffer(tensor, before):
-        for reader, _ in before.get(t, ()):
-            if segments.is_left_to_chance(reader):
-                yield reader, t
-
-
-def _is_held(tensor: Tensor, before: Readers, backward: Set[Operation]) -> bool:
-    """Tell whether the backward pass reads a tensor with plain gradients."""
-    return any(
-        reader in backward
-        for t in _same_buffer(tensor, before)
-        for reader, _ in before.get(t, ())
-    )
-
-
-def _may_be_joined(total: Tensor, before: Readers) -> bool:
-    """Tell whether Grappler may join a sum with its reader, which a second one stops.
-
-    Then the sum is no op of its own any more.
-    """
-    readers = before.get(total, ())
-    return len(readers) == 1 and readers[0][0].type in JOINED
+        for reader, index in before.get(t, ()):
+            yield t, reader
+            if cpu.passes_on(reader.type) and index == 0:
+                waiting.append(reader.outputs[0])

@@ -9,14 +9,19 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
+from geutil.gradients.barriers import HOST, Offload
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
-from geutil.gradients.loops import find_loops
-from geutil.gradients.offloading import HOST, Offload
+from geutil.gradients.loops import (
+    NO_LESS,
+    Levels,
+    LoopChoices,
+    LoopValues,
+    find_loops,
+)
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram, program_of
-from geutil.gradients.rebuilt_loops import NO_LESS, Levels, LoopChoices, LoopValues
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import PLAIN, Keeping
 from geutil.gradients.step import PlainStep

@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
+from geutil.gradients.barriers import HOST
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops import find_loops
-from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
 from geutil.gradients.prediction import program_of
 from geutil.gradients.preparing import Prepared, keep_all, prepare
 from geutil.gradients.report import Report
 from geutil.gradients.segments import plan_recomputation
-from geutil.gradients.tape.building import TapeEngine
+from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, IdentityMap, Tensor
 from geutil.select import queries, walks

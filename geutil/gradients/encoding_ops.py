@@ -2,8 +2,8 @@
 
 Every gradient is that of TensorFlow's kernels to the last bit, zeros with their signs:
 the gradient of a Relu is a product with 0 or 1, and that of a pool is the gradient at
-the first maximum of each window, -0 as +0, and +0 elsewhere (TensorFlow 2.21, oneDNN
-or Eigen).
+the first maximum of each window, -0 as +0, and +0 elsewhere (TensorFlow 2.21, oneDNN or
+Eigen).
 """
 
 from __future__ import annotations
@@ -30,26 +30,23 @@ from geutil.gradients.step import (
 from geutil.graph import adjacency, creation, state, types, v1_control_flow
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 
-SCOPE = "encoded"
+_SCOPE = "encoded"
+# Returns what is kept, as of when the backward pass gets to an op.
 Late = Callable[[Operation, Tensor], Tensor]
-"""Returns what is kept, as of when the backward pass gets to an op."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """Makes what is kept in the place of tensors, for each tensor once.
 
-    Where gradients are built twice nothing is made twice: TensorFlow builds those of a
-    function again and again until they read nothing new.
-
-    Attributes:
-        made: encoded tensors, by name of the encoding and by tensor.
-        ops: the forward ops that make them.
-        decoders: the tensors made of them, by the read whose place they take.
+    TensorFlow builds gradients of a function again and again until they read nothing
+    new; nothing is made twice for that.
     """
 
+    # Encoded tensors by name of the encoding and by tensor, and the ops that make them.
     made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
     ops: list[Operation] = field(default_factory=list)
+    # The tensors made of them, by the read whose place they take.
     decoders: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
@@ -63,62 +60,50 @@ class Encoder:
         reads: dict[tuple[Operation, int], Tensor] = {}
         results: dict[Operation, Tensor] = {}
         for read, encoding in _in_backward_order(step, plan):
-            if encoding.keeps[0] in (encodings.NARROW, encodings.SIGN):
-                if encoding.keeps[0] == encodings.SIGN:
-                    kept = self.narrow(encoding.tensor, tf.int8)
-                else:
-                    kept = encoding.tensor.op.inputs[0]
-                make = partial(_widened, read, kept, late)
-                reads[read.op, read.index] = self._decoded(read, plan, make)
+            op, keeps = read.op, encoding.keeps[0]
+            # The same in all plans that have it so.
+            is_padded = read.tensor in plan.padded
+            key = (op, read.index, plan.swapped.get(op), is_padded)
+            if key not in self.decoders:
+                with creation.surroundings_of(op):
+                    self.decoders[key] = self._replacement(read, keeps, plan, late)
+            if keeps in (encodings.NARROW, encodings.SIGN):
+                reads[op, read.index] = self.decoders[key]
             else:
-                make = partial(self._replacement, read, plan, late)
-                results[read.op] = self._decoded(read, plan, make)
+                results[op] = self.decoders[key]
         replaced = first_results(results)
         gradients = (renewed(g, replaced) for g in step.gradients)
         edits = replace(edits_of(reads, results), loops=step.edits.loops)
         return with_edited_backward(step, gradients, self.ops, edits)
 
-    def _decoded(
-        self, read: Read, plan: EncodingPlan, make: Callable[[], Tensor]
+    def _replacement(
+        self, read: Read, keeps: str, plan: EncodingPlan, late: Late
     ) -> Tensor:
-        """Return what is read instead, the same in all plans that have it so."""
-        key = (
-            read.op,
-            read.index,
-            plan.swapped.get(read.op),
-            read.tensor in plan.padded,
-        )
-        if key not in self.decoders:
-            with creation.surroundings_of(read.op):
-                self.decoders[key] = make()
-        return self.decoders[key]
-
-    def _replacement(self, read: Read, plan: EncodingPlan, late: Late) -> Tensor:
-        """Build what takes the place of an op that reads a tensor."""
+        """Build what takes the place of a tensor, or of the op that reads it."""
         op, tensor = read.op, read.tensor
-        if op in plan.swapped:
-            pool = plan.swapped[op]
+        if keeps == encodings.NARROW:
+            return _widened(read, tensor.op.inputs[0], late)
+        if keeps == encodings.SIGN:
+            return _widened(read, self.narrow(tensor, tf.int8), late)
+        if op in plan.swapped or op.type == "MaxPoolGrad":
+            pool = plan.swapped.get(op, op)
             places = self._places(pool)
             gradient = _without_minus_zero(pool.inputs[2])
-            passed = _gradient_like(op, gradient, pool.inputs[encodings.MAXIMA])
-            return _spread(pool, passed, late(pool, places))
-        if op.type == "MaxPoolGrad":
-            places = self._places(op)
-            gradient = _without_minus_zero(op.inputs[2])
-            return _spread(op, gradient, late(op, places))
+            if pool is not op:
+                maxima = pool.inputs[encodings.MAXIMA]
+                gradient = _gradient_like(op, gradient, maxima)
+            return _spread(pool, gradient, late(pool, places))
         if op.type not in encodings.ACTIVATIONS:
-            shape = self._once(encodings.SHAPE, tensor, _shape)
+            key = encodings.SHAPE
+            shape = self._once(key, tensor, lambda t: tf.raw_ops.Shape(input=t))
             return _of_shape(op, shape, late)
         if tensor in plan.padded:
             padded = plan.padded[tensor]
             return _gradient_like(op, op.inputs[0], _cut(padded, late(op, padded)))
-        return _masked(op, late(op, self._mask(tensor, op.type)))
-
-    def _mask(self, tensor: Tensor, gradient: str) -> Tensor:
-        """Return where the gradient of an activation lets something through."""
-        if gradient == "Relu6Grad":
-            return self._once(gradient, tensor, _is_between_0_and_6)
-        return self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
+        if op.type == "Relu6Grad":
+            return _masked(op, late(op, self._once(op.type, tensor, _is_0_to_6)))
+        mask = self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
+        return _masked(op, late(op, mask))
 
     def narrow(self, tensor: Tensor, dtype: tf.DType) -> Tensor:
         """Return the values of a tensor in fewer bytes."""
@@ -142,7 +127,7 @@ class Encoder:
             before = state.count_ops(graph)
             with (
                 creation.neutral(graph),
-                graph.name_scope(f"{SCOPE}/{tensor.op.name}/"),
+                graph.name_scope(f"{_SCOPE}/{tensor.op.name}/"),
                 graph.device(tensor.op.device),
             ):
                 made[tensor] = make(tensor)
@@ -166,13 +151,9 @@ def _in_backward_order(
     return sorted(reads, key=lambda pair: (place[pair[0].op], pair[0].index))
 
 
-def _is_between_0_and_6(tensor: Tensor) -> Tensor:
+def _is_0_to_6(tensor: Tensor) -> Tensor:
     zero, six = (tf.constant(value, tensor.dtype) for value in (0, 6))
     return tf.logical_and(tensor > zero, tensor < six)
-
-
-def _shape(tensor: Tensor) -> Tensor:
-    return tf.raw_ops.Shape(input=tensor)
 
 
 def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tensor:
@@ -190,9 +171,7 @@ def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tens
         still_less = less if still_less is None else tf.logical_and(still_less, less)
         step = tf.cast(still_less, tf.uint8)
         place = step if place is None else place + step
-    if place is None:
-        return tf.zeros_like(pooled, tf.uint8)
-    return place
+    return tf.zeros_like(pooled, tf.uint8) if place is None else place
 
 
 def _image_dims(images: Tensor) -> tuple[int, int, int]:
@@ -273,12 +252,10 @@ def _spread(op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
         is_there = tf.equal(places, tf.constant(place, tf.uint8))
         factor = tf.cast(is_there, gradient.dtype)
         parts.append(tf.raw_ops.MulNoNan(x=flat, y=factor))
+    rows_of_parts = (parts[i : i + width] for i in range(0, height * width, width))
     lines = [
-        tf.reshape(
-            tf.stack(parts[row * width : (row + 1) * width], axis=2),
-            [-1, 1, columns * channels],
-        )
-        for row in range(height)
+        tf.reshape(tf.stack(row, axis=2), [-1, 1, columns * channels])
+        for row in rows_of_parts
     ]
     spread = tf.reshape(tf.concat(lines, 1), [-1, rows, columns, channels])
     spread.set_shape(images.shape)
@@ -286,10 +263,7 @@ def _spread(op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
 
 
 def _without_minus_zero(gradient: Tensor) -> Tensor:
-    """Return a gradient as it is when it was added to zeros.
-
-    No optimizer sees that zero is added.
-    """
+    """Return a gradient as added to zeros; no optimizer sees that zero is added."""
     scope = types.scope_dirname(gradient.op.name)[:-1]
     zero = creation.make_stand_in(tf.zeros([], gradient.dtype), scope, "zero")
     return gradient + zero
@@ -339,8 +313,7 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     edits: dict[tuple[Operation, int], Tensor] = {}
     late = _late(step)
     for buffer, reads in encodings.late_reads(step, smallest).items():
-        obstacle = _why_whole(step, buffer, reads)
-        if obstacle is not None:
+        if obstacle := _why_whole(step, buffer, reads):
             left.append((buffer, obstacle))
             continue
         halved.append(reads[0].tensor)

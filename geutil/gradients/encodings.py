@@ -1,8 +1,8 @@
 """Encodings: what the backward pass needs of forward tensors, where that is less.
 
 The gradient of a Relu needs to know where its result is positive, that of a pool of
-maxima the place of each maximum, that of a resized image no more than its shape. Here
-is found which tensors are read late for no more than that. Nothing is built.
+maxima the place of each maximum, that of a resized image no more than its shape. Which
+tensors are read late for no more than that is found here. Nothing is built.
 
 Source: Jain et al., "Gist: Efficient data encoding for deep neural network training",
 2018.
@@ -23,20 +23,18 @@ from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
+# Names of what is kept of a tensor, see `EncodedTensor`.
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
 SIGN, NARROW = "sign", "narrow"
-"""Names of what is kept of a tensor: where an activation lets gradients through,
-where in its window each maximum is, nothing but the padded tensor that it is part of
-and that is held anyway, the shape, nothing where only places were looked for; a sign as
-int8, what a tensor was cast from."""
 
+# Gradients of activations, with the input that they read for its sign alone.
 ACTIVATIONS = {"LeakyReluGrad": 1, "Relu6Grad": 1, "ReluGrad": 1}
-"""Gradients of activations, with the input that they read for its sign alone."""
+# Ops that read an input for its shape alone, with the place of that.
 _SHAPE_READS = dict.fromkeys(op_types.VALUE_BLIND - {"ShapeN"}, 0)
 _SHAPE_READS |= {"ResizeBicubicGrad": 1, "ResizeBilinearGrad": 1}
-"""Ops that read an input for its shape alone, with the place of that."""
+# Inputs of MaxPoolGrad.
 INPUT, MAXIMA = 0, 1
-"""Inputs of MaxPoolGrad."""
+# A place is held as uint8.
 _MOST_PLACES = 255
 _PADS = frozenset(("MirrorPad", "Pad", "PadV2"))
 
@@ -66,18 +64,13 @@ class EncodedTensor:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """A forward tensor of which less is kept.
-
-    Attributes:
-        tensor: the tensor whose buffer is let go.
-        reads: the late reads of it, or of what shares its buffer.
-        keeps: some of the names above.
-        bytes: the size of what is kept in its place, and would not be held anyway.
-    """
+    """A forward tensor whose buffer is let go, since less is kept."""
 
     tensor: Tensor
+    # The late reads of it, or of what shares its buffer.
     reads: tuple[Read, ...]
     keeps: tuple[str, ...]
+    # The size of what is kept in its place, and would not be held anyway.
     bytes: int
 
     def described(self) -> EncodedTensor:
@@ -89,27 +82,23 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class EncodingPlan:
-    """The encodings of a step.
-
-    Attributes:
-        encodings: in the order of the backward pass.
-        left: the other tensors that the backward pass reads, each with the reason.
-        swapped: gradients of activations, each with that of the pool behind it, which
-            goes last instead: the maximum of a window is positive where its place is,
-            so that what the activation lets through can be asked of the maxima.
-        padded: tensors that an activation read, each with a held one padded from it.
-    """
+    """The encodings of a step, in the order of the backward pass."""
 
     encodings: tuple[Encoding, ...] = ()
+    # The other tensors that the backward pass reads, each with the reason.
     left: tuple[tuple[Tensor, str], ...] = ()
+    # Gradients of activations, each with that of the pool behind it, which goes last
+    # instead: the maximum of a window is positive where its place is, so that what the
+    # activation lets through can be asked of the maxima.
     swapped: Mapping[Operation, Operation] = field(default_factory=dict)
+    # Tensors that an activation read, each with a held one padded from it.
     padded: IdentityMap[Tensor] = field(default_factory=IdentityMap)
 
 
 def plan_encodings(
     step: PlainStep, smallest: int, whole: IdentityMap[str] | None = None
 ) -> EncodingPlan:
-    """Return which forward tensors the backward pass needs less of.
+    """Return the forward tensors that the backward pass needs less of.
 
     A tensor is encoded if each late read of its buffer is content with less.
 
@@ -234,15 +223,13 @@ def _obstacle(
     """Return why a tensor is kept as it is, or None."""
     if any(buffer_of(y) is buffer for y in step.ys):
         return "it is asked for"
-    if v1_control_flow.is_inside(buffer.op):
-        return "it belongs to a loop or conditional of version 1"
-    for read in reads:
-        if v1_control_flow.is_inside(read.op):
-            return f"'{read.op.name}' belongs to a loop or conditional of version 1"
+    for op in (buffer.op, *(read.op for read in reads)):
+        if v1_control_flow.is_inside(op):
+            name = "it" if op is buffer.op else f"'{op.name}'"
+            return f"{name} belongs to a loop or conditional of version 1"
     if _compact(buffer, reads) is not None:
         return None
-    reasons = (_why_values(read, replaced) for read in reads)
-    return next((reason for reason in reasons if reason is not None), None)
+    return next(filter(None, (_why_values(read, replaced) for read in reads)), None)
 
 
 def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
@@ -285,13 +272,11 @@ def _compact(tensor: Tensor, reads: Iterable[Read]) -> str | None:
     op = tensor.op
     if any(read.tensor is not tensor for read in reads):
         return None
-    if op.type == "Sign" and tensor.dtype.is_floating:
-        return SIGN
     if op.type == "Cast" and not segments.is_parameter(op):
         source = op.inputs[0].dtype
         exact = source.is_bool or source.is_integer or source.is_floating
         return NARROW if exact and source.size < tensor.dtype.size else None
-    return None
+    return SIGN if op.type == "Sign" and tensor.dtype.is_floating else None
 
 
 def _encoding(

@@ -1,33 +1,57 @@
-"""Loops of a step, and what their backward pass could compute again.
+"""Loops of a step whose backward pass computes values again.
 
 The forward loop pushes values onto lists, and the loop of the backward pass pops one of
 each every time it turns. Some of these values follow from others: of an LSTM the gates,
-from what it reads and its state. Nothing is built here.
+from what it reads and its state. Both loops get other bodies and keep their arguments
+and results: a list that is not filled goes through as it is, empty, or holds what runs
+again reads instead, such as a bias, each time the same buffer.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise, zip_longest
+from typing import Any
 
 import tensorflow as tf
 
+from geutil.errors import PlanError, TransformError
 from geutil.gradients.segments import why_kept
 from geutil.gradients.step import PlainStep
-from geutil.graph import function_calls, op_types
-from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.memory.function_memory import Called, LoopBody, source_of
+from geutil.graph import (
+    adjacency,
+    creation,
+    function_calls,
+    function_defs,
+    functions,
+    op_types,
+)
+from geutil.graph.function_calls import Caller
+from geutil.graph.function_loops import LoopBody, source_of
+from geutil.graph.types import (
+    Graph,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    dims_of,
+    is_func_graph,
+)
+from geutil.memory.function_memory import ITERATIONS, Called
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
 from geutil.memory.times import BODIES, HEAVY, op_time
+from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.function_bodies import OpenedFunction, open_function
+from geutil.transform.transformer import copy_replacing
 
+# How much of a loop runs again: no products and convolutions, or anything.
 LIGHT, ALL = 1, 2
-"""How much of a loop runs again: no products and convolutions, or anything."""
-
+# Bytes of values that stay in their lists: counters, shapes.
 _SMALL = 256
-"""Bytes of values that stay in their lists: counters, shapes."""
 _SEVERAL = "several loops read its lists"
 _SHARED = "another op runs the same function"
 _NOTHING = "no list of its own holds values that follow from others"
@@ -36,56 +60,40 @@ _NO_ROOM = "it would need more lists than it has"
 
 @dataclass(frozen=True)
 class Pile:
-    """A list that a loop pushes a value onto each time it turns.
+    """A list that a loop pushes a value onto each time it turns."""
 
-    Attributes:
-        output: its place among the results of the loop.
-        argument: its place among the arguments of the loop of the backward pass.
-        value: the name of the value, in the body.
-        pop: the name of the op of the other body that takes the value out again.
-    """
-
+    # Its places among the results of the loop, and the arguments of the backward loop.
     output: int
     argument: int
+    # The name of the value in the body, and of the op of the other body that pops it.
     value: str
     pop: str
 
 
 @dataclass(frozen=True)
 class LoopCut:
-    """Values that a loop of the backward pass computes again, and from what.
+    """Values that a loop of the backward pass computes again, and from what."""
 
-    Attributes:
-        dropped: the lists that are not filled.
-        read: the values that get the first of these lists, in that order, since what
-            runs again reads them.
-        ops: the names of the ops of the body that run again.
-        saved: the bytes that lists hold less, all iterations together.
-        time: how much longer the loop takes, in the unit of `op_time`.
-    """
-
+    # The lists that are not filled.
     dropped: tuple[Pile, ...]
+    # The values that the first of them get, since what runs again reads these.
     read: tuple[str, ...]
+    # The names of the ops of the body that run again.
     ops: tuple[str, ...]
+    # The bytes that lists hold less, all iterations together.
     saved: int
+    # How much longer the loop takes, in the unit of `op_time`.
     time: float
 
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A loop of the forward pass, with that of the backward pass.
-
-    Attributes:
-        forward: the loop.
-        backward: the one that reads its lists.
-        piles: the lists.
-        cuts: for `LIGHT` and `ALL` what runs again, where that saves anything.
-        reason: why nothing can, if nothing can.
-    """
+    """A loop of the forward pass, with that of the backward pass and cuts by level."""
 
     forward: Operation
     backward: Operation
     piles: tuple[Pile, ...] = ()
+    # Only cuts that save anything; if there is none, the reason.
     cuts: Mapping[int, LoopCut] = field(default_factory=dict)
     reason: str | None = None
 
@@ -102,8 +110,9 @@ def find_loops(step: PlainStep) -> list[Loop]:
     pairs = [(op, readers) for op in loops if (readers := _loops_behind(op, backward))]
     if not pairs:
         return []
-    names = (n for c in function_calls.callers_in(step.graph) for n in c.names)
-    callers = Counter(names)
+    callers = Counter(
+        name for c in function_calls.callers_in(step.graph) for name in c.names
+    )
     return [_loop(op, readers, step.calls, callers) for op, readers in pairs]
 
 
@@ -127,31 +136,32 @@ def _loop(
 ) -> Loop:
     """Return a loop with the best cut of each level, or why it has none."""
     reader = readers[0]
+    refused = partial(Loop, op, reader, (), {})
     if len(readers) > 1:
-        return Loop(op, reader, reason=_SEVERAL)
+        return refused(_SEVERAL)
     if any(callers[o.get_attr("body").name] > 1 for o in (op, reader)):
-        return Loop(op, reader, reason=_SHARED)
+        return refused(_SHARED)
     forward, backward = (calls[o].body if o in calls else None for o in (op, reader))
     if forward is None or backward is None:
-        return Loop(op, reader, reason=_NOTHING)
-    piles = list(_piles(op, reader, forward, backward))
+        return refused(_NOTHING)
+    piles = tuple(_piles(op, reader, forward, backward))
     if not piles:
         read = IdentitySet(reader.inputs)
         lists = [t for t in op.outputs if t.dtype == tf.variant and t in read]
         others = any(t.consumers() not in ([reader], []) for t in lists)
-        return Loop(op, reader, reason=_SEVERAL if others else _NOTHING)
+        return refused(_SEVERAL if others else _NOTHING)
     body = _Body(forward, piles)
     times = calls[op].times
-    count = UNKNOWN if times is None else times
-    cuts: dict[int, LoopCut] = {}
-    reason = None
-    for level in (LIGHT, ALL):
-        cut = body.cut(count, with_heavy=level == ALL)
-        if isinstance(cut, str):
-            reason = cut
-        elif not cuts or cut.saved > cuts[LIGHT].saved:
-            cuts[level] = cut
-    return Loop(op, reader, tuple(piles), cuts, None if cuts else reason)
+    found = {
+        level: body.cut(UNKNOWN if times is None else times, with_heavy=level == ALL)
+        for level in (LIGHT, ALL)
+    }
+    cuts = {level: cut for level, cut in found.items() if isinstance(cut, LoopCut)}
+    if not cuts:
+        return Loop(op, reader, piles, {}, str(found[ALL]))
+    if len(cuts) > 1 and cuts[ALL].saved <= cuts[LIGHT].saved:
+        del cuts[ALL]
+    return Loop(op, reader, piles, cuts)
 
 
 def _piles(
@@ -174,14 +184,13 @@ def _piles(
             continue
         pops = backward_body.inputs[argument].consumers()
         rest = source_of(backward_body.outputs[argument])
-        if [pop.type for pop in pops] == ["TensorListPopBack"] and (
-            rest is pops[0].outputs[0]
-        ):
+        is_alone = [pop.type for pop in pops] == ["TensorListPopBack"]
+        if is_alone and rest is pops[0].outputs[0]:
             yield Pile(i, argument, value.name, pops[0].name)
 
 
 class _Body:
-    """The body of a loop, its lists, and what its values weigh in one."""
+    """The body of a loop, its lists, and the bytes that each value takes in one."""
 
     def __init__(self, graph: Graph, piles: Sequence[Pile]) -> None:
         self._body = LoopBody(graph)
@@ -198,20 +207,22 @@ class _Body:
         small = IdentitySet(t for t in values if tensor_bytes(t) <= _SMALL)
         pairs = [p for p in zip(self._piles, values, strict=True) if p[1] not in small]
 
-        def runs_again(t: Tensor) -> bool:
-            return t not in small and _runs_again(t.op, with_heavy=with_heavy)
-
-        tensors = _behind((t for _, t in pairs), runs_again)
+        # The tensors that the values follow from, with their inputs if they run again.
+        inputs: MutableIdentityMap[Sequence[Tensor] | None] = MutableIdentityMap()
+        waiting = [t for _, t in pairs]
+        while waiting:
+            t = waiting.pop()
+            if t not in inputs:
+                again = t not in small and _runs_again(t.op, with_heavy=with_heavy)
+                inputs[t] = t.op.inputs if again else None
+                waiting += inputs[t] or ()
+        tensors = list(inputs)
         number = {id(t): i for i, t in enumerate(tensors)}
-        again = list(map(runs_again, tensors))
         cut = least_cut(
             # Lists of nothing new are no reason to compute, but for the list itself.
             [1 if t in small else 1 + self._bytes(t) for t in tensors],
-            [
-                [number[id(t)] for t in tensor.op.inputs] if is_again else []
-                for tensor, is_again in zip(tensors, again, strict=True)
-            ],
-            [i for i, is_again in enumerate(again) if not is_again],
+            [[number[id(t)] for t in read or ()] for read in inputs.values()],
+            [i for i, read in enumerate(inputs.values()) if read is None],
             [number[id(t)] for _, t in pairs],
         )
         kept = IdentitySet(tensors[i] for i in cut)
@@ -236,11 +247,8 @@ class _Body:
         """Return what a list of a value holds each time that is not there anyway."""
         source = source_of(tensor)
         before = self._body.origin(source)
-        if (
-            source.op.type == "Const"
-            or source in self._listed
-            or before in self._listed
-        ):
+        listed = source in self._listed or before in self._listed
+        if listed or source.op.type == "Const":
             return 0
         if source.op.type == "ReadVariableOp":
             # Each time the same buffer, if it is each time the same variable.
@@ -250,20 +258,6 @@ class _Body:
         else:
             place = self._body.place(source)
         return 0 if self._body.stays(place) else tensor_bytes(tensor)
-
-
-def _behind(
-    needed: Iterable[Tensor], runs_again: Callable[[Tensor], bool]
-) -> list[Tensor]:
-    """Return what some values follow from, these included."""
-    waiting = list(needed)
-    found = IdentitySet()
-    while waiting:
-        t = waiting.pop()
-        if t not in found:
-            found.add(t)
-            waiting += t.op.inputs if runs_again(t) else ()
-    return list(found)
 
 
 def _runs_again(op: Operation, *, with_heavy: bool) -> bool:
@@ -286,32 +280,20 @@ def least_cut(
 ) -> list[int]:
     """Return the nodes of least weight that all needed ones follow from, in order.
 
-    A minimum vertex cut: each way from a given node to a needed one goes through a node
-    of the cut, its ends included. Of cuts of the same weight it is the one nearest to
-    the needed nodes.
-
-    Args:
-        weights: of each node, from 0 up.
-        read: for each node the nodes that it reads.
-        given: nodes that cannot be computed from others.
-        needed: nodes that are asked for.
+    A minimum vertex cut between the nodes that are given and those that are needed;
+    `read` has the nodes that each reads. Of cuts of the same weight it is the one
+    nearest to the needed nodes.
 
     Cost: an augmentation of the flow, linear in nodes and edges, for each path that it
         takes; in bodies of loops about as many as there are needed nodes.
 
     Source: Ford and Fulkerson, "Maximal flow through a network", 1956; the shortest
         path first (Edmonds and Karp, 1972).
-
-    Example:
-        Two gates of 4 bytes follow from a state of 2 bytes and a weight of none:
-
-        >>> least_cut([2, 0, 8, 4, 4], [[], [], [0, 1], [2], [2]], [0, 1], [3, 4])
-        [0, 1]
     """
-    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
     source, sink = -1, -2
     # More than any cut of the nodes weighs: such edges are never a part of one.
     unlimited = sum(weights) + 1
+    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
     edges = [(2 * i, 2 * i + 1, weight) for i, weight in enumerate(weights)]
     edges += [(2 * j + 1, 2 * i, unlimited) for i in range(len(read)) for j in read[i]]
     edges += [(source, 2 * i, unlimited) for i in given]
@@ -345,3 +327,295 @@ def least_cut(
     behind = reached(sink, back=True)
     nodes = range(len(weights))
     return [i for i in nodes if 2 * i + 1 in behind and 2 * i not in behind]
+
+
+_SCOPE = "again"
+_BODY = "body"
+_ELEMENT = "element_dtype"
+_REFUSED = "the body of the loop '{op.name}' cannot be rebuilt: {reason}"
+NO_LESS = "the step would hold no less at its peak, or take longer than it may"
+_NO_FASTER = "the step is within the budget in less time without"
+_OTHER_STEP = (
+    "the plan was made for another step: that one had {planned} loops whose values can "
+    "be computed again, this one has {found}; call geutil.gradients.plan again"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Elements:
+    """The new elements of a list that is empty when a loop begins.
+
+    Inputs that a loop was given when it was differentiated cannot be exchanged: a list
+    that it begins with stays, and is made to hold something else.
+    """
+
+    # The list, and what the two loops make of it.
+    lists: tuple[Tensor, ...]
+    # A list of such elements, in another graph.
+    like: Tensor
+
+    def write(self, graph_def: Any, node: Any) -> None:
+        """Let the node of the list know."""
+        shape = graph_def.node.add()
+        shape.CopyFrom(self.like.op.inputs[0].op.node_def)
+        shape.name = node.input[0] = f"{node.name}/{_SCOPE}"
+        node.attr[_ELEMENT].CopyFrom(self.like.op.node_def.attr[_ELEMENT])
+
+    def apply(self) -> None:
+        """Let the op and TensorFlow's shape inference know."""
+        op = self.lists[0].op
+        with creation.surroundings_of(op):
+            dims = tf.get_static_value(self.like.op.inputs[0])
+            shape = tf.constant(dims, tf.int32, name="element_shape")
+            # TensorFlow does not let an op read a vector of another length.
+            unknown = tf.TensorShape(None)
+            hidden = tf.raw_ops.PlaceholderWithDefault(input=shape, shape=unknown)
+        creation.set_new_input(op, 0, hidden)
+        creation.set_element_type(op, self.like.op.get_attr(_ELEMENT))
+        for t in self.lists:
+            # The loops may be differentiated again.
+            creation.copy_handle_data(self.like, t)
+
+
+@dataclass(frozen=True, eq=False)
+class Rebuilt:
+    """Two loops of which one computes values again."""
+
+    # The loops, with the functions that they call otherwise.
+    callers: tuple[Caller, Caller]
+    # The new body of each: a `FunctionDef`.
+    bodies: tuple[Any, Any]
+    # The lists that the forward loop begins with and whose elements change.
+    lists: tuple[_Elements, ...]
+
+    def write(self, graph_def: Any) -> None:
+        """Let the loops of a `GraphDef` run the new bodies: linear in its nodes."""
+        nodes = {node.name: node for node in graph_def.node}
+        graph_def.library.function.extend(self.bodies)
+        for caller, body in zip(self.callers, self.bodies, strict=True):
+            nodes[caller.op.name].attr[_BODY].func.name = body.signature.name
+        at_once = nodes[self.callers[1].op.name].attr["parallel_iterations"]
+        at_once.i = min(at_once.i, ITERATIONS)
+        for elements in self.lists:
+            elements.write(graph_def, nodes[elements.lists[0].op.name])
+
+    def apply(self) -> None:
+        """Let the loops run the new bodies."""
+        for caller, body in zip(self.callers, self.bodies, strict=True):
+            graph, name = caller.op.graph, body.signature.name
+            function_defs.register(body)
+            functions.add_functions(graph, [body])
+            if is_func_graph(graph):
+                functions.publish_functions(graph, [name])
+            function_calls.call_others(caller, {_body_of(caller): name})
+        # Values computed for more iterations would be there at once.
+        function_calls.limit_parallel_iterations(self.callers[1].op, ITERATIONS)
+        for elements in self.lists:
+            elements.apply()
+
+
+def rebuild(loop: Loop, level: int) -> Rebuilt:
+    """Return bodies for two loops, one of which computes the values of a cut again.
+
+    The graph stays as it is until `Rebuilt.apply`. `PlanError` is raised if TensorFlow
+    does not take a body apart.
+    """
+    cut = loop.cuts[level]
+    graph = loop.forward.graph
+    callers = {c.op: c for c in function_calls.callers_in(graph)}
+    forward, backward = (callers[op] for op in (loop.forward, loop.backward))
+    opened, opened_backward = (_opened(graph, c) for c in (forward, backward))
+    read = [opened.graph.get_tensor_by_name(name) for name in cut.read]
+    likes = list(map(_list_of, read))
+    try:
+        _compute_again(loop, cut, opened, opened_backward, read, likes)
+    except TransformError as error:
+        raise PlanError(_REFUSED.format(op=backward.op, reason=error)) from error
+    arguments, sinks = list(opened.inputs.values()), list(opened.sinks.values())
+    changes = []
+    for pile, t, like in zip_longest(cut.dropped, read, likes):
+        made = arguments[pile.output]
+        if t is not None:
+            creation.copy_handle_data(like, made)
+            with creation.surroundings_of(t.op):
+                made = tf.raw_ops.TensorListPushBack(input_handle=made, tensor=t)
+            starts = loop.forward.inputs[pile.output]
+            results = loop.forward.outputs[pile.output]
+            rest = loop.backward.outputs[pile.argument]
+            changes.append(_Elements((starts, results, rest), like))
+        creation.set_new_input(sinks[pile.output], 0, made)
+    bodies = tuple(
+        body.define(function_defs.unused_name(body.name))
+        for body in (opened, opened_backward)
+    )
+    return Rebuilt((forward, backward), bodies, tuple(changes))
+
+
+def _body_of(caller: Caller) -> str:
+    """Return the name of the body of a loop."""
+    (name,) = (c.name for c in caller.callees if c.attribute == _BODY)
+    return name
+
+
+def _opened(graph: Graph, caller: Caller) -> OpenedFunction:
+    opened = open_function(graph, caller, _body_of(caller))
+    if isinstance(opened, OpenedFunction):
+        return opened
+    raise PlanError(_REFUSED.format(op=caller.op, reason=opened.reason))
+
+
+def _compute_again(
+    loop: Loop,
+    cut: LoopCut,
+    opened: OpenedFunction,
+    backward: OpenedFunction,
+    read: Sequence[Tensor],
+    likes: Sequence[Tensor],
+) -> None:
+    """Let the body of the backward pass compute values that it took from lists."""
+    arguments, sinks = list(backward.inputs.values()), list(backward.sinks.values())
+    value_of = opened.graph.get_tensor_by_name
+    pop_of = backward.graph.get_operation_by_name
+    there: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for pile in loop.piles:
+        if pile not in cut.dropped:
+            there[value_of(pile.value)] = pop_of(pile.pop).outputs[1]
+    for pile, t, like in zip_longest(cut.dropped, read, likes):
+        rest = arguments[pile.argument]
+        if t is not None:
+            creation.copy_handle_data(like, rest)
+            kind = {"element_shape": _element_shape(t), "element_dtype": t.dtype}
+            with creation.surroundings_of(pop_of(pile.pop)):
+                rest, there[t] = tf.raw_ops.TensorListPopBack(input_handle=rest, **kind)
+        creation.set_new_input(sinks[pile.argument], 0, rest)
+    ops = [opened.graph.get_operation_by_name(name) for name in cut.ops]
+    where = (backward.graph, _SCOPE, "")
+    _, info = copy_replacing(
+        make_view(ops), there, *where, reuse_dst_scope=False, keep_control_inputs=False
+    )
+    for pile in cut.dropped:
+        popped = pop_of(pile.pop).outputs[1]
+        value = info.transformed(value_of(pile.value))
+        for reader in adjacency.consumers(popped):
+            for index in adjacency.input_indices(reader, popped):
+                creation.set_new_input(reader, index, value)
+
+
+def _list_of(element: Tensor) -> Tensor:
+    """Return an empty list of such elements, in a graph of its own."""
+    kind = {"element_shape": _element_shape(element), "element_dtype": element.dtype}
+    with creation.new_graph().as_default():
+        made: Tensor = tf.raw_ops.EmptyTensorList(max_num_elements=-1, **kind)
+    return made
+
+
+def _element_shape(tensor: Tensor) -> Any:
+    """Return the shape of a list's elements as TensorFlow takes it, -1 where open."""
+    dims = dims_of(tensor)
+    return -1 if dims is None else [-1 if dim is None else dim for dim in dims]
+
+
+@dataclass(frozen=True)
+class LoopValues:
+    """Values that the backward pass of a loop computes again each time it turns.
+
+    Attributes:
+        name: the name of the loop of the forward pass.
+        values: the names of the values, in the body, that are not kept; empty if all
+            are.
+        ops: how many ops of the body run again.
+        bytes: what all iterations together hold less.
+        reason: why all values are kept, None if not all are.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    ops: int = 0
+    bytes: int = 0
+    reason: str | None = None
+
+
+# For each loop what runs again: nothing (0), or one of its cuts.
+Levels = tuple[int, ...]
+
+
+class LoopChoices:
+    """The loops of a step, if there is a choice, and what they compute again."""
+
+    def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
+        self.loops = loops
+        self._step = step
+        self._rebuilt: dict[tuple[int, int], Rebuilt] = {}
+        self._refused: dict[int, str] = {}
+        self._time = sum(map(step.op_times(), step.ops())) if loops else 0.0
+
+    def planned(self, levels: Sequence[int]) -> Levels:
+        """Return a choice made before, or raise `PlanError` if for another step."""
+        found = len(self.loops)
+        levels = tuple(levels) or (0,) * found
+        pairs = zip(self.loops, levels, strict=False)
+        if len(levels) != found or any(n and n not in loop.cuts for loop, n in pairs):
+            raise PlanError(_OTHER_STEP.format(planned=len(levels), found=found))
+        return levels
+
+    def in_order(self) -> list[Levels]:
+        """Return choices that hold less and less and take longer and longer.
+
+        Each loop goes on by what saves the most bytes for its time.
+        """
+        choices: list[Levels] = [(0,) * len(self.loops)]
+        while True:
+            levels = choices[-1]
+            more = [
+                (_saved_for_time(loop, level, now), -i, level)
+                for i, (loop, now) in enumerate(zip(self.loops, levels, strict=True))
+                for level in loop.cuts
+                if level > now
+            ]
+            if not more:
+                return choices
+            _, place, level = max(more)
+            i = -place
+            choices.append((*levels[:i], level, *levels[i + 1 :]))
+
+    def rebuilt(self, levels: Levels) -> PlainStep:
+        """Return the step with other loops, by edits to make, or raise `PlanError`."""
+        chosen = [(i, level) for i, level in enumerate(levels) if level]
+        if not chosen:
+            return self._step
+        for i, level in chosen:
+            if (i, level) not in self._rebuilt:
+                try:
+                    self._rebuilt[i, level] = rebuild(self.loops[i], level)
+                except PlanError as error:
+                    self._refused[i] = str(error)
+                    raise
+        loops = tuple(map(self._rebuilt.__getitem__, chosen))
+        return replace(self._step, edits=replace(self._step.edits, loops=loops))
+
+    def longer(self, levels: Levels) -> float:
+        """Return the time of the step's ops, as a part of that when values are kept."""
+        pairs = zip(self.loops, levels, strict=True)
+        more = sum(loop.cuts[level].time for loop, level in pairs if level)
+        return 1 + more / (self._time or 1.0)
+
+    def values(self, levels: Levels, *, in_budget: bool) -> tuple[LoopValues, ...]:
+        """Return what a report says of the loops by a choice."""
+        values = []
+        for i, (loop, level) in enumerate(zip(self.loops, levels, strict=True)):
+            name, cut = loop.forward.name, loop.cuts.get(level)
+            if cut is not None:
+                names = tuple(pile.value for pile in cut.dropped)
+                values.append(LoopValues(name, names, len(cut.ops), cut.saved))
+            else:
+                other = _NO_FASTER if in_budget else NO_LESS
+                reason = self._refused.get(i) or loop.reason or other
+                values.append(LoopValues(name, reason=reason))
+        return tuple(values)
+
+
+def _saved_for_time(loop: Loop, level: int, now: int) -> float:
+    """Return the bytes that a cut saves beyond another one, for the time it takes."""
+    cut, before = loop.cuts[level], loop.cuts.get(now)
+    saved = cut.saved - (before.saved if before else 0)
+    return saved / max(cut.time - (before.time if before else 0.0), 1.0)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
+from geutil.gradients.step import as_list
 from geutil.graph import adjacency, creation, op_types, runtime, types, v1_control_flow
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select.queries import make_view
@@ -33,29 +34,20 @@ _SEED = "seed2"
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A forward pass, read for copies of it.
-
-    Attributes:
-        loss: what is differentiated.
-        devices: one for each stage.
-        stages: of each stage the ops that each micro-batch has for itself, in
-            topological order.
-        wholes: by tensor that is split, the tensor of the whole batch.
-        once: the ops of these that a stage must not run again in its backward pass.
-        received: of each stage the tensors that it reads of earlier ones.
-        sent: of each stage the tensors of its own that later ones read.
-        used: of each stage the places of the xs that it reads, or what follows from
-            them alone.
-        notes: what a caller should know of the graph, in words.
-    """
+    """A forward pass, read for copies of it."""
 
     loss: Tensor
     devices: tuple[str, ...]
+    # Of each stage the ops that each micro-batch has for itself, topologically sorted.
     stages: tuple[tuple[Operation, ...], ...]
+    # The tensor of the whole batch for each that is split.
     wholes: IdentityMap[Tensor]
+    # The ops that a stage must not run again in its backward pass.
     once: frozenset[Operation]
+    # Of each stage the tensors that it reads of earlier ones, and later ones of it.
     received: tuple[tuple[Tensor, ...], ...]
     sent: tuple[tuple[Tensor, ...], ...]
+    # Of each stage the places of the xs that it reads, or what follows from them alone.
     used: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
 
@@ -72,10 +64,7 @@ def read_source(
     inputs: Any,
     micro_batches: int,
 ) -> Source:
-    """Read a forward pass, and refuse what cannot be copied for each micro-batch.
-
-    Arguments and errors are those of `geutil.gradients.pipelined`.
-    """
+    """Read a forward pass, and refuse what cannot be copied for each micro-batch."""
     types.require_tensor(loss)
     if loss.shape.rank != 0:
         raise TransformError(
@@ -85,12 +74,11 @@ def read_source(
     wholes = _wholes(inputs, micro_batches)
     stage_of = {op: i for i, stage in enumerate(partition.stages) for op in stage.ops}
     behind = get_backward_walk_ops([loss], control_inputs=True)
-    for op in behind:
-        if op not in stage_of:
-            raise TransformError(
-                f"'{op.name}' is behind the loss and in no stage; pass the partition "
-                f"of '{loss.name}'"
-            )
+    if stray := next((op for op in behind if op not in stage_of), None):
+        raise TransformError(
+            f"'{stray.name}' is behind the loss and in no stage; pass the partition "
+            f"of '{loss.name}'"
+        )
     own = _of_each(adjacency.topological_sort(behind), wholes)
     if loss.op not in own:
         raise TransformError(
@@ -136,7 +124,7 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
     if isinstance(inputs, Mapping):
         inputs = list(inputs.items())
     pairs = []
-    for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
+    for item in as_list(inputs):
         is_pair = isinstance(item, tuple) and len(item) == 2
         part, whole = item if is_pair else (item, item)
         part = types.dereference(part)
@@ -169,15 +157,19 @@ def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
             f"'{whole.name}' has a batch of {batch}, which {micro_batches} "
             "micro-batches do not divide; choose a number that divides it"
         )
-    if part is whole:
-        return
-    rest = [batch and batch // micro_batches, *whole.shape[1:]]
-    if not part.shape.is_compatible_with(rest) or part.dtype != whole.dtype:
+    fits = part.shape.is_compatible_with(_micro_batch(whole, micro_batches))
+    if part is not whole and not (fits and part.dtype == whole.dtype):
         raise TransformError(
             f"'{part.name}' ({part.dtype.name} {part.shape}) is no part of "
             f"'{whole.name}' ({whole.dtype.name} {whole.shape}) in {micro_batches} "
             "micro-batches"
         )
+
+
+def _micro_batch(whole: Tensor, micro_batches: int) -> list[int | None]:
+    """Return the shape of a micro-batch, given the tensor of the whole batch."""
+    batch, *rest = whole.shape
+    return [batch and batch // micro_batches, *rest]
 
 
 def _of_each(
@@ -191,12 +183,12 @@ def _of_each(
             continue
         before = (*(t.op for t in op.inputs), *adjacency.control_inputs(op))
         split = any(t in wholes for t in op.inputs)
-        if split or draws(op) or any(b in found for b in before):
+        if split or _draws(op) or any(b in found for b in before):
             found[op] = None
     return found
 
 
-def draws(op: Operation) -> bool:
+def _draws(op: Operation) -> bool:
     """Tell whether an op draws random numbers from a state of its own."""
     return types.is_stateful(op) and _SEED in op.node_def.attr
 
@@ -222,9 +214,8 @@ def _why_not_copied(op: Operation) -> str | None:
             "micro-batch; build the graph with use_resource=True, and changes outside "
             "of the forward pass"
         )
-    if types.is_stateful(op) and not (
-        draws(op) or op.type in _READS or op.type == "Assert"
-    ):
+    known = _draws(op) or op.type in _READS or op.type == "Assert"
+    if types.is_stateful(op) and not known:
         return (
             "may change state, which would happen once for each micro-batch; take it "
             "out of the forward pass, or open the model with geutil.model.open, which "
@@ -247,8 +238,7 @@ def _rehearse(
     pairs = []
     with graph.as_default():
         for part, whole in wholes.items():
-            batch, *rest = whole.shape
-            shape = [batch and batch // micro_batches, *rest]
+            shape = _micro_batch(whole, micro_batches)
             pairs.append((part, tf.compat.v1.placeholder(part.dtype, shape)))
     copier.replacements = IdentityMap(pairs)
     copier.assign_collections_handler = lambda info, element, copy: None
@@ -330,6 +320,6 @@ def _notes(copied: Iterable[Operation]) -> list[str]:
             notes.append(f"'{op.name}': its statistics are of each micro-batch")
         elif op.type.startswith("StatelessRandom"):
             notes.append(f"'{op.name}': draws the same numbers for each micro-batch")
-        elif draws(op):
+        elif _draws(op):
             notes.append(f"'{op.name}': draws anew for each micro-batch")
     return notes

@@ -2,29 +2,201 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients.pipeline_report import PipelinedStep
+from geutil.errors import PredictionError
 from geutil.gradients.pipeline_source import Source, other_seed, read_source
 from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
 from geutil.gradients.tape.engine import aggregate
-from geutil.graph import creation, runtime, state, types
-from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
-from geutil.memory.pipeline import Pipeline, Schedule, Stage
+from geutil.graph import colocation, creation, runtime, state, types
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+)
+from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
+from geutil.memory.predicting import device_peaks
+from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.times import op_time
 from geutil.select.queries import make_view
+from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import handlers
 from geutil.transform.partitioning import Partition
+from geutil.transform.stage_memory import variable_bytes
 from geutil.transform.transformer import Transformer
 
-_SCOPE = "pipeline"
+# How many notes are printed.
+_SHOWN = 4
+
+
+@dataclass(frozen=True, eq=False)
+class PipelinedStep:
+    """A step whose micro-batches go through stages on devices.
+
+    Attributes:
+        loss: the mean, or the sum, of the losses of the micro-batches.
+        gradients: one for each x: a tensor, `tf.IndexedSlices`, or None where the loss
+            does not depend on it.
+        partition: the stages.
+        schedule: the schedule, "1f1b" or "gpipe", with the number of micro-batches.
+        recomputed: for each stage, whether its backward passes compute again.
+        passes: the ops of the first forward and of the first backward pass of each
+            stage, by stage and whether it is backward.
+        notes: what differs from the step of the whole batch, by op, in words.
+    """
+
+    loss: Tensor
+    gradients: tuple[Any, ...]
+    partition: Partition
+    schedule: Pipeline = field(repr=False)
+    recomputed: tuple[bool, ...]
+    passes: Mapping[tuple[int, bool], tuple[Operation, ...]] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def peaks(self) -> tuple[int, ...]:
+        """The predicted peak of each stage's device in bytes, sums of gradients in it.
+
+        Variables, constants and what is fed come besides. A device runs one op at a
+        time, and what it receives is there as early as it can be.
+
+        Raises:
+            PredictionError: sizes depend on dimensions that are not known.
+        """
+        devices = [stage.device for stage in self.partition.stages]
+        ends = [self.loss, self.gradients]
+        return device_peaks(ends, devices, lambda op: devices[self._number(op)])
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The bytes of the variables of each stage."""
+        return tuple(
+            sum(map(variable_bytes, stage.ops)) for stage in self.partition.stages
+        )
+
+    @cached_property
+    def traffic(self) -> Mapping[tuple[int, int], int]:
+        """The bytes that go from one stage to another in a step, by their numbers.
+
+        A tensor that several ops of a device read is sent there once.
+        """
+        found: Counter[tuple[int, int]] = Counter()
+        met: set[tuple[int, int]] = set()
+        for op in self._ops:
+            here = self._number(op)
+            for t in op.inputs:
+                there = self._number(t.op)
+                if here != there and (id(t), here) not in met:
+                    met.add((id(t), here))
+                    found[there, here] += tensor_bytes(t)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline for `geutil.memory.simulate`.
+
+        Times are in multiply-adds by the planner's cost model, as of a device that does
+        one a second; `dataclasses.replace` gives it the speed, bandwidth and latency of
+        a machine. In a simulation a stage sends to the next one only; tensors that
+        skip a stage count on the links between, once each.
+        """
+        gradients = [0] * len(self.partition.stages)
+        for t in tensors_of(self.gradients):
+            gradients[self._number(t.op)] += tensor_bytes(t)
+        inside = frozenset(self._ops)
+        passes = {
+            key: [op for op in ops if op in inside] for key, ops in self.passes.items()
+        }
+        times = {key: float(sum(map(op_time, ops))) for key, ops in passes.items()}
+        return replace(
+            self.schedule,
+            stages=[
+                Stage(
+                    forward=times[s, False],
+                    backward=times[s, True],
+                    sent=stage.sent_bytes,
+                    kept=self._kept(self.passes[s, False], passes[s, True]),
+                    held=self.weights[s] + gradients[s],
+                    gradients=gradients[s],
+                )
+                for s, stage in enumerate(self.partition.stages)
+            ],
+        )
+
+    @cached_property
+    def run(self) -> PipelineRun:
+        """One step of `pipeline`, simulated; links take no time there."""
+        return run_pipeline(self.pipeline)
+
+    @cached_property
+    def _ops(self) -> list[Operation]:
+        ends = [self.loss, *tensors_of(self.gradients)]
+        walked: list[Operation] = get_backward_walk_ops(ends, control_inputs=True)
+        return walked
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        return {stage.device: i for i, stage in enumerate(self.partition.stages)}
+
+    def _number(self, op: Operation) -> int:
+        """Return the stage whose device an op, or what it is colocated with, is on."""
+        met: set[Operation] = set()
+        while not op.device and op not in met:
+            met.add(op)
+            names = colocation.colocation_names(op)
+            if names:
+                op = op.graph.get_operation_by_name(names[0])
+        return self._numbers.get(str(op.device), 0)
+
+    def _kept(self, forward: Iterable[Operation], backward: Iterable[Operation]) -> int:
+        """Return the bytes that a backward pass reads of the time before it."""
+        # Weights and the whole batch are no part of a micro-batch.
+        made = {op for key, ops in self.passes.items() if not key[1] for op in ops}
+        near = IdentitySet(t for op in forward for t in (*op.inputs, *op.outputs))
+        read = IdentitySet(
+            t for op in backward for t in op.inputs if t.op in made and t in near
+        )
+        return sum(map(tensor_bytes, read))
+
+    def __str__(self) -> str:
+        """Return the balance, bubble, traffic and peaks, a line for each stage."""
+        count = self.schedule.micro_batches
+        run = self.run
+        head = f"{len(self.partition.stages)} stages, {count} micro-batches"
+        bubble = f"bubble {run.bubble:.1%} by the cost model if links take no time"
+        lines = [f"{head}, {self.schedule.schedule}: {bubble}"]
+        busy = sum(run.busy) or 1.0
+        for s, stage in enumerate(self.partition.stages):
+            sent = sum(size for way, size in self.traffic.items() if way[0] == s)
+            again = ", computes again" if self.recomputed[s] else ""
+            lines.append(
+                f"  {stage.device}: {run.busy[s] / busy:.1%} of the computing{again}; "
+                f"weights {megabytes(self.weights[s])}; {self._peak(s)}; at most "
+                f"{run.in_flight[s]} micro-batches of "
+                f"{megabytes(self.pipeline.stages[s].kept)} kept; "
+                f"sends {megabytes(sent)} a step"
+            )
+        lines += [f"  {note}" for note in self.notes[:_SHOWN]]
+        if len(self.notes) > _SHOWN:
+            lines.append(f"  and {len(self.notes) - _SHOWN} more notes")
+        return "\n".join(lines)
+
+    def _peak(self, stage: int) -> str:
+        try:
+            return f"predicted peak besides {megabytes(self.peaks[stage])}"
+        except PredictionError:
+            return "peak unknown, since dimensions are open (each counts as 32)"
 
 
 @tf.autograph.experimental.do_not_convert
@@ -112,15 +284,8 @@ def pipelined(
     with loss.graph.as_default():
         builder.build()
         total, gradients = builder.results()
-    return PipelinedStep(
-        total,
-        tuple(gradients),
-        partition,
-        pipeline,
-        builder.recomputed,
-        builder.passes,
-        source.notes,
-    )
+    made = (builder.recomputed, builder.passes, source.notes)
+    return PipelinedStep(total, tuple(gradients), partition, pipeline, *made)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +303,9 @@ class _Pass:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Make ops on the device of the stage, in the scope."""
-        graph = self.graph
-        with (
-            creation.neutral(graph),
-            graph.name_scope(f"{self.scope}/"),
-            graph.device(self.device),
-        ):
+        graph, device = self.graph, self.device
+        scope = graph.name_scope(f"{self.scope}/")
+        with creation.neutral(graph), scope, graph.device(device):
             yield
 
     def wait(self, tensor: Tensor) -> Tensor:
@@ -172,13 +334,7 @@ class _Pass:
 
 
 class _Builder:
-    """Builds the passes of a step, one after another in an order in which they can run.
-
-    Attributes:
-        recomputed: for each stage, whether its backward passes compute again.
-        passes: the ops of the first forward and of the first backward pass of each
-            stage, by stage and whether it is backward.
-    """
+    """Builds the passes of a step, one after another as they can run."""
 
     def __init__(
         self,
@@ -193,13 +349,13 @@ class _Builder:
         self._graph = source.loss.graph
         count, stages = pipeline.micro_batches, len(source.stages)
         self._weight = 1 / count if mean else 1.0
-        self._scope = types.absolute_unique_name(self._graph, _SCOPE)
+        self._scope = types.absolute_unique_name(self._graph, "pipeline")
         # With each backward pass behind its forward pass there is nothing to save.
         is_last_at_once = pipeline.passes(stages - 1)[:2] == [(False, 0), (True, 0)]
-        self.recomputed = tuple(
-            recompute and not (s == stages - 1 and is_last_at_once)
-            for s in range(stages)
-        )
+        # Of each stage, whether its backward passes compute again.
+        others = (recompute,) * (stages - 1)
+        self.recomputed = (*others, recompute and not is_last_at_once)
+        # The first forward and backward pass of each stage, see `PipelinedStep`.
         self.passes: dict[tuple[int, bool], tuple[Operation, ...]] = {}
         # The copies of ops that each micro-batch has in its forward passes.
         self._copied: list[dict[Operation, Operation]] = [{} for _ in range(count)]
@@ -270,10 +426,9 @@ class _Builder:
             return {}
         inside = frozenset(ops)
         copier = Transformer()
-        copier.transform_op_handler = partial(
-            handlers.copy_op_handler,
-            nodedef_fn=partial(other_seed, micro_batch=now.batch),
-        )
+        reseed = partial(other_seed, micro_batch=now.batch)
+        copy_op = partial(handlers.copy_op_handler, nodedef_fn=reseed)
+        copier.transform_op_handler = copy_op
         copier.transform_external_input_handler = handlers.keep_t_if_possible_handler
         copier.assign_collections_handler = lambda info, element, copy: None
 
@@ -320,22 +475,18 @@ class _Builder:
         by = [t for t in source.received[now.stage] if runtime.is_differentiable(t)]
         received = [read[t] for t in by]
         places = source.used[now.stage]
+        xs = [*received, *(self._xs[i] for i in places)]
+        options = {"stop_gradients": received} if received else {}
         with now.inside(), self._graph.device(None):
             gradients = runtime.plain_gradients(
-                self._graph,
-                targets,
-                [*received, *(self._xs[i] for i in places)],
-                seeds,
-                {"stop_gradients": received} if received else {},
+                self._graph, targets, xs, seeds, options
             )
         ends: list[Operation] = []
         with now.inside():
             for t, gradient in zip(by, gradients, strict=False):
                 if gradient is not None:
                     dense = tf.convert_to_tensor(gradient)
-                    if t not in incoming:
-                        incoming[t] = []
-                    incoming[t].append(dense)
+                    incoming[t] = [*incoming.get(t, ()), dense]
                     ends.append(dense.op)
             for i, gradient in zip(places, gradients[len(by) :], strict=True):
                 if gradient is not None:
@@ -348,12 +499,8 @@ class _Builder:
         """Copy a stage once more; return what it reads, and how to find its copies."""
         once, ops = self._source.once, self._source.stages[now.stage]
         read = self._inputs(now)
-        kept = IdentityMap(
-            (t, now.wait(self._copy_of(now, t)))
-            for op in ops
-            if op in once
-            for t in op.outputs
-        )
+        run_once = (t for op in ops if op in once for t in op.outputs)
+        kept = IdentityMap((t, now.wait(self._copy_of(now, t))) for t in run_once)
         replaced = IdentityMap((*read.items(), *kept.items()))
         copies = self._copy(now, replaced, [op for op in ops if op not in once])
 

@@ -1,7 +1,7 @@
-"""Policies: which tensors to keep, said by predicates that can be combined.
+"""Checkpoints in a caller's words: policies, and lists of the ops of a graph.
 
-A policy is any function from a forward tensor to a truth value. "Every add under
-stereo and every Conv2D under motion, but nothing of a batch norm" is
+A policy is any function from a forward tensor to a truth value. "Every add under stereo
+and every Conv2D under motion, but nothing of a batch norm" is
 
     all_of(
         any_of(
@@ -15,12 +15,17 @@ stereo and every Conv2D under motion, but nothing of a batch norm" is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.types import Tensor, type_name
+from geutil.gradients.step import reached
+from geutil.graph import adjacency, state, types
+from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory.sizes import tensor_bytes
 
 Policy: TypeAlias = Callable[[Tensor], bool]
@@ -189,3 +194,128 @@ def not_(policy: Policy) -> Policy:
         False
     """
     return NamedPolicy(_listed("not_", [policy]), lambda tensor: not policy(tensor))
+
+
+@contextmanager
+def capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]:
+    """Collect the ops that are created in a block.
+
+    Args:
+        graph: the graph to watch; the default graph if None.
+
+    Yields:
+        A list that holds the new ops, in order of creation, once the block has ended,
+        also by an error.
+
+    Raises:
+        ArgumentTypeError: `graph` is no graph.
+
+    Cost: one listing of the ops of the graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import capture_ops
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0)
+        ...     with capture_ops(graph) as ops:
+        ...         y = tf.negative(x, name="y")
+        >>> [op.name for op in ops]
+        ['y']
+    """
+    if graph is None:
+        graph = tf.compat.v1.get_default_graph()
+    types.require_graph(graph)
+    captured: list[Operation] = []
+    before = state.count_ops(graph)
+    try:
+        yield captured
+    finally:
+        captured.extend(state.ops_since(graph, before))
+
+
+def toposort(
+    tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None
+) -> list[list[Tensor]]:
+    """Sort tensors into generations: each depends on some of an earlier one.
+
+    A tensor depends on another when a path of data and control edges leads from that
+    one's op to its own. Outputs of one op are of the same generation.
+
+    Args:
+        tensors: tensors of one graph.
+        within_ops: the ops that paths may lead through; all if None.
+
+    Returns:
+        The generations, the first without dependencies among `tensors`; in each,
+        tensors keep the order in which they were given.
+
+    Raises:
+        ArgumentTypeError: something given is no tensor of a graph.
+
+    Cost: linear in the ops behind `tensors` and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import toposort
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        ...     z = tf.abs(y, name="z")
+        >>> [[t.name for t in generation] for generation in toposort([z, x])]
+        [['x:0'], ['z:0']]
+    """
+    unique_tensors = types.unique(tensors)
+    for t in unique_tensors:
+        types.require_tensor(t)
+    allowed = None if within_ops is None else frozenset(within_ops)
+    generation = _generations((t.op for t in unique_tensors), allowed)
+    sorted_: dict[int, list[Tensor]] = {}
+    for t in unique_tensors:
+        sorted_.setdefault(generation[t.op], []).append(t)
+    return [sorted_[number] for number in sorted(sorted_)]
+
+
+def _generations(
+    ends: Iterable[Operation], allowed: frozenset[Operation] | None
+) -> dict[Operation, int]:
+    """Return, for each op behind `ends`, how many of these a path to it can meet."""
+    members = frozenset(ends)
+
+    def behind(op: Operation) -> list[Operation]:
+        producers = adjacency.predecessors(op)
+        return [p for p in producers if p in members or allowed is None or p in allowed]
+
+    generation_of: dict[Operation, int] = {}
+    for op in adjacency.topological_sort(reached(members, behind)):
+        longest = max((generation_of[p] for p in behind(op)), default=0)
+        generation_of[op] = longest + (op in members)
+    return generation_of
+
+
+def format_ops(ops: Any, sort_outputs: bool = True) -> list[str]:
+    """Return the names of ops and tensors, for printing.
+
+    A tensor is called as its op is; anything else is turned into a string.
+
+    Args:
+        ops: an op, a tensor, or an iterable of them, which may be nested in no way.
+        sort_outputs: whether the names are sorted.
+
+    Raises:
+        ArgumentTypeError: `ops` cannot be iterated.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import format_ops
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        >>> format_ops([x, x.op, "other"])
+        ['other', 'x', 'x']
+    """
+    if types.is_op(ops) or types.is_tensor(ops):
+        ops = [ops]
+    if not isinstance(ops, Iterable):
+        raise ArgumentTypeError(f"expected ops or tensors, got {ops!r}")
+    named = [e.op if types.is_tensor(e) else e for e in ops]
+    names = [str(e.name) if types.is_op(e) else str(e) for e in named]
+    return sorted(names) if sort_outputs else names

@@ -19,14 +19,14 @@ from geutil.gradients.segments import (
     source_of,
 )
 from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
-from geutil.gradients.tape.building import additions
+from geutil.gradients.tape.engine import additions
 from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.graph import runtime
 from geutil.graph.adjacency import topological_sort
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
+from geutil.memory.buffers import Simulation
 from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
-from geutil.memory.executor import SEEDS, Simulation, simulate, typical
+from geutil.memory.executor import SEEDS, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
@@ -48,7 +48,7 @@ def executed(program: Program) -> Simulation:
     """Simulate a program in a usual order of the executor; see `typical`."""
     # Peaks of so many nodes differ by less than a percent.
     orders = 3 if len(program.nodes) > _LARGE else SEEDS
-    return typical(program, uses_onednn(), orders)
+    return typical(program, orders)
 
 
 _known: WeakKeyDictionary[PlainStep, StepProgram] = WeakKeyDictionary()

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation
+from geutil.gradients.barriers import Offload, offloaded
 from geutil.gradients.choices import (
     BFLOAT16,
-    MIN_CHECKPOINT_SIZE,
     Candidate,
     Options,
     choose_all,
     refuse_mesh,
 )
 from geutil.gradients.encoding_ops import Encoder, halve
-from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
-from geutil.gradients.tape.building import engine_of
+from geutil.gradients.tape.engine import engine_of
 from geutil.gradients.updates import let_out_when_read
 from geutil.graph import adjacency, function_calls, image_layouts, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor
@@ -47,60 +46,39 @@ _ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A step with plain gradients, and what shall become of it.
-
-    Attributes:
-        candidate: the choice.
-        offload: what is offloaded, and how.
-        where: what warnings begin with, if they are about a part of a step.
-        order: whether the step is held to its planned order.
-        encode: how kept tensors are encoded, or None.
-        encoder: makes what is kept.
-        smallest: tensors of fewer elements are not encoded.
-    """
+    """A step with plain gradients, and what shall become of it."""
 
     candidate: Candidate
+    options: Options
     offload: Offload | None
+    encoder: Encoder
+    # What warnings begin with, if they are about a part of a step.
     where: str = ""
-    order: bool = True
-    encode: str | None = None
-    encoder: Encoder = field(default_factory=Encoder)
-    smallest: int = MIN_CHECKPOINT_SIZE
 
     @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
-        """Build the step as it is planned.
-
-        Returns:
-            The step with the gradients to return, and the report on it.
-
-        Cost: linear in the ops of the step and their edges.
-        """
-        report = self.report(is_ordered_later=self.order)
+        """Build the step as it is planned; return it and the report on it."""
+        options = self.options
+        report = self.report(is_ordered_later=options.order)
         step = build_recomputation(self.candidate.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
-        if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
-            return let_out_when_read(step), report
-        # Whatever is kept then, to recompute from it as well.
-        halved = halve(step, self.smallest, self.encoder)
-        tensor_sizes.settle_shapes(halved.step.ops())
-        step = let_out_when_read(halved.step)
-        return step, with_halved(report, halved, ordered=self.order)
+        if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
+            # Whatever is kept then, to recompute from it as well.
+            halved = halve(step, options.min_checkpoint_size, self.encoder)
+            step = halved.step
+            tensor_sizes.settle_shapes(step.ops())
+            report = with_halved(report, halved, ordered=options.order)
+        return let_out_when_read(step), report
 
     def report(self, *, is_ordered_later: bool = False) -> Report:
-        """Return the report on the plan.
-
-        Args:
-            is_ordered_later: whether the whole step is going to be ordered, which
-                brings the peak up to date.
-        """
+        """Return the report on the plan; the order of the whole step may change it."""
         plan, keeping = self.candidate.plan, self.candidate.keeping
         warnings = list(keeping.warnings)
         recomputes = bool(plan.segments or any(self.candidate.levels))
         if keeping.recomputes and not (recomputes or warnings):
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(plan.step.graph)
-        if compiled and self.encode == BFLOAT16:
+        if compiled and self.options.encode == BFLOAT16:
             warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
         sent = offloaded(plan, self.offload) if self.offload else []
@@ -108,16 +86,12 @@ class Prepared:
             warnings.append(_ONE_DEVICE)
             sent = []
         # XLA has an order of its own, which is taken to hold as little.
-        ordered = bool(plan.segments) if compiled else self.order
+        ordered = bool(plan.segments) if compiled else self.options.order
         is_later = is_ordered_later and not compiled
         report = make_report(self.candidate, sent, ordered=ordered, is_later=is_later)
         if compiled:
             report = replace(
-                report,
-                resident=None,
-                plan=None,
-                plain_plan=None,
-                plain_plan_held=None,
+                report, resident=None, plan=None, plain_plan=None, plain_plan_held=None
             )
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
@@ -126,9 +100,7 @@ def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]
     """Return what to tell of sizes that are not known, or not counted."""
     guessed = tensor_sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
-    calls = (
-        [] if compiled else [op for op in ops if function_calls.is_compiled_call(op)]
-    )
+    calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
     if calls:
         first = min(calls, key=adjacency.creation_index)
         warnings.append(_COMPILED.format(count=len(calls), name=first.name))
@@ -146,12 +118,8 @@ def prepare(
 ) -> Prepared:
     """Build plain gradients, and plan what is recomputed.
 
-    Args:
-        ys: as in `geutil.gradients.gradients`.
-        xs: as there.
-        grad_ys: as there.
-        options: how to choose and hold checkpoints.
-        arguments: further arguments of `tf.gradients`.
+    Arguments are those of `geutil.gradients.gradients`, with the further ones of
+    `tf.gradients`.
     """
     targets = require_targets(ys)
     refuse_mesh(targets[0].graph)
@@ -178,14 +146,8 @@ def prepare(
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
-    return Prepared(
-        choose_all(step, options, encoder, choose),
-        options.offloading(),
-        order=options.order,
-        encode=options.encode,
-        encoder=encoder,
-        smallest=options.min_checkpoint_size,
-    )
+    chosen = choose_all(step, options, encoder, choose)
+    return Prepared(chosen, options, options.offloading(), encoder)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

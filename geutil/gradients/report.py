@@ -1,17 +1,13 @@
-"""Reports of memory-saving gradients.
-
-What is kept and recomputed, and those built last.
-"""
+"""Reports of memory-saving gradients, and those built last."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 import tensorflow as tf
@@ -20,13 +16,13 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.choices import Candidate
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
+from geutil.gradients.loops import LoopValues
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
-from geutil.gradients.rebuilt_loops import LoopValues
 from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
-from geutil.gradients.step import PlainStep
 from geutil.gradients.tensor_sizes import open_shapes_of
+from geutil.graph.runtime import enclosing_graphs
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
@@ -37,9 +33,10 @@ from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
 
+_logger = logging.getLogger("geutil")
+# So many kept tensors, and tensors of assumed shapes, are printed.
 _SHOWN = 20
 _NAMED = 4
-_MB = 1e6
 
 
 @dataclass(frozen=True)
@@ -182,24 +179,23 @@ class Report(Shown):
         return sum(tensor.bytes for tensor in self.kept)
 
     def __str__(self) -> str:
-        peaks = f"{_mb(self.peak)}, plain {_mb(self.plain_peak)}"
+        plain = self.plain_peak
+        ratio = f" (ratio {self.peak / plain:.2f})" if plain else ""
         most = max((op.times for op in self.recomputed), default=1)
         often = "each once" if most == 1 else f"up to {most} times each"
         again = f"{len(self.recomputed)} ops in {self.segments} segments, {often}"
-        share = f"{self._share()} of the forward pass"
+        share = f"{self.extra_cost / (self.forward_cost or 1):.0%} of the forward pass"
         longer = f"{self.extra_time:.0%} more time{at_least(self.extra_time_bound)}"
         lines = [
             f"checkpoints: {self.mode}",
-            f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
+            f"predicted peak: {_mb(self.peak)}, plain {_mb(plain)}{ratio}",
             f"under any schedule: {self.worst_cases()}",
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
             f"recomputed: {again}, {share}; about {longer}",
         ]
         if self.encoded:
-            before, after = (
-                _mb(sum(getattr(tensor, name) for tensor in self.encoded))
-                for name in ("bytes", "kept_bytes")
-            )
+            before = _mb(sum(tensor.bytes for tensor in self.encoded))
+            after = _mb(sum(tensor.kept_bytes for tensor in self.encoded))
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         lines += map(_of_loop, self.loops)
         if self.offloaded:
@@ -220,9 +216,6 @@ class Report(Shown):
             return "not known; pip install 'geutil[plan]' to have it computed"
         return f"at most {_mb(self.worst or 0)}, plain {_mb(self.plain_worst or 0)}"
 
-    def _share(self) -> str:
-        return f"{self.extra_cost / (self.forward_cost or 1):.0%}"
-
 
 def make_report(
     candidate: Candidate,
@@ -231,7 +224,7 @@ def make_report(
     ordered: bool = True,
     is_later: bool = False,
 ) -> Report:
-    """Return the report on a choice.
+    """Return the report on a choice, without warnings.
 
     Args:
         candidate: the choice.
@@ -239,9 +232,6 @@ def make_report(
         ordered: whether the step is held to its planned order.
         is_later: whether that is planned later, for the whole step. The peak is that of
             the one order in which candidates are compared.
-
-    Returns:
-        The report, without warnings.
 
     Cost: linear in the ops of the step and their edges.
     """
@@ -264,19 +254,12 @@ def make_report(
         for op in segment.ops
         if op not in segment.fetched
     ]
+    kept = (_kept(t, _reason(t, keeping)) for t in plan.kept if not is_parameter(t.op))
     sent = [*offloaded, *(t for op in plan.fetched for t in op.outputs)]
+    assumed = open_shapes_of(step.graph).assumed.items()
     return Report(
         mode=keeping.mode,
-        kept=tuple(
-            LayerNames(step.graph).noted(
-                (
-                    KeptTensor(t.name, t.op.type, tensor_bytes(t), _reason(t, keeping))
-                    for t in plan.kept
-                    if not is_parameter(t.op)
-                ),
-                "name",
-            )
-        ),
+        kept=tuple(LayerNames(step.graph).noted(kept, "name")),
         recomputed=tuple(recomputed),
         segments=len(plan.segments),
         plain_peak=plain.peak,
@@ -286,7 +269,7 @@ def make_report(
         extra_cost=sum(map(multiply_adds, plan.run_again)),
         offloaded=tuple(t.name for t in sent),
         warnings=(),
-        assumed=_assumed(step),
+        assumed=tuple((t.name, dims) for t, dims in assumed),
         budget=keeping.limit,
         extra_time=extra_time,
         extra_time_bound=bound,
@@ -299,36 +282,25 @@ def make_report(
 
 
 def encodings_of(plan: EncodingPlan) -> dict[str, Any]:
-    """Return what a report says of encodings, by attribute.
-
-    Cost: linear in the tensors.
-    """
+    """Return what a report says of encodings, by attribute."""
     return {
         "encoded": tuple(encoding.described() for encoding in plan.encodings),
-        "not_encoded": tuple(
-            KeptTensor(t.name, t.op.type, tensor_bytes(t), reason)
-            for t, reason in plan.left
-        ),
+        "not_encoded": tuple(_kept(t, reason) for t, reason in plan.left),
     }
 
 
+def _kept(tensor: Tensor, reason: str) -> KeptTensor:
+    return KeptTensor(tensor.name, tensor.op.type, tensor_bytes(tensor), reason)
+
+
 def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
-    """Return the report on a step whose kept tensors wait as bfloat16.
-
-    Args:
-        report: the report on the step before.
-        halved: what was done to it.
-        ordered: whether the step is held to its planned order.
-
-    Cost: linear in the ops of the step and their edges.
-    """
+    """Return the report on a step, given that before its tensors waited."""
     planned = StepProgram(halved.step).plan(ordered=ordered)
     left = {t.name: reason for t, reason in halved.left}
+    sized = [(t, tensor_bytes(t)) for t in halved.tensors]
     waiting = [
-        EncodedTensor(
-            t.name, t.op.type, "bfloat16", tensor_bytes(t), tensor_bytes(t) // 2
-        )
-        for t in halved.tensors
+        EncodedTensor(t.name, t.op.type, "bfloat16", size, size // 2)
+        for t, size in sized
     ]
     whole = [t for t in report.not_encoded if t.name in left]
     return replace(
@@ -347,11 +319,6 @@ def holding_gradients(report: Report) -> Report:
     if plan is None:
         return report
     return replace(report, plain_peak=plan.peak, plain_plan=plan)
-
-
-def _assumed(step: PlainStep) -> tuple[tuple[str, Dims], ...]:
-    assumed = open_shapes_of(step.graph).assumed
-    return tuple((t.name, dims) for t, dims in assumed.items())
 
 
 def _shapes(assumed: Iterable[tuple[str, Dims]]) -> str:
@@ -378,11 +345,7 @@ def _of_loop(loop: LoopValues) -> str:
 
 
 def _mb(size: int) -> str:
-    return f"{size / _MB:,.1f} MB"
-
-
-def _ratio(peak: int, plain: int) -> str:
-    return f" (ratio {peak / plain:.2f})" if plain else ""
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
@@ -402,72 +365,47 @@ def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
     return lines
 
 
-_logger = logging.getLogger("geutil")
-
-
-@dataclass
-class _Published:
-    """A report, and which one it was."""
-
-    number: int
-    report: Report
-
-
 class _Last:
-    """The last report of each thread, and of all threads that have ended."""
+    """The last report of each thread; those of ended threads are everybody's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers = count()
-        self._of: dict[threading.Thread, _Published] = {}
-        self._of_ended: _Published | None = None
+        # The oldest report first.
+        self._of: dict[threading.Thread, Report] = {}
 
     def publish(self, report: Report) -> None:
+        thread = threading.current_thread()
         with self._lock:
-            self._take_over_from_ended()
-            numbered_report = _Published(next(self._numbers), report)
-            self._of[threading.current_thread()] = numbered_report
+            # Only the newest report of ended threads can be asked for.
+            for ended in [t for t in self._of if not t.is_alive()][:-1]:
+                del self._of[ended]
+            self._of.pop(thread, None)
+            self._of[thread] = report
 
     def replace(self, old: Report, new: Report) -> None:
         with self._lock:
-            for numbered_report in (*self._of.values(), self._of_ended):
-                if numbered_report is not None and numbered_report.report is old:
-                    numbered_report.report = new
+            for thread, report in self._of.items():
+                if report is old:
+                    self._of[thread] = new
 
     def report(self) -> Report | None:
+        own = threading.current_thread()
         with self._lock:
-            self._take_over_from_ended()
-            own = self._of.get(threading.current_thread())
-            return _report(_newer(own, self._of_ended))
-
-    def _take_over_from_ended(self) -> None:
-        for thread in [t for t in self._of if not t.is_alive()]:
-            self._of_ended = _newer(self._of.pop(thread), self._of_ended)
-
-
-def _newer(a: _Published | None, b: _Published | None) -> _Published | None:
-    if a is None or b is None:
-        return a or b
-    return a if a.number > b.number else b
-
-
-def _report(numbered_report: _Published | None) -> Report | None:
-    return None if numbered_report is None else numbered_report.report
+            seen = [r for t, r in self._of.items() if t is own or not t.is_alive()]
+        return seen[-1] if seen else None
 
 
 _last = _Last()
 
 
 def publish(report: Report, graph: Graph) -> None:
-    """Make a report the last one of a graph and of this thread; log its warnings.
+    """Make a report the last one of its graph and of this thread; log its warnings.
 
-    Args:
-        report: the report.
-        graph: the graph of what is differentiated. Graphs around it know it as well,
-            and the one that is being made, where gradients may go.
+    Graphs around that of what is differentiated know it as well, and the one that is
+    being made, where gradients may go.
     """
-    for inner_graph in (graph, tf.compat.v1.get_default_graph()):
-        for around in _and_around(inner_graph):
+    for inner in (graph, tf.compat.v1.get_default_graph()):
+        for around in _and_around(inner):
             state_of(around).report = report
     _last.publish(report)
     for warning in report.warnings:
@@ -482,14 +420,9 @@ def replace_last(old: Report, new: Report, graph: Graph) -> None:
     _last.replace(old, new)
 
 
-def _and_around(graph: Graph) -> Iterator[Graph]:
-    """Yield a graph and, of a function, those that it was traced in."""
-    while True:
-        yield graph
-        outer = getattr(graph, "outer_graph", None)
-        if outer is None or not is_func_graph(outer):
-            return
-        graph = outer
+def _and_around(graph: Graph) -> list[Graph]:
+    """Return a graph and, of a function, those that it was traced in."""
+    return [graph, *filter(is_func_graph, enclosing_graphs(graph))]
 
 
 def last_report(of: Any = None) -> Report | None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.tape.building import TapeEngine, tape_gradients
+from geutil.gradients.tape.engine import TapeEngine, tape_gradients
 from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
 from geutil.graph.types import (
     Graph,

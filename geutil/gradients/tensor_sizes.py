@@ -7,19 +7,15 @@ them in a copy of the part of the graph that leaves them open.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import (
-    adjacency,
-    fetched_subgraph,
-    op_types,
-    shape_inference,
-    types,
-)
+from geutil.gradients.step import reached
+from geutil.graph import adjacency, fetched_subgraph, op_types, shape_inference, types
 from geutil.graph.state import state_of
 from geutil.graph.types import (
     GivenShapes,
@@ -32,22 +28,18 @@ from geutil.graph.types import (
 from geutil.memory.kernels.cpu import ONLY_ON_GPUS
 from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 
+# Handles to what has a shape of its own.
 _ELSEWHERE = (tf.resource, tf.variant)
-"""Handles to what has a shape of its own."""
+# They yield a few axes, or dimensions, at most.
 _OF_NO_SIZE = op_types.AXES | {"VariableShape"}
-"""They yield a few axes, or dimensions, at most."""
+# So often what still has no shape is assumed, where one follows on another.
 _ROUNDS = 4
-"""So often what still has no shape is assumed, where one follows on another."""
+# Integers up to this number may be a shape, and are computed if they can be.
 _FEW = 64
-"""Integers up to this number may be a shape, and are computed if they can be."""
 
 
 def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
     """Return the tensors of a graph whose shapes a caller tells, with these.
-
-    Args:
-        graph: the graph.
-        shapes: a mapping, or pairs. A key is a tensor, its `ref()` or its name.
 
     Raises:
         ArgumentTypeError: a shape is none.
@@ -61,9 +53,8 @@ def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor,
             tensor_shape = tf.TensorShape(shape)
         except (TypeError, ValueError) as error:
             raise ArgumentTypeError(f"shapes= has {shape!r}: {error}") from None
-        if not tensor_shape.is_fully_defined() or not tensor_shape.is_compatible_with(
-            tensor.shape
-        ):
+        fits = tensor_shape.is_compatible_with(tensor.shape)
+        if not (fits and tensor_shape.is_fully_defined()):
             raise SelectionError(
                 f"shapes= says {tensor_shape} of '{tensor.name}' {tensor.shape}; "
                 "pass a shape without open dimensions that fits"
@@ -85,30 +76,23 @@ def _found(graph: Graph, key: Any) -> Tensor:
 
 
 class OpenShapes:
-    """What the open shapes of one graph are taken to be.
-
-    Attributes:
-        known: by tensor, those that are given, assumed, or follow from these.
-        assumed: those of them that are assumed.
-        refusal: why TensorFlow takes them not to fit each other, if it does.
-    """
+    """What the open shapes of one graph are taken to be."""
 
     def __init__(self) -> None:
+        # Those that are given, assumed, or follow from these; and the assumed ones.
         self.known: MutableIdentityMap[Dims] = MutableIdentityMap()
         self.assumed: MutableIdentityMap[Dims] = MutableIdentityMap()
+        # Why TensorFlow takes them not to fit each other, if it does.
         self.refusal = ""
-        self._given = IdentitySet()
+        self._given: MutableIdentityMap[Dims] = MutableIdentityMap()
 
-    def tell(self, caller_dims: Iterable[tuple[Tensor, Dims]]) -> None:
+    def tell(self, caller_dims: Sequence[tuple[Tensor, Dims]]) -> None:
         """Take in what the caller says. Nothing holds that was assumed without it."""
-        new_dims = list(caller_dims)
-        if new_dims:
-            earlier_dims = [(t, self.known[t]) for t in self._given]
-            self.known = MutableIdentityMap((*earlier_dims, *new_dims))
+        if caller_dims:
+            self._given.update(caller_dims)
+            self.known = MutableIdentityMap(self._given.items())
             self.assumed = MutableIdentityMap()
             self.refusal = ""
-            for t, _ in new_dims:
-                self._given.add(t)
 
     def settle(self, ops: Sequence[Operation]) -> None:
         """Find the shapes of what ops yield, as far as that can be done.
@@ -139,14 +123,11 @@ class OpenShapes:
 
     def _behind(self, ops: Iterable[Operation]) -> list[Operation]:
         """Return the ops that open shapes depend on, up to tensors of known shapes."""
-        met = dict.fromkeys(ops)
-        waiting = list(met)
-        while waiting:
-            for t in waiting.pop().inputs:
-                if t.op not in met and not self._is_given(t):
-                    met[t.op] = None
-                    waiting.append(t.op)
-        return adjacency.topological_sort(met)
+
+        def makers(op: Operation) -> Iterable[Operation]:
+            return (t.op for t in op.inputs if not self._is_given(t))
+
+        return adjacency.topological_sort(reached(ops, makers))
 
     def _is_given(self, tensor: Tensor) -> bool:
         """Tell whether nothing behind a tensor is of use."""
@@ -172,29 +153,21 @@ class OpenShapes:
         assumed_any = False
         for op in members:
             left = [t for t in op.outputs if self.is_open(t)]
-            if any(self._may_tell(t, follows, sources=sources) for t in op.inputs):
+            may_follow = any(
+                (sources and t.dtype not in _ELSEWHERE)
+                or self.is_open(t)
+                or t.op in follows
+                for t in op.inputs
+            )
+            if may_follow or left:
                 follows.add(op)
-            elif left:
-                follows.add(op)
-                assumed_any = self._assume_outputs(left) or assumed_any
-        return assumed_any
-
-    def _may_tell(
-        self, tensor: Tensor, follows: set[Operation], *, sources: bool
-    ) -> bool:
-        """Tell whether a shape may follow from a tensor that an op reads."""
-        of_use = sources and tensor.dtype not in _ELSEWHERE
-        return of_use or self.is_open(tensor) or tensor.op in follows
-
-    def _assume_outputs(self, tensors: Iterable[Tensor]) -> bool:
-        assumed_any = False
-        for t in tensors:
-            dims = types.dims_of(t)
-            if dims is not None:
-                assumed_any = True
-                self.known[t] = tuple(UNKNOWN if d is None else d for d in dims)
-                if t.op.type not in _OF_NO_SIZE:
-                    self.assumed[t] = self.known[t]
+            for t in () if may_follow else left:
+                dims = types.dims_of(t)
+                if dims is not None:
+                    assumed_any = True
+                    self.known[t] = tuple(UNKNOWN if d is None else d for d in dims)
+                    if op.type not in _OF_NO_SIZE:
+                        self.assumed[t] = self.known[t]
         return assumed_any
 
     def _infer(self, members: Sequence[Operation]) -> None:
@@ -247,26 +220,19 @@ def open_shapes_of(graph: Graph) -> OpenShapes:
 
 
 def settle_shapes(
-    ops: Sequence[Operation], caller_dims: Iterable[tuple[Tensor, Dims]] = ()
+    ops: Sequence[Operation], caller_dims: Sequence[tuple[Tensor, Dims]] = ()
 ) -> None:
     """Find what the open shapes of ops' results are to be taken for.
 
-    Args:
-        ops: ops of one graph.
-        caller_dims: what the caller says of tensors.
-
     Raises:
-        SelectionError: what the caller says does not fit the graph.
-
-    Cost: that of `OpenShapes.settle`.
+        SelectionError: what the caller says of tensors does not fit the graph.
     """
     if not ops:
         return
     shapes = open_shapes_of(ops[0].graph)
-    tensor_dims = list(caller_dims)
-    shapes.tell(tensor_dims)
+    shapes.tell(caller_dims)
     shapes.settle(ops)
-    if tensor_dims and shapes.refusal:
+    if caller_dims and shapes.refusal:
         raise SelectionError(f"shapes= does not fit the graph: {shapes.refusal}")
 
 
@@ -281,10 +247,8 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
         return None
     why = "these do not follow from other shapes"
     if shapes.refusal:
-        assumed_shapes = ", ".join(
-            f"'{t.name}' {list(d)}" for t, d in shapes.assumed.items()
-        )
-        why = f"TensorFlow refuses the assumed {assumed_shapes}: {shapes.refusal}"
+        assumed = ", ".join(f"'{t.name}' {[*d]}" for t, d in shapes.assumed.items())
+        why = f"TensorFlow refuses the assumed {assumed}: {shapes.refusal}"
     return (
         f"the sizes of {len(left)} tensors, '{left[0].name}' among them, are guesses, "
         f"so predicted peaks are: an unknown dimension counts as {UNKNOWN}, an unknown "
@@ -295,28 +259,21 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
 def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:
     """Return the size up to which tensors are kept because they do not matter.
 
-    The smallest tensors that make up at most `share` of all bytes: the statistics of a
-    batch norm, pooled features, indices. To recompute them would save nothing, and
-    would tie segments together.
-
-    Args:
-        sizes: the bytes of the tensors that the backward pass reads.
-        share: how much of them all the negligible ones may add up to.
-
-    Cost: one sort.
+    The smallest tensors that make up at most `share` of all `sizes` in bytes: the
+    statistics of a batch norm, pooled features, indices. To recompute them would save
+    nothing, and would tie segments together.
 
     Example:
         >>> negligible_bytes([1, 2, 1000, 1000])
         2
     """
-    ordered = sorted(sizes)
-    left = share * sum(ordered)
+    counts = Counter(sizes)
+    left = share * sum(counts.elements())
     limit = 0
-    for place, size in enumerate(ordered):
-        left -= size
+    # Of tensors of one size, all are negligible or none.
+    for size, count in sorted(counts.items()):
+        left -= size * count
         if left < 0:
             break
-        # Of tensors of one size, all are negligible or none.
-        if place + 1 == len(ordered) or ordered[place + 1] > size:
-            limit = size
+        limit = size
     return limit

@@ -4,22 +4,24 @@ Gradients are used up by updates, which are written after them. So a step is put
 order when its graph is complete: before a function is built of it, or, in a graph of
 version 1, before a Session runs it or when `order_updates` is called.
 
-An update of a reference variable of version 1 is done in its buffer, and whoever reads
-the variable reads that buffer: `Identity` copies nothing. TensorFlow runs an update as
-soon as its gradient is there, and what the backward pass reads later is the new value.
-So `Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
+An update of a reference variable of version 1 is done in its buffer, which readers
+share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
+there, and what the backward pass reads later is the new value. So
+`Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
 variable in the step. So who fetches one such gradient runs these reads, too. What
 another call of `gradients` reads is not waited for, nor an argument that a function
-returns as it is. The value of a resource variable that somebody holds is left alone.
+returns as it is. Resource variables need none of this.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
@@ -44,10 +46,10 @@ from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
 
+# The share of the peak above which held gradients are reported.
 _MUCH = 0.1
-"""The share of the peak above which held gradients are reported."""
+# The share of a budget above which a peak is reported.
 _OVER = 1.02
-"""The share of a budget above which a peak is reported."""
 _OVER_BUDGET = (
     "the step holds {peak:,} bytes at its peak together with its updates, which were "
     "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
@@ -172,12 +174,13 @@ class _Orders:
         # What is run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
         self._phases: list[Phase] = []
-        # The places of ops in the orders that gradients were planned with, by name.
+        # The places of ops in the orders that gradients were planned with, by name; and
+        # the ops whose results are on another device.
         self._known: dict[str, int] = {}
-        # The ops whose results are on another device.
         self._elsewhere: set[str] = set()
+        self._notes = (self._phases, self._known, self._elsewhere)
         self._warned = False
-        # What was ordered last: no need to do so again.
+        # The graph and targets that were ordered last: no need to do so again.
         self._ordered: Any = None
         # The ops that wait for updates in a graph that a Session runs.
         self._waits: frozenset[Operation] | None = None
@@ -190,10 +193,9 @@ class _Orders:
         self._holds_gradients = step.holds_gradients
         self._gradients = frozenset(t.op.name for t in tensors_of(step.gradients))
         self._phases.append((step.seeds, [y.op for y in step.ys]))
-        self._elsewhere |= step.elsewhere
+        self._elsewhere.update(step.elsewhere)
         first = len(self._known)
-        if step.places:
-            self._known |= {name: first + n for name, n in step.places.items()}
+        self._known.update((name, first + n) for name, n in step.places.items())
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""
@@ -210,11 +212,12 @@ class _Orders:
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), ys))
         held = fetched if step.holds_gradients else []
-        self._tell(self._put_in_order(ops, held, self._may_await))
+        self._tell(order_step(ops, held, self._may_await, *self._notes))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
-        if self._waits is None and self._was_run():
+        was_run = state.has_been_run(self._graph, self._backward)
+        if self._waits is None and was_run:
             raise StaleGraphError(_TOO_LATE.format(peak=self._peak))
         state.complete(self._graph, fetches)
         if self._waits is None:
@@ -228,33 +231,35 @@ class _Orders:
         """Put the steps in order as far as their graph is complete."""
         targets = [*use.targets, *(t.op for t in use.tensors)]
         if use.is_function:
-            ids = tuple(map(id, targets))
-            if self._ordered != (state.fingerprint(self._graph), ids):
-                self._order(targets, use)
-                self._ordered = (state.fingerprint(self._graph), ids)
+            self._order(targets, use)
         elif self._waits is None:
             self._order_for_session(targets, use)
         else:
             self._check(targets, use)
 
     def _order(self, targets: Sequence[Operation], use: state.Use) -> None:
+        key = state.fingerprint(self._graph), tuple(map(id, targets))
+        if self._ordered == key:
+            return
         ops = _ops_of(targets, use.feeds)
         if not self._backward.keys().isdisjoint(ops):
             ops = _without_joints(ops, self._backward, targets, use.feeds)
-            self._tell(self._put_in_order(ops, use.tensors), whole=True)
+            ordered = order_step(ops, use.tensors, lambda *_: True, *self._notes)
+            self._tell(ordered, whole=True)
+        self._ordered = state.fingerprint(self._graph), key[1]
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
         if not any(map(call_graph.changes_state, after)):
             return
-        obstacle = self._obstacle(use)
-        if obstacle is not None:
+        if obstacle := self._obstacle(use):
             self._warn(obstacle.format(peak=self._peak))
             return
         # What is fed counts as a part of the step, as it is.
         targets = [*targets, *(t.op for t in use.feeds)]
         ops = _without_joints(_ops_of(targets), self._backward, targets)
-        changing = _with_readers(ops, filter(call_graph.changes_state, ops))
+        starts = frozenset(filter(call_graph.changes_state, ops))
+        changing = starts.union(_after(ops, starts, awaiting=True))
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
 
@@ -262,28 +267,18 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = self._put_in_order(ops, use.tensors, may_await)
+        ordered = order_step(ops, use.tensors, may_await, *self._notes)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
-
-    def _put_in_order(
-        self,
-        ops: Sequence[Operation],
-        held: Iterable[Tensor],
-        may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
-    ) -> OrderedStep:
-        notes = self._phases, self._known, self._elsewhere
-        return order_step(ops, held, may_await, *notes)
 
     def _check(self, targets: Sequence[Operation], use: state.Use) -> None:
         """Refuse a run that would change state only because others wait for that."""
         key = (tuple(map(id, targets)), tuple(sorted(id(t) for t in use.feeds)))
         if key in self._allowed:
             return
-        needed_ops = frozenset(
-            fetched_subgraph.step_ops(targets, use.feeds, without=self._waits or ())
-        )
-        for op in fetched_subgraph.step_ops(targets, use.feeds):
+        step_ops = partial(fetched_subgraph.step_ops, targets, use.feeds)
+        needed_ops = frozenset(step_ops(without=self._waits or ()))
+        for op in step_ops():
             if op not in needed_ops and call_graph.changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
@@ -292,13 +287,10 @@ class _Orders:
         """Return why updates cannot be ordered for a run, or None."""
         if self._graph.finalized:
             return _FINALIZED
-        if self._was_run():
+        if state.has_been_run(self._graph, self._backward):
             return _TOO_LATE
         is_computed = any(t.op.inputs or t.op.control_inputs for t in use.feeds)
         return _FED if is_computed else None
-
-    def _was_run(self) -> bool:
-        return state.has_been_run(self._graph, self._backward)
 
     def _may_await(self, op: Operation, other: Operation) -> bool:
         """Tell whether an op may wait for another in a graph that a Session runs.
@@ -333,30 +325,24 @@ class _Orders:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
         if whole and limit is not None and ordered.resident > _OVER * limit:
-            note = _OVER_BUDGET.format(
-                peak=ordered.resident, before=report.resident, limit=limit
-            )
-            notes.append(note)
+            peaks = {"peak": ordered.resident, "before": report.resident}
+            notes.append(_OVER_BUDGET.format(limit=limit, **peaks))
         for note in notes:
             self._warn(note)
-        warnings = (*report.warnings, *notes)
-        report = replace(
+        self._report = replace(
             report,
             peak=ordered.peak,
             resident=ordered.resident,
             plan=plan,
-            warnings=warnings,
+            warnings=(*report.warnings, *notes),
         )
-        self._report = report
-        replace_last(before, report, self._graph)
+        replace_last(before, self._report, self._graph)
 
 
 def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
     """Return the bytes of named gradients at the peak, if most of them are there."""
     held = plan.simulation.held
-    if not held:
-        return 0
-    return _held_at(plan, names, max(range(len(held)), key=held.__getitem__))
+    return _held_at(plan, names, int(np.argmax(held))) if held else 0
 
 
 def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
@@ -369,7 +355,7 @@ def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
     # The last may be the largest, and is there whatever becomes of it.
     others = {node_names[place] for place in places[:-1]}
     step = places[-1] if others else len(node_names) - 1
-    return bool(_held_at(plan, others or names, step))
+    return _held_at(plan, others or names, step) > 0
 
 
 def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
@@ -400,28 +386,16 @@ def _ops_of(
 
 
 def _after(
-    ops: Sequence[Operation], starts: Iterable[Operation]
+    ops: Sequence[Operation], starts: Iterable[Operation], *, awaiting: bool = False
 ) -> dict[Operation, None]:
-    """Return the ops that read what others yield, themselves apart, in their order."""
+    """Return the ops that read what others yield, or wait for them, these apart."""
     starts = frozenset(starts)
     after: dict[Operation, None] = {}
     for op in ops:
-        if op not in starts and any(t.op in starts or t.op in after for t in op.inputs):
+        before = [*(t.op for t in op.inputs), *(op.control_inputs if awaiting else ())]
+        if op not in starts and any(p in starts or p in after for p in before):
             after[op] = None
     return after
-
-
-def _with_readers(
-    ops: Sequence[Operation], starts: Iterable[Operation]
-) -> frozenset[Operation]:
-    """Return some ops and all that read them or wait for them."""
-    downstream = set(starts)
-    for op in ops:
-        if any(t.op in downstream for t in op.inputs) or not downstream.isdisjoint(
-            op.control_inputs
-        ):
-            downstream.add(op)
-    return frozenset(downstream)
 
 
 def _without_joints(
@@ -430,14 +404,11 @@ def _without_joints(
     targets: Sequence[Operation],
     feeds: IdentitySet | None = None,
 ) -> list[Operation]:
-    """Let updates read gradients directly that one op forwards together.
+    """Let updates read gradients directly that one op forwards; return the ops to run.
 
     Keras' optimizers sum gradients over replicas first, by an IdentityN over all of
     them that is left where there is one replica: none could be used up before all are
     there.
-
-    Returns:
-        The ops that run for the targets now.
     """
     joints = [
         op
@@ -472,21 +443,31 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
     # Several variables may have one gradient.
     reads: types.MutableIdentityMap[dict[Operation, None]] = types.MutableIdentityMap()
     for gradient, reference in updated:
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        value = gradient.values if is_sparse else gradient
+        value = tensors_of([gradient])[0]
         readers = list(_readers(reference, needed))
         found = _behind(readers, needed, awaitable)
         if not awaitable.issuperset(readers):
             # In a loop other values of a turn may still be computed when one leaves it.
             found += [op for op in makers if op in awaitable]
         reads[value] = reads.get(value, {}) | dict.fromkeys(found)
-    ends: dict[Operation, list[Operation]] = {}
+
+    @cache
+    def ends(op: Operation) -> list[Operation]:
+        """Return the ops to wait for in the place of one that may call a function.
+
+        Once TensorFlow has inlined a function, an op that waits for the call waits for
+        its stateful ops alone; so all results are awaited.
+        """
+        if op.type not in _CALLING:
+            return [op]
+        with creation.surroundings_of(op):
+            return [tf.identity(t, "read").op for t in op.outputs]
+
     let_out: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
     for value, ops_behind in reads.items():
         if value.op not in awaitable:
             continue
-        others = (op for op in ops_behind if op is not value.op)
-        awaited = [end for op in others for end in _ends(op, ends)]
+        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
         with (
             creation.neutral(step.graph),
             step.graph.device(value.op.device),
@@ -496,30 +477,16 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
     return with_replaced(step, let_out)
 
 
-def _ends(op: Operation, known: dict[Operation, list[Operation]]) -> list[Operation]:
-    """Return the ops to wait for in the place of one that may call a function.
-
-    Once TensorFlow has put a function's ops in the place of its call, an op that waits
-    for the call waits for the stateful ones alone; so all results are awaited.
-    """
-    if op.type not in _CALLING:
-        return [op]
-    if op not in known:
-        with creation.surroundings_of(op):
-            known[op] = [tf.identity(t, "read").op for t in op.outputs]
-    return known[op]
-
-
 def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
     """Yield the ops that read the buffer of a variable, views of it apart."""
-    waiting, met = [reference], IdentitySet([reference])
+    views = IdentitySet([reference])
+    waiting = [reference]
     for tensor in waiting:
         for op in filter(needed.__contains__, adjacency.consumers(tensor)):
             shown = _shown(op, tensor)
+            waiting += [t for t in shown if t not in views]
             for t in shown:
-                if t not in met:
-                    met.add(t)
-                    waiting.append(t)
+                views.add(t)
             if not shown or op.type in _CALLING:
                 yield op
 

@@ -6,6 +6,7 @@ The gradients of each call are planned, and built in its graph or moved to anoth
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import sys
 import threading
@@ -18,9 +19,9 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes, updates
+from geutil.gradients.barriers import HOST, Offload
 from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
-from geutil.gradients.offloading import HOST, Offload
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import Prepared, keep_all
@@ -50,16 +51,15 @@ _FORWARD = (
     "plainly: there is no forward mode to save memory for"
 )
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
+# The mode that holds nothing of a call but what goes into it.
 INPUTS = "inputs"
-"""The mode that holds nothing of a call but what goes into it."""
+# The share of a call that may come after it where it ends the forward pass.
 _LITTLE = 0.1
-"""The share of a call that may come after it where it ends the forward pass."""
 _NOTHING = (
     "the backward pass reads nothing of it that could be recomputed: these are plain "
     "gradients"
 )
 _MODES = ("collection", INPUTS, "memory", "speed")
-_KERAS = ("keras", "tf_keras")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -144,14 +144,8 @@ def checkpointed(
             raise ArgumentTypeError("pass either checkpoints or a budget, not both")
         checkpoints = budget if isinstance(budget, Budget) else Budget(budget)
     _check_checkpoints(checkpoints)
-    options = Options(
-        checkpoints,
-        min_checkpoint_size,
-        offload,
-        offload_device,
-        prefetch,
-        encode=encode,
-    )
+    where = (offload, offload_device, prefetch)
+    options = Options(checkpoints, min_checkpoint_size, *where, encode=encode)
     if _is_layer(fn):
         # Past Keras, which would track what is assigned.
         layer: Any = fn
@@ -190,7 +184,7 @@ def _check_checkpoints(checkpoints: Any) -> None:
 
 def _is_layer(fn: Any) -> bool:
     """Tell whether `fn` is a Keras layer or model, without importing Keras."""
-    for name in _KERAS:
+    for name in ("keras", "tf_keras"):
         keras = sys.modules.get(name)
         if keras is not None and isinstance(fn, keras.layers.Layer):
             backend = keras.backend.backend()
@@ -264,15 +258,15 @@ _running = _Running()
 def _call_in_graph(
     function: Callable[[], Any], options: Options, *, alone: bool
 ) -> Any:
-    """Call a function in a graph, so that its gradients save memory.
+    """Call a function without arguments, so that its gradients save memory.
 
-    The function runs where it is, and everything it does happens as if it had been
-    called plainly. Only how its outputs depend on its inputs is told anew, to the tapes
-    and to the graph: the gradients between them are built by geutil. Results that
-    leave on other ways (losses added to a Keras layer) keep their plain gradients.
+    The function runs in the default graph as if it had been called plainly. Only how
+    its outputs depend on its inputs is told anew, to the tapes and to the graph: the
+    gradients between them are built by geutil. Results that leave on other ways (losses
+    added to a Keras layer) keep their plain gradients.
 
     Args:
-        function: takes nothing; what it reads from outside is found in the graph.
+        function: its inputs are found in the graph.
         options: how to choose and hold checkpoints.
         alone: whether the graph was made for this call.
     """
@@ -293,8 +287,8 @@ def _call_in_graph(
     if not inputs:
         return result
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
-    end = state.count_ops(graph)
-    call = _Call(options, graph, tuple(ys), inputs, first, end, alone)
+    ends = (first, state.count_ops(graph), alone, options.offloading())
+    call = _Call(options, graph, tuple(ys), inputs, *ends)
     _calls_in(graph).count += 1
     stand_ins = IdentityMap(zip(ys, call.stand_ins(), strict=True))
     return tf.nest.pack_sequence_as(
@@ -315,70 +309,52 @@ def _read_from_outside(
     ys: IdentitySet, new_ops: frozenset[Operation]
 ) -> tuple[Tensor, ...]:
     """Return the differentiable tensors from outside that `ys` depend on."""
-    found = IdentitySet()
-    waiting, met = list(ys), set()
-    while waiting:
-        t = waiting.pop()
-        if t.op not in new_ops or _is_given(t):
-            if runtime.is_differentiable(t):
-                found.add(t)
-        elif t.op not in met:
-            met.add(t.op)
-            waiting.extend(t.op.inputs)
-    return tuple(found)
 
+    def is_made(t: Tensor) -> bool:
+        # A tape may watch the small eager tensor that became a constant.
+        is_given = t.op.type in _GIVEN or (
+            t.op.type == "Const" and runtime.is_watched(t)
+        )
+        return t.op in new_ops and not is_given
 
-def _is_given(t: Tensor) -> bool:
-    """Tell whether an op made in the call stands for what comes from outside.
-
-    A small eager tensor becomes a constant, and a tape may watch where it comes from.
-    """
-    return t.op.type in _GIVEN or (t.op.type == "Const" and runtime.is_watched(t))
+    ops = reached(
+        (y.op for y in ys if is_made(y)),
+        lambda op: (t.op for t in op.inputs if is_made(t)),
+    )
+    read = IdentitySet((*ys, *(t for op in ops for t in op.inputs)))
+    return tuple(t for t in read if not is_made(t) and runtime.is_differentiable(t))
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A call of a function in a graph, and its gradients.
+    """The gradients of a call, built in its graph or moved to another one.
 
-    They are built in the graph of the call, or in another one: where TensorFlow
-    differentiates a whole function, a loop or a conditional, the backward pass is a
-    function of its own, and what it reads of the forward pass is held in between. Then
-    they are built in the graph of the call, where nothing runs them, and moved over;
-    they read kept tensors only.
-
-    Attributes:
-        options: how to choose and hold checkpoints; the mode may be "inputs".
-        graph: the graph.
-        ys: the differentiable tensors that the function returned.
-        inputs: the differentiable tensors from outside that they depend on: arguments,
-            what the function closes over, handles of variables.
-        first: the creation index of the first op that the call made.
-        end: how many ops the graph had after the call.
-        alone: whether the graph holds the call and nothing else, so that what comes
-            after it is unknown.
-        encoder: makes what is kept of tensors for all gradients of the call.
+    Where TensorFlow differentiates a whole function, a loop or a conditional, the
+    backward pass is a function of its own, and what it reads of the forward pass is
+    held in between. Then gradients are built in the graph of the call, where nothing
+    runs them, and moved; they read kept tensors only.
     """
 
     options: Options
     graph: Graph
     ys: tuple[Tensor, ...]
+    # The differentiable tensors from outside that the ys depend on: arguments, what the
+    # function closes over, handles of variables.
     inputs: tuple[Tensor, ...]
+    # The creation index of the first op of the call, and the number of ops at its end.
     first: int
     end: int
+    # Whether the graph holds nothing else, so that what comes after it is unknown.
     alone: bool
+    # For all gradients of the call.
+    offload: Offload | None
     encoder: Encoder = field(default_factory=Encoder)
-
-    @functools.cached_property
-    def _offload(self) -> Offload | None:
-        """The tensors that are offloaded, for all gradients of the call."""
-        return self.options.offloading()
 
     def stand_ins(self) -> Sequence[Tensor]:
         """Return stand-ins for the outputs, whose gradients save memory.
 
-        Tapes that are open now are told directly. Gradients that are built from the
-        graph later (of a function that contains the call, of a loop around it) find
-        the op.
+        Open tapes are told directly. Gradients that are built from the graph later (of
+        a function that contains the call, of a loop around it) find the op.
         """
         count = len(self.ys)
         with tf.device(self.ys[0].device):
@@ -397,20 +373,19 @@ class _Call:
         runtime.set_gradient(stand_ins[0].op, of_op)
         watched = self._watched()
         if watched:
-            xs = list(watched)
-            runtime.record_on_tapes(
-                "checkpointed",
-                stand_ins,
-                list(watched.values()),
-                lambda *grads: self._build(xs, grads),
-            )
+            xs, known = list(watched), list(watched.values())
+
+            def backward(*grads: Any) -> list[Any]:
+                return self._build(xs, grads)
+
+            runtime.record_on_tapes("checkpointed", stand_ins, known, backward)
         return stand_ins
 
     def _watched(self) -> IdentityMap[Any]:
         """Return the inputs that tapes watch, and what they know each by.
 
-        A function that is called inside hides its captures from the tapes: of a
-        placeholder that stands for something outside, they may know only that.
+        A function that is called inside hides its captures from the tapes: they may
+        know only a placeholder for something outside by that.
         """
         watched = types.MutableIdentityMap(
             (t, t) for t in self.inputs if runtime.is_watched(t)
@@ -441,27 +416,20 @@ class _Call:
         if graph is self.graph:
             return list(self._step(ys, xs, grad_ys).gradients)
         with creation.neutral(self.graph):
-            stand_ins = [_like(y) for y in ys]
+            # A list of tensors has no ones.
+            stand_ins = [
+                tf.zeros_like(y) if y.dtype == tf.variant else tf.ones_like(y)
+                for y in ys
+            ]
             before = state.count_ops(self.graph)
             step = self._step(ys, xs, stand_ins)
-        return _move_gradients(
-            step, before, zip(stand_ins, grad_ys, strict=True), graph
-        )
+        pairs = zip(stand_ins, grad_ys, strict=True)
+        return _move_gradients(step, before, pairs, graph)
 
     def _step(
         self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
     ) -> PlainStep:
         """Build the gradients in the graph of the call."""
-        step, report = self._planned(ys, xs, grad_ys).build()
-        publish(report, step.graph)
-        updates.order_when_complete(step)
-        return step
-
-    def _planned(
-        self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
-    ) -> Prepared:
-        """Build plain gradients of the call, and plan what is recomputed."""
-        options = self.options
         later = state.ops_since(self.graph, self.end)
         indices = [adjacency.creation_index(op) for op in (*later[:1], *later[-1:])]
         # One x may depend on another around the call: that is not its part.
@@ -473,18 +441,17 @@ class _Call:
         def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
             return self._choose(step, kept, later)
 
-        chosen = choose_all(step, options, self.encoder, choose)
+        chosen = choose_all(step, self.options, self.encoder, choose)
         calls = _calls_in(self.graph)
-        plan = _after(chosen.plan, calls.before(step.seeds))
+        plan = calls.behind_others(chosen.plan, step.seeds)
         calls.add(plan.step)
-        return Prepared(
-            replace(chosen, plan=plan),
-            self._offload,
-            f"the checkpointed call that yields '{self.ys[0].name}': ",
-            encode=options.encode,
-            encoder=self.encoder,
-            smallest=options.min_checkpoint_size,
-        )
+        chosen = replace(chosen, plan=plan)
+        where = f"the checkpointed call that yields '{self.ys[0].name}': "
+        prepared = Prepared(chosen, self.options, self.offload, self.encoder, where)
+        step, report = prepared.build()
+        publish(report, step.graph)
+        updates.order_when_complete(step)
+        return step
 
     def _choose(
         self, step: PlainStep, checkpoints: Any, later: Iterable[Operation]
@@ -526,17 +493,13 @@ class _Call:
 
 @dataclass(eq=False)
 class _GraphCalls:
-    """Notes on the checkpointed calls in one graph.
-
-    Attributes:
-        count: how many there are.
-        ends: for each backward op of a call, the backward ops of the same call that no
-            other one of them reads: when these have run, it holds nothing more.
-        first: the creation index of the oldest of those backward ops.
-    """
+    """Notes on the checkpointed calls in one graph."""
 
     count: int = 0
+    # For each backward op of a call, the backward ops of the same call that no other
+    # one of them reads: when these have run, it holds nothing more.
     ends: dict[Operation, tuple[Operation, ...]] = field(default_factory=dict)
+    # The creation index of the oldest of those backward ops.
     first: int = 0
 
     def add(self, step: PlainStep) -> None:
@@ -547,15 +510,27 @@ class _GraphCalls:
             self.first = min(map(adjacency.creation_index, step.backward))
         self.ends.update(dict.fromkeys(step.backward, ends))
 
-    def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
-        """Return the ends of the calls whose backward pass comes just before ops."""
+    def behind_others(
+        self, plan: Recomputation, seeds: Iterable[Operation]
+    ) -> Recomputation:
+        """Let what runs again first wait for the calls that come just before, too.
+
+        The executor runs weight gradients late, and holds what they have not read yet.
+        """
 
         def is_between(op: Operation) -> bool:
             return op not in self.ends and adjacency.creation_index(op) >= self.first
 
-        between = get_backward_walk_ops(list(ops), within_ops_fn=is_between)
+        between = get_backward_walk_ops(list(seeds), within_ops_fn=is_between)
         read = (t.op for op in between for t in op.inputs)
-        return tuple(types.unique(end for op in read for end in self.ends.get(op, ())))
+        ends = types.unique(end for op in read for end in self.ends.get(op, ()))
+        # The first segment on other devices waits for the same.
+        first = plan.segments[0].awaited if plan.segments else ()
+        segments = (
+            replace(s, awaited=(*first, *ends)) if s.awaited == first else s
+            for s in plan.segments
+        )
+        return replace(plan, segments=tuple(segments)) if ends else plan
 
 
 def _calls_in(graph: Graph) -> _GraphCalls:
@@ -567,30 +542,11 @@ def _calls_in(graph: Graph) -> _GraphCalls:
     return calls
 
 
-def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
-    """Let what is recomputed at first wait for the calls that come before as well.
-
-    The executor runs weight gradients late, and what they have not read yet is held.
-    """
-    if not plan.segments or not ends:
-        return plan
-    # The first segment on other devices waits for the same.
-    first = plan.segments[0].awaited
-    segments = [
-        replace(s, awaited=(*first, *ends)) if s.awaited == first else s
-        for s in plan.segments
-    ]
-    return replace(plan, segments=tuple(segments))
-
-
 def _is_little(ops: Iterable[Operation], limit: float) -> bool:
     """Tell whether ops make so many bytes at most; passing on makes none."""
-    total = 0
-    for op in ops:
-        total += 0 if op.type in ("Identity", "IdentityN") else _bytes((op,))
-        if total > limit:
-            return False
-    return True
+    sizes = (_bytes((op,)) for op in ops if op.type not in ("Identity", "IdentityN"))
+    # As soon as there are too many, the rest is not looked at.
+    return all(total <= limit for total in itertools.accumulate(sizes))
 
 
 def _bytes(ops: Iterable[Operation]) -> int:
@@ -649,11 +605,6 @@ def _move_gradients(
         tf.nest.map_structure(moved, gradient, expand_composites=True)
         for gradient in step.gradients
     ]
-
-
-def _like(y: Tensor) -> Tensor:
-    """Return a tensor that can stand for the gradient of `y`."""
-    return tf.zeros_like(y) if y.dtype == tf.variant else tf.ones_like(y)
 
 
 def _is_made_up(grad: Any, outputs: int) -> bool:

@@ -18,6 +18,7 @@ from tensorflow.core.function.polymorphism.function_type import (
 )
 from tensorflow.core.function.trace_type.default_types import Literal as TraceLiteral
 from tensorflow.core.protobuf.control_flow_pb2 import ValuesDef
+from tensorflow.core.protobuf.device_properties_pb2 import NamedDevice
 from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from tensorflow.core.protobuf.saved_object_graph_pb2 import SavedObjectGraph
@@ -62,7 +63,9 @@ from tensorflow.python.framework.cpp_shape_inference_pb2 import (
 )
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 from tensorflow.python.framework.op_def_registry import get as get_op_def
+from tensorflow.python.grappler.cluster import Cluster
 from tensorflow.python.grappler.tf_optimizer import OptimizeGraph
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops.control_flow_ops import CondContext, WhileContext
@@ -167,14 +170,17 @@ __all__ = [
     "set_handle_data",
     # Where a call is made: the graphs being built, autograph, XLA, the process.
     "AutographStatus",
+    "Cluster",
     "GraphOrParentsInXlaContext",
     "IsMklEnabled",
+    "NamedDevice",
     "OptimizeGraph",
     "autograph_artifact",
     "control_status_ctx",
     "default_graph_stack",
     "FunctionCallOptions",
     "eager_context",
+    "get_registered_kernels_for_op",
     "is_op_determinism_enabled",
     "tf_convert",
     # A tensor as a key.

@@ -97,6 +97,34 @@ tensor is left alone with it.
 
 AXES = frozenset(("BroadcastGradientArgs",))
 """Ops that yield axes of what has the shapes that they read."""
+FORWARDING = frozenset(
+    (
+        "Assign",
+        "AssignAdd",
+        "AssignSub",
+        "Bitcast",
+        "CheckNumerics",
+        "DestroyTemporaryVariable",
+        "EnsureShape",
+        "Enter",
+        "Exit",
+        "ExpandDims",
+        "Identity",
+        "LoopCond",
+        "NextIteration",
+        "PlaceholderWithDefault",
+        "PreventGradient",
+        "RefEnter",
+        "RefExit",
+        "RefIdentity",
+        "RefNextIteration",
+        "Reshape",
+        "Snapshot",
+        "Squeeze",
+        "StopGradient",
+    )
+)
+"""Ops of which the output is the first input, in the same buffer, whatever its size."""
 LIST_ELEMENTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put an element into a list, and which of their inputs that is."""
 

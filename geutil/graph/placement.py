@@ -1,9 +1,10 @@
 """Placement: the devices that TensorFlow runs the ops of a step on, by its rules.
 
 A Session merges what an op's device string says with that of the ops that share a
-resource or are colocated with it. What is then still open is the first task's CPU, but
-for ops that go with others: those that make one tensor of nothing with their readers,
-and those that read a shape only with what they read.
+resource or are colocated with it. What is then still open is the first task's CPU or
+GPU, but for ops that go with others: those that make one tensor of nothing with their
+readers, and those that read a shape only with what they read. Ops that have no kernel
+for a GPU go to the CPU beside it, with all ops that must be where they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph import adjacency, colocation
+from geutil.graph.registered_kernels import kernel_of
 from geutil.graph.types import Operation
 
 LOCALHOST = "localhost"
@@ -56,7 +58,9 @@ def full_name(device: str, default: str) -> str:
 def default_device(devices: Iterable[str]) -> str:
     """Return the full name of the device of ops that name none, by those of others."""
     job, task = next(iter(tasks_of(devices)), (LOCALHOST, 0))
-    return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
+    has_gpu = job == LOCALHOST and tf.config.list_logical_devices("GPU")
+    kind = "GPU" if has_gpu else "CPU"
+    return f"/job:{job}/replica:0/task:{task}/device:{kind}:0"
 
 
 def checked_default(device: str | None, devices: Iterable[str]) -> str:
@@ -70,6 +74,23 @@ def checked_default(device: str | None, devices: Iterable[str]) -> str:
         raise ArgumentTypeError(
             f"{device!r} is no device; pass one like '/job:worker/task:0'"
         ) from error
+
+
+def kind_of(device: str | None) -> str:
+    """Return "CPU" or "GPU", of None that of the device of ops that name none.
+
+    Raises ArgumentTypeError for what is no device.
+
+    Example:
+        >>> kind_of("/device:GPU:0"), kind_of("GPU:1"), kind_of("/job:worker/task:0")
+        ('GPU', 'GPU', 'CPU')
+    """
+    return str(_spec(checked_default(device, ())).device_type)
+
+
+def is_cpu(device: str) -> bool:
+    """Tell whether a full name is that of a CPU."""
+    return _spec(device).device_type == "CPU"
 
 
 def share_memory(one: str, other: str) -> bool:
@@ -95,10 +116,10 @@ def places_of(
     Cost: linear in ops and edges, some 10 us for each op where several devices are
     named.
     """
-    named = {op.device for op in ops}
-    if len(named) <= 1:
-        (device,) = named or {""}
-        places = dict.fromkeys((op.name for op in ops), full_name(device, default))
+    named = {full_name(device, default) for device in {op.device for op in ops}}
+    if len(named) <= 1 and all(map(is_cpu, named)):
+        (device,) = named or {default}
+        places = dict.fromkeys((op.name for op in ops), device)
     else:
         places = _merged(ops, default)
     return places | dict.fromkeys((op.name for op in fed), default)
@@ -112,15 +133,15 @@ def _merged(ops: Sequence[Operation], default: str) -> dict[str, str]:
         members.setdefault(group_of[op.name], []).append(op)
     places: dict[str, str] = {}
     makers: list[Operation] = []
-    for op in ops:
-        group = members[group_of[op.name]]
+    for group in members.values():
         spec = _spec(group[0].device)
         for other in group[1:]:
             # What the first op says counts: that is the one that makes a variable.
             spec = _spec(other.device).make_merged_spec(spec)
-        device = str(spec.to_string())
-        places[op.name] = full_name(device, default)
-        if len(group) > 1 or device:
+        device = _with_kernels(full_name(str(spec.to_string()), default), group)
+        places |= dict.fromkeys((op.name for op in group), device)
+    for op in ops:
+        if len(members[group_of[op.name]]) > 1 or op.device:
             continue
         if op.type in _READS_A_SHAPE:
             places[op.name] = places.get(op.inputs[0].op.name, places[op.name])
@@ -135,6 +156,14 @@ def _merged(ops: Sequence[Operation], default: str) -> dict[str, str]:
         if len(found) == 1:
             places[op.name] = found.pop()
     return places
+
+
+def _with_kernels(device: str, group: Iterable[Operation]) -> str:
+    """Return a device, or the CPU beside it if an op of a group has no kernel there."""
+    kind = _spec(device).device_type
+    if kind == "CPU" or all(kernel_of(op, kind) for op in group):
+        return device
+    return str(_spec(device).replace(device_type="CPU", device_index=0).to_string())
 
 
 def _groups(ops: Sequence[Operation]) -> dict[str, str]:

@@ -1,15 +1,16 @@
 """The memory of a step: predicted from its graph, bounded, and measured."""
 
 from geutil.memory.bounds import WorstCase, worst_case
-from geutil.memory.by_device import (
-    Cut,
-    DeviceMemory,
-    MemoryByDevice,
-    predict_by_device,
+from geutil.memory.buffers import Simulation
+from geutil.memory.by_device import Cut, DeviceMemory, MemoryByDevice, predict_by_device
+from geutil.memory.executor import (
+    Pipeline,
+    PipelineRun,
+    Stage,
+    execution_order,
+    simulate,
 )
-from geutil.memory.executor import Simulation, execution_order, simulate
-from geutil.memory.measuring.measure import measure
-from geutil.memory.pipeline import Pipeline, PipelineRun, Stage
+from geutil.memory.measuring import measure
 from geutil.memory.predicting import BatchFit, largest_batch, predict, step_program
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of

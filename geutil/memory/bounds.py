@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from geutil.errors import ArgumentTypeError, MissingExtraError
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Tensor
-from geutil.memory.buffers import Buffer, Buffers, buffers_of
-from geutil.memory.executor import execution_order, live_scratch, live_tensor
+from geutil.memory.buffers import Buffer, Buffers, buffers_of, live_scratch, live_tensor
+from geutil.memory.executor import execution_order
+from geutil.memory.kernels import device_of
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
@@ -40,15 +40,9 @@ Flags = npt.NDArray[np.bool_]
 def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, Flags]:
     """Return the weight of the heaviest closure, and which nodes are in it.
 
-    Args:
-        requires: pairs of nodes, as two arrays: the first cannot be taken without the
-            second.
-        weights: of the nodes; some may be negative.
-
-    Raises:
-        MissingExtraError: OR-Tools is not installed.
-
-    Cost: that of a maximum flow.
+    Of each pair in `requires`, the first node cannot be taken without the second.
+    Raises MissingExtraError where OR-Tools is not installed. Cost: that of a maximum
+    flow.
 
     Example:
         The second node is worth taking for the sake of the first:
@@ -139,6 +133,7 @@ def worst_case(
     threads: int | None = THREADS,
     grappler: bool = True,
     onednn: bool | None = None,
+    device: str | None = None,
 ) -> WorstCase:
     """Return the most that a step can hold under any schedule that its edges allow.
 
@@ -154,6 +149,7 @@ def worst_case(
         threads: how many ops may run at once; None is without a limit.
         grappler: as in `predict`.
         onednn: as in `predict`.
+        device: as in `predict`. The bound is one of buffers, not of chunks.
 
     Returns:
         The bound, a state that is reached, and how to get there.
@@ -183,9 +179,9 @@ def worst_case(
         16000000
     """
     check_threads(threads)
-    onednn = uses_onednn() if onednn is None else onednn
-    program = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn).program
-    return worst_of(with_onednn(program) if onednn else program, threads)
+    on = device_of(device, onednn)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, device)
+    return worst_of(with_onednn(step.program), threads)
 
 
 def check_threads(threads: Any) -> None:
@@ -195,11 +191,7 @@ def check_threads(threads: Any) -> None:
 
 
 def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
-    """Return the most that a program can hold under any schedule.
-
-    Arguments, errors and cost are those of `worst_case`, without what prepares the
-    step.
-    """
+    """Return the most that a program can hold under any schedule; see `worst_case`."""
     nodes = [
         node.changed(temporary=node.temporary + node.surge, surge=0)
         for node in program.nodes
@@ -217,7 +209,13 @@ class _States:
         self._threads = threads
         self._count = len(program.nodes)
         self._buffers = buffers_of(program)
-        self._requires = self._requirements()
+        # Which of "has started", i, and "has ended", i + the number of nodes, requires
+        # which.
+        pairs = [(i + self._count, i) for i in range(self._count)]
+        for i, before in enumerate(program.needs()):
+            pairs += [(i, j + self._count) for j in before]
+        firsts, seconds = np.array(pairs, np.int64).reshape(-1, 2).T
+        self._requires = firsts, seconds
         self._usual = execution_order(program)
         # What several nodes may be the last to read. Whether it is freed is no sum over
         # these; between "when what follows all of them starts" (0) and "a buffer for
@@ -256,18 +254,8 @@ class _States:
             threads=self._threads,
             tensors=tuple(sorted(tensors, key=lambda t: -t.bytes)),
             ended=tuple(nodes[i].name for i in self._order),
-            running=tuple(nodes[i].name for i in self._running),
+            running=tuple(nodes[i].name for i in running),
         )
-
-    def _requirements(self) -> tuple[Ints, Ints]:
-        """Return which of "has started" and "has ended" requires which."""
-        # Node i has started: i; has ended: i + the number of nodes.
-        count = self._count
-        pairs = [(i + count, i) for i in range(count)]
-        for i, before in enumerate(self._program.needs()):
-            pairs += [(i, j + count) for j in before]
-        firsts, seconds = np.array(pairs, np.int64).reshape(-1, 2).T
-        return firsts, seconds
 
     def _weights(self, price: int) -> Ints:
         """Return the bytes that each start and each end adds, at a price of running."""

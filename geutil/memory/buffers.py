@@ -1,12 +1,15 @@
-"""The buffers of a program: while its nodes run in some order, and in any order."""
+"""The buffers of a program: in some order of its nodes, over time, and in any order."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 
-from geutil.memory.program import Node, Program
+from geutil.memory.allocator import Allocator, Taken, replay
+from geutil.memory.program import Node, Program, phases_of
+from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
 class Buffers:
@@ -16,38 +19,30 @@ class Buffers:
     if nobody else is to read it (`Node.reuses`). A buffer lives until the last reader
     of all tensors in it has ended, a fetched one to the end. A variable that is updated
     while its old buffer is still to be read has a second one until that was read.
-
-    Args:
-        program: the nodes and tensors.
-
-    Attributes:
-        held: the bytes that are alive now.
-        reads: how often each tensor is read; once more if it is fetched.
-        born: for each tensor, after how many starts of other nodes its buffer was made;
-            -1 where it shares another tensor's or was not made yet.
-        freed: for each tensor, at which start its buffer was last alive; -1 if it still
-            is.
-        buffer: the tensor for which the buffer of each tensor was made.
-        holders: for each buffer, how many reads are still to come.
     """
 
     def __init__(self, program: Program) -> None:
         count = len(program.sizes)
-        self._nodes, self._sizes = program.nodes, program.sizes
+        self._program, self._nodes, self._sizes = program, program.nodes, program.sizes
+        self._order: list[int] = []
+        self._levels: list[int] = []
+        # How often each tensor is read. The caller reads last, so that nothing frees
+        # what is fetched.
         self.reads = [0] * count
-        for node in program.nodes:
-            for tensor in node.inputs:
-                self.reads[tensor] += 1
-        # The caller reads last, so that nothing frees what is fetched.
-        for tensor in program.fetched:
+        for tensor in chain(program.fetched, *(node.inputs for node in program.nodes)):
             self.reads[tensor] += 1
+        # The tensor for which the buffer of each tensor was made.
         self.buffer = list(range(count))
+        # For each buffer, how many reads are still to come.
         self.holders = [0] * count
         self._waits: dict[int, int] = {}
         self._awaiting: dict[int, list[int]] = {}
         self._unread: dict[int, list[int]] = {}
         self._step = -1
+        # The bytes that are alive now.
         self.held = 0
+        # For each tensor, at which start its buffer was made, -1 where it shares
+        # another tensor's or is not there yet; and last alive, -1 if it still is.
         self.born = [-1] * count
         self.freed = [-1] * count
 
@@ -70,10 +65,7 @@ class Buffers:
         return pairs
 
     def start(self, i: int) -> list[tuple[int, int]]:
-        """Allocate the outputs of a node and its temporary bytes.
-
-        Returns its outputs that share a buffer, each with that.
-        """
+        """Allocate a node's outputs and scratch; return those that share a buffer."""
         self._step += 1
         sizes, reads, holders = self._sizes, self.reads, self.holders
         node = self._nodes[i]
@@ -117,11 +109,22 @@ class Buffers:
             self.freed[tensor] = self._step
             self.held -= self._sizes[tensor]
 
-    def close(self) -> None:
-        """Note that buffers which are still alive lived to the end."""
+    def run(self, i: int) -> list[tuple[int, int]]:
+        """Start and end a node; return its outputs that share a buffer, with that."""
+        shared = self.start(i)
+        self._order.append(i)
+        self._levels.append(self.held)
+        self.end(i)
+        return shared
+
+    def simulation(self) -> Simulation:
+        """Return the simulation of all nodes that were run."""
         for tensor, born in enumerate(self.born):
             if born >= 0 and self.freed[tensor] < 0:
+                # It lived to the end.
                 self.freed[tensor] = self._step
+        order, levels = self._order, self._levels
+        return Simulation(self._program, order, levels, self.born, self.freed)
 
     def growth(self, i: int) -> int:
         """Return how many bytes more are alive once a node has run."""
@@ -166,23 +169,136 @@ class Buffers:
 
 
 @dataclass(frozen=True)
-class Buffer:
-    """Memory that is held from when a node starts until others have ended.
+class Simulation:
+    """The buffers of a program over time. A step is a place in `order`.
 
     Attributes:
-        tensor: the tensor that it is made for.
-        bytes: its size.
-        maker: the node that makes it.
-        last: the nodes of which the last one to end frees it. No order of the program
-            has any other reader after all of these. Empty if it is held to the end.
-        gone: if there are several last nodes, one that starts only after all of these
-            have ended; None if there is none.
+        program: what was run.
+        order: the nodes, by number, in the order in which they ran.
+        held: the most bytes that are held while each step's node runs.
+        born: for each tensor the step that made its buffer, or -1 where it shares
+            another tensor's or was never made.
+        freed: for each tensor the last step that held its buffer.
     """
+
+    program: Program
+    order: Sequence[int]
+    held: Sequence[int]
+    born: Sequence[int]
+    freed: Sequence[int]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once."""
+        return max(self.held, default=0)
+
+    @property
+    def resident(self) -> int:
+        """The most bytes that are taken at once.
+
+        Whole chunks where the device has an allocator that hands out such, and what
+        kernels take beside it.
+        """
+        nodes, allocator = self.program.nodes, self.program.device.allocator
+        taken = self.held if allocator is None else self._replay(allocator).in_use
+        pairs = zip(self.order, taken, strict=True)
+        return max((size + nodes[i].packed for i, size in pairs), default=0)
+
+    @property
+    def extent(self) -> int | None:
+        """The bytes of a region that has room for the chunks and the variables.
+
+        None where the device has no allocator of chunks. Regions of growing memory need
+        about as much.
+        """
+        if self.program.device.allocator is None:
+            return None
+        return self._replay(Allocator()).extent
+
+    def _replay(self, allocator: Allocator) -> Taken:
+        nodes, sizes = self.program.nodes, self.program.sizes
+        made: list[list[tuple[int, int]]] = [[] for _ in self.order]
+        freed: list[list[int]] = [[] for _ in self.order]
+        for step, node in enumerate(nodes[i] for i in self.order):
+            if node.temporary:
+                made[step].append((-1, node.temporary))
+                freed[step].append(-1)
+        for t, (born, last) in enumerate(zip(self.born, self.freed, strict=True)):
+            if born >= 0 and sizes[t]:
+                made[born].append((t, sizes[t]))
+                freed[last].append(t)
+        moves = zip(made, freed, strict=True)
+        return replay(allocator, self.program.variable_bytes, moves)
+
+    def alive(self, step: int) -> list[int]:
+        """Return the tensors whose buffers are held at a step, largest first."""
+        sizes = self.program.sizes
+        spans = enumerate(zip(self.born, self.freed, strict=True))
+        alive = [t for t, (b, f) in spans if 0 <= b <= step <= f and sizes[t]]
+        return sorted(alive, key=lambda tensor: -sizes[tensor])
+
+    def timeline(self, source: str = "predicted") -> Timeline:
+        """Return the simulation with names in the place of numbers."""
+        program, nodes = self.program, self.program.nodes
+        lives = self._lifetimes()
+        peak = max(range(len(self.order)), key=self.held.__getitem__, default=-1)
+        at_peak = [life.tensor for life in lives if life.first <= peak <= life.last]
+        needs = program.needs()
+        place = {i: step for step, i in enumerate(self.order)}
+        # Nodes go by their number in the program, phases by the place in the order.
+        phases = phases_of(
+            (nodes[i].name, [place[j] for j in needs[i]]) for i in self.order
+        )
+        named = (nodes[i].name for i in self.order)
+        return Timeline(
+            moments=tuple(map(Moment, named, self.held, phases)),
+            at_peak=tuple(sorted(at_peak, key=lambda live: -live.bytes)),
+            variable_bytes=program.variable_bytes,
+            constant_bytes=program.constant_bytes,
+            source=source,
+            lifetimes=tuple(sorted(lives, key=lambda life: life.first)),
+            resident=self.resident,
+            extent=self.extent,
+        )
+
+    def _lifetimes(self) -> list[Lifetime]:
+        """Return all buffers by their tensors, then the temporary ones."""
+        program, nodes = self.program, self.program.nodes
+        spans = enumerate(zip(self.born, self.freed, strict=True))
+        lives = [
+            Lifetime(live_tensor(program, t), nodes[self.order[born]].name, born, freed)
+            for t, (born, freed) in spans
+            if born >= 0 and program.sizes[t]
+        ]
+        for step, node in enumerate(nodes[i] for i in self.order):
+            if node.temporary:
+                lives.append(Lifetime(live_scratch(node), node.name, step, step))
+        return lives
+
+
+def live_tensor(program: Program, tensor: int) -> LiveTensor:
+    """Return a tensor of a program by name."""
+    node = program.nodes[program.makers[tensor]]
+    place = list(node.outputs).index(tensor)
+    return LiveTensor(f"{node.name}:{place}", node.type, program.sizes[tensor])
+
+
+def live_scratch(node: Node) -> LiveTensor:
+    """Return the temporary bytes of a node."""
+    return LiveTensor(f"{node.name} (temporary)", node.type, node.temporary)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of a tensor, held from when a node starts until others have ended."""
 
     tensor: int
     bytes: int
     maker: int
+    # The nodes of which the last one to end frees it. No order of the program has any
+    # other reader after all of these. Empty if it is held to the end.
     last: tuple[int, ...]
+    # If there are several, a node that starts only after all of these have ended.
     gone: int | None = None
 
 
@@ -192,12 +308,7 @@ def buffers_of(program: Program) -> list[Buffer]:
     Tensors share a buffer if they do so under every schedule: an op that forwards its
     input, or one that takes over a buffer which nobody else can still hold then. What
     might be taken over is taken to be new, so no schedule holds more than these
-    buffers do.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: quadratic in nodes with a small factor, a bit for each pair.
+    buffers do. Cost: quadratic in nodes, a bit for each pair.
     """
     before = program.needs()
     try:
@@ -231,18 +342,13 @@ def _ancestors(
 
 @dataclass
 class _Shared:
-    """Tensors of one buffer, and who reads them so far.
-
-    Attributes:
-        tensor: the one that it was made for.
-        left: how many nodes are still to come that read one of them.
-        fetched: whether one of them is held to the end.
-        last: the readers that came and that no later one comes after.
-    """
+    """Tensors of one buffer, made for the first, and who reads them so far."""
 
     tensor: int
+    # How many nodes are still to come that read one of them.
     left: int
     fetched: bool
+    # The readers that came and that no later one comes after.
     last: list[int] = field(default_factory=list)
 
 
@@ -252,11 +358,7 @@ class _AnyOrder:
     def __init__(self, program: Program) -> None:
         self._program = program
         fetched = frozenset(program.fetched)
-        readers: list[set[int]] = [set() for _ in program.sizes]
-        for i, node in enumerate(program.nodes):
-            for t in node.inputs:
-                readers[t].add(i)
-        self._readers = [len(numbers) for numbers in readers]
+        self._readers = [len(set(numbers)) for numbers in program.readers()]
         self._shared = [
             _Shared(t, left, t in fetched) for t, left in enumerate(self._readers)
         ]

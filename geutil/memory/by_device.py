@@ -5,22 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.placement import share_memory
 from geutil.graph.types import GivenShapes, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
-from geutil.memory.executor import (
-    RECEIVE,
-    RECEIVED,
-    SEEDS,
-    Simulation,
-    joint_order,
-    simulate,
-)
+from geutil.memory.buffers import Simulation
+from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
+from geutil.memory.kernels import device_of
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
@@ -204,13 +198,13 @@ def predict_by_device(
             f"measured is what geutil.memory.measure returns, got {type_name(measured)}"
         )
     check_threads(threads)
-    onednn = uses_onednn() if onednn is None else onednn
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, default)
+    on = device_of("CPU:0", onednn)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, default)
     names = sorted({*step.devices, step.home})
     parts = _split(step, names)
     step.check()
-    timelines = _timelines(step, parts, names, onednn)
-    worst_cases = _worst_cases(parts, names, onednn, threads) if worst else {}
+    timelines = _timelines(step, parts, names)
+    worst_cases = _worst_cases(parts, names, threads) if worst else {}
     rows = [
         DeviceMemory(
             name,
@@ -222,39 +216,27 @@ def predict_by_device(
         )
         for number, name in enumerate(names)
     ]
-    return MemoryByDevice(tuple(rows), tuple(_cuts(parts, names)))
+    return MemoryByDevice(tuple(rows), _cuts(parts, names))
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that is sent to another device.
-
-    Attributes:
-        tensor: its number.
-        source: the device that made it, by number.
-        target: the one that reads it.
-        bytes: its size.
-        copied: whether it has a buffer there: devices of one memory pass it on.
-    """
+    """A tensor that is sent to another device; tensors and devices are numbers."""
 
     tensor: int
     source: int
     target: int
     bytes: int
+    # Devices of one memory pass a tensor on: no second buffer.
     copied: bool
 
 
 @dataclass(frozen=True)
 class Split:
-    """A program with its receipts.
-
-    Attributes:
-        program: the nodes, receipts among them right behind the makers.
-        devices: the device of each node by its name, as a number.
-        crossings: what is sent, in the order of the tensors and targets.
-    """
+    """A program with its receipts, each right behind the maker of what is received."""
 
     program: Program
+    # The device of each node, by its name.
     devices: dict[str, int]
     crossings: Sequence[Crossing]
 
@@ -272,12 +254,9 @@ def split(
 ) -> Split:
     """Return a program with a receipt for each tensor and device that it is sent to.
 
-    Args:
-        program: the nodes, each after what it reads.
-        devices: the device of each node, as a number.
-        size_of: the bytes of a tensor, by number, also where `Program.sizes` has 0.
-        shared: tells whether one device reads another's tensors where they are.
-        home: the device that fetched tensors are sent to.
+    Each node comes after what it reads, and fetched tensors are sent to the device
+    `home`. `size_of` knows a tensor's bytes also where `Program.sizes` has 0; `shared`
+    tells whether one device reads another's tensors where they are.
     """
     made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
     reads = {(t, home) for t in program.fetched}
@@ -347,31 +326,33 @@ def _split(step: Step, names: Sequence[str]) -> Split:
     )
 
 
-def _cuts(parts: Split, names: Sequence[str]) -> list[Cut]:
-    """Return what crosses between each two devices."""
+def _cuts(parts: Split, names: Sequence[str]) -> tuple[Cut, ...]:
+    """Return the tensors that cross between each two devices."""
     tensor_names = {
         tensor: f"{node.name}:{i}"
         for node in parts.program.nodes
         for i, tensor in enumerate(node.outputs)
     }
-
-    def ends(crossing: Crossing) -> tuple[int, int]:
-        return crossing.source, crossing.target
-
-    cuts = []
-    for (source, target), pair in groupby(sorted(parts.crossings, key=ends), ends):
-        found = list(pair)
-        tensors = tuple(tensor_names[c.tensor] for c in found)
-        size = sum(c.bytes for c in found)
-        cuts.append(Cut(names[source], names[target], tensors, size, found[0].copied))
-    return cuts
+    crossings: dict[tuple[int, int], list[Crossing]] = {}
+    for crossing in parts.crossings:
+        crossings.setdefault((crossing.source, crossing.target), []).append(crossing)
+    return tuple(
+        Cut(
+            names[source],
+            names[target],
+            tuple(tensor_names[c.tensor] for c in found),
+            sum(c.bytes for c in found),
+            found[0].copied,
+        )
+        for (source, target), found in sorted(crossings.items())
+    )
 
 
 def _worst_cases(
-    parts: Split, names: Sequence[str], onednn: bool, threads: int | None
+    parts: Split, names: Sequence[str], threads: int | None
 ) -> dict[int, WorstCase]:
     """Return the most that each device can hold, by number."""
-    program = with_onednn(parts.program) if onednn else parts.program
+    program = with_onednn(parts.program)
     devices = parts.numbers(program)
     found = {}
     for number in range(len(names)):
@@ -381,13 +362,11 @@ def _worst_cases(
     return found
 
 
-def _timelines(
-    step: Step, parts: Split, names: Sequence[str], onednn: bool
-) -> list[Timeline]:
+def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]:
     """Return the timeline of each device, of the order that has its median peak."""
     runs: list[list[Timeline]] = [[] for _ in names]
     for seed in range(SEEDS):
-        program = with_onednn(parts.program, seed) if onednn else parts.program
+        program = with_onednn(parts.program, seed)
         devices = parts.numbers(program)
         run = simulate(program, joint_order(program, devices, seed))
         whole = run.timeline()
@@ -421,12 +400,10 @@ def _own_part(
     levels = list(accumulate(moves))
     peak = max(own, key=levels.__getitem__, default=-1)
     at_peak = [life.tensor for life in lives if life.first <= peak <= life.last]
+    moments = ((levels[at], whole.moments[at]) for at in own)
     return replace(
         whole,
-        moments=tuple(
-            replace(moment, op=_plain_name(moment.op), bytes=levels[at])
-            for at, moment in ((at, whole.moments[at]) for at in own)
-        ),
+        moments=tuple(replace(m, op=_plain_name(m.op), bytes=n) for n, m in moments),
         at_peak=tuple(sorted(map(_plain, at_peak), key=lambda live: -live.bytes)),
         lifetimes=tuple(
             replace(

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from geutil.memory.buffers import Buffers
-from geutil.memory.executor import Simulation
+from geutil.memory.buffers import Buffers, Simulation
 from geutil.memory.program import Program
 from geutil.memory.schedule import planned_order
 
@@ -46,35 +45,26 @@ MayAwait = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class OrderDependencies:
-    """Control dependencies that an order needs besides the edges of a program.
+    """Control dependencies that an order needs besides the edges of a program."""
 
-    Attributes:
-        waits: pairs of a node and those that it has to wait for, in the order in which
-            they run.
-        unordered: the same for nodes that make something large and cannot wait, nor
-            anything that they come after and that runs late enough.
-    """
-
+    # A node and those that it has to wait for, in the order in which they run.
     waits: Sequence[tuple[int, list[int]]]
+    # The same for nodes that make something large and cannot wait, nor anything that
+    # they come after and that runs late enough.
     unordered: Sequence[tuple[int, list[int]]]
 
 
 @dataclass
 class _Queue:
-    """The nodes of one queue that large ones have to wait for.
+    """The nodes of one queue that large ones have to wait for."""
 
-    Attributes:
-        recent: those that may still be undone, each with its place in the order and,
-            if it holds nothing large, the bytes that it holds.
-        pending: those that hold or made something large and must be done.
-        apart: of so many of these none waits for another.
-        loose: those that hold something small and may be undone.
-        loose_bytes: what these hold together.
-    """
-
+    # Those that may still be undone: place, node, bytes if it holds nothing large.
     recent: deque[tuple[int, int, int | None]] = field(default_factory=deque)
+    # Those that hold or made something large and must be done.
     pending: list[int] = field(default_factory=list)
+    # So many of these, the first ones, do not wait for each other.
     apart: int = 0
+    # Those that hold something small and may be undone, and their bytes together.
     loose: list[int] = field(default_factory=list)
     loose_bytes: int = 0
 
@@ -99,12 +89,8 @@ _Value = TypeVar("_Value")
 
 
 def _known(value: _Value, *_: object) -> _Value:
-    """Return what was computed before. Unlike a lambda, it can be pickled."""
+    """Return what was computed before; unlike a lambda, it can be pickled."""
     return value
-
-
-def _held_to_nothing(_: Simulation) -> OrderDependencies:
-    return OrderDependencies((), ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +99,10 @@ class OrderPlan:
 
     Both are looked for when they are asked for: plans of gradients are only reported
     until the whole step is planned.
-
-    Attributes:
-        run: simulates the program in that order.
-        hold: tells who has to wait for whom in a simulation.
     """
 
     run: Callable[[], Simulation]
-    hold: Callable[[Simulation], OrderDependencies] = _held_to_nothing
+    hold: Callable[[Simulation], OrderDependencies] | None = None
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -129,8 +111,9 @@ class OrderPlan:
 
     @cached_property
     def dependencies(self) -> OrderDependencies:
-        """Who has to wait for whom."""
-        return self.hold(self.simulation)
+        """The control dependencies that hold any schedule to it."""
+        nothing = OrderDependencies((), ())
+        return nothing if self.hold is None else self.hold(self.simulation)
 
     @property
     def peak(self) -> int:
@@ -156,25 +139,18 @@ def plan_order(
 ) -> OrderPlan:
     """Return a low-memory schedule and the control dependencies that enforce it.
 
-    Cost and errors are those of `planned_order`.
-
-    Args:
-        program: the nodes and their edges.
-        can_wait: as in `order_dependencies`. None: all nodes can, and nothing is looked
-            for before it is asked for.
-        may_await: as there.
-        later: for nodes that the plan has after others, those others.
-        known: the places of nodes in an order that is tried besides.
+    `later` maps nodes to those that the plan has before them; `known` has the places of
+    nodes in an order that is tried besides. Without `can_wait` all nodes can, and
+    nothing is looked for before it is asked for. Cost, errors: those of
+    `planned_order`.
     """
-    plan = OrderPlan(
-        partial(_planned, program, later, known),
-        partial(_dependencies_of, can_wait or _always, may_await, later),
-    )
+    run = partial(_planned, program, later, known)
+    hold = partial(_dependencies_of, can_wait or _always, may_await, later)
     if can_wait is None:
-        return plan
+        return OrderPlan(run, hold)
     # Nothing that the caller's functions know of is kept with the plan.
-    run = partial(_known, plan.simulation)
-    return OrderPlan(run, partial(_known, plan.dependencies))
+    simulation = run()
+    return OrderPlan(partial(_known, simulation), partial(_known, hold(simulation)))
 
 
 def _planned(
@@ -186,10 +162,7 @@ def _planned(
 
 
 def _dependencies_of(
-    can_wait: CanWait,
-    may_await: MayAwait,
-    later: Collection[int],
-    run: Simulation,
+    can_wait: CanWait, may_await: MayAwait, later: Collection[int], run: Simulation
 ) -> OrderDependencies:
     """Return what holds any schedule of a program to that of a simulation."""
     # In the forward pass little that is small is left behind, and what waits there may
@@ -240,16 +213,6 @@ def order_dependencies(
 
     Cost: linear in nodes and edges; and for each small node, in the large ones that it
     could run ahead of.
-
-    Example:
-        >>> from geutil.memory.program import Node, Program
-        >>> x = Node("x", "Relu", outputs=[0], queue="CPU")
-        >>> first = Node("first", "Exp", [0], [1], queue="CPU")
-        >>> sum = Node("sum", "Sum", [1], [2], queue="CPU")
-        >>> other = Node("other", "Exp", [0], [3], queue="CPU")
-        >>> program = Program([x, first, sum, other], [80, 80, 8, 80], [2, 3])
-        >>> order_dependencies(program, [0, 1, 2, 3], 10).waits
-        [(3, [2])]
     """
     nodes, sizes = program.nodes, program.sizes
     edges = _OrderedEdges(program, order)
@@ -265,7 +228,7 @@ def order_dependencies(
         if node.queue is None:
             continue
         queue = queues.setdefault(node.queue, _Queue())
-        place = edges.place(i)
+        place = edges.place[i]
         tensors = (*node.inputs, *node.outputs)
         buffer_sizes = [sizes[edges.buffer[t]] for t in tensors]
         large = any(size > bound for size in buffer_sizes)
@@ -276,7 +239,7 @@ def order_dependencies(
             queue.apart = len(queue.pending)
             # A variable that others read while it changes has two buffers.
             read = [j for t in node.updates for j in readers.get(t, ())]
-            before = [*queue.pending, *(j for j in read if edges.precedes(j, i))]
+            before = [*queue.pending, *(j for j in read if edges.place[j] < place)]
             missing = edges.not_before(i, dict.fromkeys(before))
             apart = 0 if read else len(missing)
             waits_itself = missing and can_wait(i)
@@ -284,7 +247,7 @@ def order_dependencies(
             allowed = permitted if waits_itself else set()
             if allowed:
                 awaited = edges.last([j for j in missing if j in allowed], apart)
-                edges.add(i, awaited)
+                edges.before[i] += awaited
                 waits.setdefault(i, []).extend(awaited)
             blocked = []
             refused = edges.last([j for j in missing if j not in allowed], apart)
@@ -297,13 +260,15 @@ def order_dependencies(
             ]
             for j in reversed(refused):
                 places = (
-                    k for k in stand_ins if edges.precedes(j, k) and may_await(k, j)
+                    k
+                    for k in stand_ins
+                    if edges.place[j] < edges.place[k] and may_await(k, j)
                 )
                 stand_in = next(places, None) if j in permitted else None
                 if stand_in is None:
                     blocked.append(j)
                 elif edges.not_before(stand_in, [j]):
-                    edges.add(stand_in, [j])
+                    edges.before[stand_in].append(j)
                     waits.setdefault(stand_in, []).append(j)
             if blocked:
                 unordered.append((i, blocked[::-1]))
@@ -311,7 +276,7 @@ def order_dependencies(
             queue.recent.append((place, i, None))
         elif any(buffer_sizes) and place >= begin:
             queue.recent.append((place, i, sum(buffer_sizes)))
-    by_place = sorted(waits.items(), key=lambda wait: edges.place(wait[0]))
+    by_place = sorted(waits.items(), key=lambda wait: edges.place[wait[0]])
     return OrderDependencies(by_place, unordered)
 
 
@@ -339,7 +304,7 @@ def _hasty(
     since = [0] * len(program.nodes)
     number = 0
     for place, i in enumerate(order):
-        since[i] = max((since[j] for j in edges.needed(i)), default=0)
+        since[i] = max((since[j] for j in edges.before[i]), default=0)
         amount, most = sum(edges.made[i]), max(edges.made[i])
         if most > bound:
             number += 1
@@ -399,17 +364,14 @@ def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]
 
 
 class _OrderedEdges:
-    """The edges of a program and those that are added, along an order.
-
-    Attributes:
-        buffer: the tensor in whose buffer each tensor lies for certain.
-        made: the sizes of the buffers that each node makes, temporary bytes last. What
-            it takes over by chance is its own: somebody else may still hold it.
-    """
+    """The edges of a program and those that are added, along an order."""
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
         nodes, sizes = program.nodes, program.sizes
+        # The tensor in whose buffer each tensor lies for certain.
         self.buffer = list(range(len(sizes)))
+        # The sizes of the buffers that each node makes, temporary bytes last. What it
+        # takes over by chance is its own: somebody else may still hold it.
         self.made: list[list[int]] = [[] for _ in nodes]
         for i in order:
             shared = {}
@@ -419,30 +381,14 @@ class _OrderedEdges:
                 self.buffer[tensor] = source
             own = [sizes[t] for t in nodes[i].outputs if t not in shared]
             self.made[i] = [*own, nodes[i].temporary]
-        # With those that are added.
-        self._before = [list(before) for before in program.needs()]
-        self._place = [0] * len(program.nodes)
+        # The nodes that each one reads or waits for, with those that are added.
+        self.before = [list(before) for before in program.needs()]
+        self.place = [0] * len(nodes)
         for place, i in enumerate(order):
-            self._place[i] = place
-
-    def place(self, i: int) -> int:
-        """Return where a node is in the order."""
-        return self._place[i]
-
-    def precedes(self, i: int, j: int) -> bool:
-        """Tell whether a node comes before another one in the order."""
-        return self._place[i] < self._place[j]
-
-    def needed(self, i: int) -> list[int]:
-        """Return the nodes that a node reads or waits for."""
-        return self._before[i]
-
-    def add(self, i: int, before: list[int]) -> None:
-        """Let a node wait for others."""
-        self._before[i] += before
+            self.place[i] = place
 
     def between(self, firsts: Collection[int], last: int) -> list[int]:
-        """Return what a node comes after that the order has behind any of others.
+        """Return the nodes before `last` that the order has behind one of `firsts`.
 
         The last of them comes first.
 
@@ -450,7 +396,7 @@ class _OrderedEdges:
         edges.
         """
         behind = self._behind(last, firsts)
-        return sorted(behind, key=self._place.__getitem__, reverse=True)
+        return sorted(behind, key=self.place.__getitem__, reverse=True)
 
     def not_before(self, i: int, others: Collection[int]) -> list[int]:
         """Return those of some nodes that a node does not come after in any order."""
@@ -460,16 +406,14 @@ class _OrderedEdges:
     def last(self, others: Sequence[int], apart: int = 0) -> list[int]:
         """Return those of some nodes that none of the others waits for.
 
-        Args:
-            others: the nodes.
-            apart: how many of the first ones wait for none of each other, and come
-                before the rest in the order.
+        The first `apart` of them wait for none of each other, and come before the rest
+        in the order.
         """
         if len(others) < 2 or apart >= len(others):
             return list(others)
         met: set[int] = set()
         left = []
-        for j in sorted(others[apart:], key=self._place.__getitem__, reverse=True):
+        for j in sorted(others[apart:], key=self.place.__getitem__, reverse=True):
             if j not in met:
                 left.append(j)
                 met |= self._behind(j, others, met)
@@ -484,7 +428,7 @@ class _OrderedEdges:
         """Return what a node comes after, back to the first of others."""
         if not others:
             return set()
-        all_before, place = self._before, self._place
+        all_before, place = self.before, self.place
         first = min([place[j] for j in others])
         waiting = [start]
         met: set[int] = set()

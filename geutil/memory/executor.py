@@ -1,8 +1,12 @@
-"""The executor: the order in which devices run a program, and what is held meanwhile.
+"""The executor: the order in which devices run a program, and simulations of it.
 
 TensorFlow's partitioner sends a tensor once to each device that reads it, as soon as it
 is made and whether the reader is ready or not. A program says the same with a node for
-each receipt, between the maker and the readers there. Nothing here knows TensorFlow.
+each receipt, between the maker and the readers there.
+
+A pipeline is coarser: each stage of a model is on a device of its own, and the
+micro-batches of a step go through the stages forwards, and back. Nothing here knows
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,14 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from itertools import accumulate, pairwise
+from operator import add
+from typing import Literal, overload
 
 from geutil.errors import PlanError, PredictionError
-from geutil.memory.buffers import Buffers
+from geutil.memory.buffers import Buffers, Simulation
 from geutil.memory.kernels.onednn import ORDERED_EDGES, with_onednn
-from geutil.memory.pipeline import Pipeline, PipelineRun, run_pipeline
-from geutil.memory.program import Node, Program, addresses, phases_of
-from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
+from geutil.memory.program import Node, Program, addresses
 
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
@@ -76,15 +80,6 @@ def joint_order(
     Each device has a thread, as in `execution_order`; they run a node each in turn. A
     tensor is received as soon as it is made. `successors` are those of the program,
     where they are known and no seed is given.
-
-    Example:
-        Two chains on two devices:
-
-        >>> from geutil.memory.program import Node, Program
-        >>> nodes = [Node("a", "Relu", outputs=[0]), Node("b", "Relu", inputs=[0])]
-        >>> nodes += [Node("c", "Relu", outputs=[1]), Node("d", "Relu", inputs=[1])]
-        >>> joint_order(Program(nodes, [4, 4]), [0, 0, 1, 1])
-        [0, 2, 1, 3]
     """
     nodes = program.nodes
     successors = list(program.successors()) if successors is None else successors
@@ -157,92 +152,200 @@ class _Thread:
             (self.pool.appendleft if self._inner else self._inner.append)(expensive)
 
 
+Schedule = Literal["gpipe", "1f1b"]
+SCHEDULES = ("gpipe", "1f1b")
+
+
 @dataclass(frozen=True)
-class Simulation:
-    """The buffers of a program over time. A step is a place in `order`.
+class Stage:
+    """The time and memory of a stage for one micro-batch.
 
     Attributes:
-        program: what was run.
-        order: the nodes, by number, in the order in which they ran.
-        held: the most bytes that are held while each step's node runs.
-        born: for each tensor the step that made its buffer, or -1 where it shares
-            another tensor's or was never made.
-        freed: for each tensor the last step that held its buffer.
+        forward: the seconds of its forward pass.
+        backward: those of its backward pass, what it computes again included.
+        sent: the bytes that it sends to the next stage; as many come back as gradients.
+        kept: the bytes that it holds of each micro-batch from its forward pass to its
+            backward pass.
+        transient: the bytes that a pass holds besides while it runs.
+        held: the bytes that it holds all the time: weights, their gradients, and what
+            an optimizer keeps.
+        gradients: the bytes of the gradients that replicas exchange.
     """
 
-    program: Program
-    order: Sequence[int]
-    held: Sequence[int]
-    born: Sequence[int]
-    freed: Sequence[int]
+    forward: float
+    backward: float
+    sent: int = 0
+    kept: int = 0
+    transient: int = 0
+    held: int = 0
+    gradients: int = 0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages on devices of their own, and how a step goes through them.
+
+    Attributes:
+        stages: the stages, first to last.
+        micro_batches: how many of them a step has, on each replica.
+        schedule: "gpipe" runs all forward passes and then all backward passes; "1f1b"
+            begins with as many forward passes as there are stages from here on, and
+            then alternates.
+        bandwidth: of each link between two devices, in bytes per second.
+        latency: what each message takes besides, in seconds.
+        speed: how many times as fast as in `stages` the devices compute.
+        replicas: how many such pipelines share the batch. After its last backward pass
+            each stage sums its gradients with its replicas, in a ring.
+    """
+
+    stages: Sequence[Stage]
+    micro_batches: int
+    schedule: Schedule = "1f1b"
+    bandwidth: float = float("inf")
+    latency: float = 0.0
+    speed: float = 1.0
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        if self.schedule not in SCHEDULES:
+            raise PlanError(
+                f"{self.schedule!r} is no schedule; pass one of {', '.join(SCHEDULES)}"
+            )
+        for name in ("micro_batches", "replicas"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is 1 or more, got {getattr(self, name)!r}")
+        for name in ("bandwidth", "speed"):
+            if not getattr(self, name) > 0:
+                raise PlanError(f"{name} is above 0, got {getattr(self, name)!r}")
+        if not self.stages:
+            raise PlanError("there is no stage: pass one for each device")
+
+    @property
+    def devices(self) -> int:
+        """The number of devices, replicas included."""
+        return len(self.stages) * self.replicas
+
+    def flying(self, stage: int) -> int:
+        """Return how many micro-batches a stage has begun with and not ended."""
+        if self.schedule == "gpipe":
+            return self.micro_batches
+        return min(self.micro_batches, len(self.stages) - stage)
+
+    def passes(self, stage: int) -> list[tuple[bool, int]]:
+        """Return the passes of a stage in their order: is it backward, micro-batch."""
+        count, first = self.micro_batches, self.flying(stage)
+        order = [(False, m) for m in range(first)]
+        for m in range(count):
+            order.append((True, m))
+            if first + m < count:
+                order.append((False, first + m))
+        return order
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """The time, traffic and memory of a step of a pipeline.
+
+    Attributes:
+        pipeline: the pipeline.
+        seconds: from the first pass to the last, sums over replicas included.
+        busy: the seconds for which each stage computes.
+        in_flight: the most micro-batches that each stage holds at once.
+        peaks: the most bytes that each stage's device holds.
+        traffic: the bytes that go over the link behind each stage in a step, both ways.
+        exchanged: the bytes that each device sends to replicas of its stage in a step.
+    """
+
+    pipeline: Pipeline
+    seconds: float
+    busy: tuple[float, ...]
+    in_flight: tuple[int, ...]
+    peaks: tuple[int, ...]
+    traffic: tuple[int, ...]
+    exchanged: tuple[int, ...]
+
+    @property
+    def bubble(self) -> float:
+        """The part of all devices' time in which they compute nothing."""
+        if not self.seconds:
+            return 0.0
+        return 1 - sum(self.busy) / (len(self.busy) * self.seconds)
 
     @property
     def peak(self) -> int:
-        """The most bytes that are held at once."""
-        return max(self.held, default=0)
-
-    @property
-    def resident(self) -> int:
-        """The most bytes that are held at once with what kernels take beside them."""
-        nodes = self.program.nodes
-        pairs = zip(self.order, self.held, strict=True)
-        return max((held + nodes[i].packed for i, held in pairs), default=0)
-
-    def alive(self, step: int) -> list[int]:
-        """Return the tensors whose buffers are held at a step, largest first."""
-        sizes = self.program.sizes
-        spans = enumerate(zip(self.born, self.freed, strict=True))
-        alive = [t for t, (b, f) in spans if 0 <= b <= step <= f and sizes[t]]
-        return sorted(alive, key=lambda tensor: -sizes[tensor])
-
-    def timeline(self, source: str = "predicted") -> Timeline:
-        """Return the simulation with names in the place of numbers."""
-        program, nodes = self.program, self.program.nodes
-        lives = self._lifetimes()
-        peak = max(range(len(self.order)), key=self.held.__getitem__, default=-1)
-        at_peak = [life.tensor for life in lives if life.first <= peak <= life.last]
-        needs = program.needs()
-        place = {i: step for step, i in enumerate(self.order)}
-        # Nodes go by their number in the program, phases by the place in the order.
-        phases = phases_of(
-            (nodes[i].name, [place[j] for j in needs[i]]) for i in self.order
-        )
-        named = (nodes[i].name for i in self.order)
-        return Timeline(
-            moments=tuple(map(Moment, named, self.held, phases)),
-            at_peak=tuple(sorted(at_peak, key=lambda live: -live.bytes)),
-            variable_bytes=program.variable_bytes,
-            constant_bytes=program.constant_bytes,
-            source=source,
-            lifetimes=tuple(sorted(lives, key=lambda life: life.first)),
-            resident=self.resident,
-        )
-
-    def _lifetimes(self) -> list[Lifetime]:
-        """Return all buffers by their tensors, then the temporary ones."""
-        program, nodes = self.program, self.program.nodes
-        spans = enumerate(zip(self.born, self.freed, strict=True))
-        lives = [
-            Lifetime(live_tensor(program, t), nodes[self.order[born]].name, born, freed)
-            for t, (born, freed) in spans
-            if born >= 0 and program.sizes[t]
-        ]
-        for step, node in enumerate(nodes[i] for i in self.order):
-            if node.temporary:
-                lives.append(Lifetime(live_scratch(node), node.name, step, step))
-        return lives
+        """The most bytes that a device holds."""
+        return max(self.peaks)
 
 
-def live_tensor(program: Program, tensor: int) -> LiveTensor:
-    """Return a tensor of a program by name."""
-    node = program.nodes[program.makers[tensor]]
-    place = list(node.outputs).index(tensor)
-    return LiveTensor(f"{node.name}:{place}", node.type, program.sizes[tensor])
+def run_pipeline(pipeline: Pipeline) -> PipelineRun:
+    """Simulate one step of a pipeline.
 
+    A pass begins when the device is free, by the stage's own order, and what it reads
+    has come. Sending takes no time of the device, and a link carries one message after
+    another in each direction.
 
-def live_scratch(node: Node) -> LiveTensor:
-    """Return the temporary bytes of a node."""
-    return LiveTensor(f"{node.name} (temporary)", node.type, node.temporary)
+    Cost: linear in stages times micro-batches.
+
+    Source: Huang et al., "GPipe", 2018, arXiv 1811.06965; Narayanan et al.,
+        "PipeDream", 2019 (1F1B); the ring of replicas sends 2 (r - 1) / r of the
+        gradients (Patarasu and Yuan 2009).
+
+    Example:
+        Four equal stages idle for 3 of 11 passes' time with 8 micro-batches:
+
+        >>> run = run_pipeline(Pipeline([Stage(1.0, 2.0)] * 4, micro_batches=8))
+        >>> run.seconds, round(run.bubble * 11, 6), run.in_flight
+        (33.0, 3.0, (4, 3, 2, 1))
+    """
+    stages, count = pipeline.stages, pipeline.micro_batches
+    orders = [pipeline.passes(stage) for stage in range(len(stages))]
+    place = [0] * len(stages)
+    free = [0.0] * len(stages)
+    # When a pass (stage, micro-batch, is it backward) has what it reads.
+    came = {(0, batch, False): 0.0 for batch in range(count)}
+    # When the link behind a stage is free, for each direction.
+    link_free: dict[tuple[int, bool], float] = {}
+    waiting = list(range(len(stages)))
+    while waiting:
+        stage = waiting.pop()
+        for is_backward, batch in orders[stage][place[stage] :]:
+            arrival = came.get((stage, batch, is_backward))
+            if arrival is None:
+                break
+            own = stages[stage]
+            taken = (own.backward if is_backward else own.forward) / pipeline.speed
+            now = free[stage] = max(free[stage], arrival) + taken
+            place[stage] += 1
+            target = stage - 1 if is_backward else stage + 1
+            if target == len(stages):
+                came[stage, batch, True] = now
+            elif target >= 0:
+                link = min(stage, target), is_backward
+                begins = max(now, link_free.get(link, 0.0))
+                link_free[link] = begins + stages[link[0]].sent / pipeline.bandwidth
+                came[target, batch, is_backward] = link_free[link] + pipeline.latency
+                waiting.append(target)
+    # A ring sums up the gradients of replicas in so many messages of equal size.
+    messages = 2 * (pipeline.replicas - 1)
+    exchanged = [messages * s.gradients // pipeline.replicas for s in stages]
+    summing = [n / pipeline.bandwidth + messages * pipeline.latency for n in exchanged]
+    # A pass forwards takes up a micro-batch, one backwards lets go of it.
+    taken_up = ([1 - 2 * is_backward for is_backward, _ in order] for order in orders)
+    in_flight = [max(accumulate(changes)) for changes in taken_up]
+    peaks = (
+        s.held + n * s.kept + s.transient
+        for s, n in zip(stages, in_flight, strict=True)
+    )
+    return PipelineRun(
+        pipeline,
+        max(map(add, free, summing)),
+        tuple(count * (s.forward + s.backward) / pipeline.speed for s in stages),
+        tuple(in_flight),
+        tuple(peaks),
+        tuple(2 * count * s.sent for s, _ in pairwise(stages)),
+        tuple(exchanged),
+    )
 
 
 @overload
@@ -270,7 +373,7 @@ def simulate(
 
     Args:
         program: the nodes and tensors; or a `Pipeline` of devices, of which a step is
-            simulated as `geutil.memory.pipeline.run_pipeline` says.
+            simulated as `geutil.memory.executor.run_pipeline` says.
         order: all nodes, by number, each after what it reads and waits for. Without
             it, the order of TensorFlow's executor (`execution_order`).
         seed: for `execution_order`.
@@ -306,50 +409,15 @@ def simulate(
         order = execution_order(program, seed)
     else:
         _check_order(program, order)
-    run = Run(program)
+    buffers = Buffers(program)
     for i in order:
-        run.add(i)
-    return run.simulation()
+        buffers.run(i)
+    return buffers.simulation()
 
 
-class Run:
-    """A simulation to which nodes are added one by one.
-
-    Args:
-        program: the nodes and tensors.
-
-    Attributes:
-        buffers: the buffers that are alive.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.buffers = Buffers(program)
-        self._program = program
-        self._order: list[int] = []
-        self._held: list[int] = []
-
-    def add(self, i: int) -> list[tuple[int, int]]:
-        """Run a node; return its outputs that share a buffer, each with that."""
-        buffers = self.buffers
-        shared = buffers.start(i)
-        self._order.append(i)
-        self._held.append(buffers.held)
-        buffers.end(i)
-        return shared
-
-    def simulation(self) -> Simulation:
-        """Return the simulation of all nodes that were added."""
-        self.buffers.close()
-        born, freed = self.buffers.born, self.buffers.freed
-        return Simulation(self._program, self._order, self._held, born, freed)
-
-
-def typical(program: Program, onednn: bool, seeds: int = SEEDS) -> Simulation:
+def typical(program: Program, seeds: int = SEEDS) -> Simulation:
     """Return the simulation of median peak among some orders, an odd number."""
-    runs = [
-        simulate(with_onednn(program, seed) if onednn else program, seed=seed)
-        for seed in range(seeds)
-    ]
+    runs = [simulate(with_onednn(program, seed), seed=seed) for seed in range(seeds)]
     return sorted(runs, key=lambda run: run.peak)[seeds // 2]
 
 
@@ -358,20 +426,22 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
     nodes, makers = program.nodes, program.makers
     done = [False] * len(nodes)
     for i in order:
-        node = nodes[i]
+        name = nodes[i].name
         if done[i]:
-            raise PredictionError(f"the order names '{node.name}' twice")
-        for tensor in node.inputs:
-            if tensor not in makers or not done[makers[tensor]]:
+            raise PredictionError(f"the order names '{name}' twice")
+        for tensor in nodes[i].inputs:
+            maker = makers.get(tensor)
+            if maker is None or not done[maker]:
+                unmade = f"tensor {tensor}, which no node makes"
+                what = unmade if maker is None else f"'{nodes[maker].name}'"
                 raise PredictionError(
-                    f"the order has '{node.name}' before what it reads, "
-                    f"{_maker(program, tensor)}"
+                    f"the order has '{name}' before what it reads, {what}"
                 )
-        for control in node.controls:
+        for control in nodes[i].controls:
             if not done[control]:
                 raise PredictionError(
-                    f"the order has '{node.name}' before '{nodes[control].name}', "
-                    "which it waits for"
+                    f"the order has '{name}' before '{nodes[control].name}', which it "
+                    "waits for"
                 )
         done[i] = True
     if len(order) < len(nodes):
@@ -380,9 +450,3 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
             f"the order leaves out '{missing}', which the step needs; give all "
             f"{len(nodes)} ops"
         )
-
-
-def _maker(program: Program, tensor: int) -> str:
-    if tensor in program.makers:
-        return f"'{program.nodes[program.makers[tensor]].name}'"
-    return f"tensor {tensor}, which no node makes"

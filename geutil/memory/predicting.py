@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
-from geutil.graph.placement import checked_default, places_of
+from geutil.graph.placement import checked_default, is_cpu, places_of
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
-from geutil.memory.program import Program
+from geutil.memory.kernels import device_of
+from geutil.memory.program import Device, Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
 from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 from geutil.memory.timeline import Timeline
@@ -43,11 +44,12 @@ def predict(
     shapes: GivenShapes | None = None,
     grappler: bool = True,
     onednn: bool | None = None,
+    device: str | None = None,
 ) -> Timeline:
     """Predict what one step holds in memory, op by op, without running it.
 
     The step is optimized as a Session would do it, and then simulated as a Session with
-    one inter-op thread runs it on a CPU: each buffer is held until its last
+    one inter-op thread runs it: each buffer is held until its last
     reader has run; ops pass their input's buffer on, or write into it. Where an op has
     more than eight edges, TensorFlow's order depends on addresses and changes from
     Session to Session, and the peak may with it; of several such orders the one with
@@ -79,6 +81,11 @@ def predict(
         grappler: optimize the graph first.
         onednn: whether oneDNN is used, which merges convolutions with what is around
             them and makes them run later; None is what this process does.
+        device: where ops run that name no device, such as "GPU:0", which need not be
+            there; None is where this process runs them. Of a step on a GPU the bytes
+            are the GPU's: what is in the host's memory does not count. `resident` is
+            then what the GPU's allocator hands out, and `extent` what the GPU must have
+            free. Workspaces of cuDNN are left out.
 
     Returns:
         The bytes held while each op runs, and the buffers held at the peak.
@@ -104,33 +111,28 @@ def predict(
         2000000
     """
     if order is not None:
-        step = _read(ys_or_fetches, feeds, shapes, grappler=False)
+        step = _read(ys_or_fetches, feeds, shapes, False, device_of(device), device)
         place = {node.name: i for i, node in enumerate(step.program.nodes)}
         numbers = [place[op.name] for op in order if op.name in place]
         return step.noted(simulate(step.program, numbers).timeline())
-    onednn = fetched_subgraph.uses_onednn() if onednn is None else onednn
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn)
-    return step.noted(typical(step.program, onednn).timeline())
+    on = device_of(device, onednn)
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, on, device)
+    return step.noted(typical(step.program).timeline())
 
 
 @dataclass(frozen=True)
 class Step:
-    """The step that runs for some fetches, on its devices.
-
-    Attributes:
-        program: the step as numbers.
-        ops: the ops of its nodes, in a graph of geutil's own.
-        devices: the device of each node by its full name.
-        home: the device where feeds come in and fetches go out.
-        size_of: the bytes of a tensor of `ops`.
-        check: raises PredictionError if `size_of` did not know one.
-    """
+    """The step that runs for some fetches, on its devices."""
 
     program: Program
+    # The op of each node, in a graph of geutil's own.
     ops: Sequence[Operation]
+    # The device of each node by its full name.
     devices: Sequence[str]
+    # Where feeds come in and fetches go out.
     home: str
     size_of: Callable[[Tensor], int]
+    # Raises PredictionError if `size_of` did not know a tensor.
     check: Callable[[], None]
     fetched: Sequence[Tensor] = ()
 
@@ -146,7 +148,9 @@ class Step:
 
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
-        if (count := len(set(self.devices))) < 2:
+        # The host of a GPU does not count: the sum is the GPU's.
+        gpus = {device for device in self.devices if not is_cpu(device)}
+        if (count := len(gpus or set(self.devices))) < 2:
             return timeline
         note = (
             f"the sum over {count} devices, which no single one holds; "
@@ -160,15 +164,14 @@ def executed_step(
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
     grappler: bool,
-    onednn: bool,
+    device: Device | None = None,
     default: str | None = None,
 ) -> Step:
-    """Return what TensorFlow runs for some fetches, but for what oneDNN merges.
+    """Return the step that TensorFlow runs for some fetches, but for oneDNN's merging.
 
-    The arguments and errors are those of `predict`; `default` is the device of ops that
-    name none, None the first task's. Cost: some 0.5 ms for each op.
+    `default` is the device of ops that name none, None the first task's; see `predict`.
     """
-    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, default)
+    step = _read(ys_or_fetches, feeds, shapes, grappler, device, default)
     return step if grappler else step.merged()
 
 
@@ -177,10 +180,8 @@ def device_peaks(
 ) -> tuple[int, ...]:
     """Predict the peak of a step on each of several devices, one thread to each.
 
-    As `predict`, without what Grappler and oneDNN change; variables, constants and what
-    is fed do not count. What a device receives is held from the earliest moment at
-    which it can arrive. Cost: that of `step_program`, and linear in its nodes for each
-    device.
+    As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
+    count. A received tensor is held from the earliest moment at which it can arrive.
     """
     program = step_program(ys_or_fetches)
     graph: Any = graph_of_all(_fetches(ys_or_fetches))
@@ -227,7 +228,7 @@ def _read(
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
     grappler: bool,
-    onednn: bool | None = None,
+    device: Device | None = None,
     default: str | None = None,
 ) -> Step:
     """Return the step of some fetches, read from a copy of its graph."""
@@ -251,9 +252,9 @@ def _read(
     scratch = shape_inference.inferred_graph(graph_shapes.told_to(graph_def))
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     size_of = graph_shapes.bytes_of
-    calls = calls_in(scratch, size_of, onednn=onednn)
+    calls = calls_in(scratch, size_of, device=device)
     scratch_ops = scratch.get_operations()
-    program = read_ops(scratch_ops, fetched, size_of, calls, onednn).program
+    program = read_ops(scratch_ops, fetched, size_of, calls, device).program
     graph_shapes.check(fed)
     uncounted = uncounted_loops(calls)
     if uncounted:
@@ -329,6 +330,7 @@ def largest_batch(
     *,
     most: int = MOST,
     resident: bool = False,
+    device: str | None = None,
 ) -> BatchFit:
     """Return the largest batch size with which a step fits into memory.
 
@@ -347,9 +349,12 @@ def largest_batch(
         most: the largest batch size that is of interest.
         resident: count what kernels of the CPU take beside TensorFlow's allocator, too
             (`Timeline.resident`), as the limit of a container does.
+        device: as in `predict`. Of a GPU `memory` is what TensorFlow has of it, and the
+            step needs `Timeline.extent`: fragments count.
 
     Raises:
-        ArgumentTypeError: `memory` is no number of bytes, or `most` is below 1.
+        ArgumentTypeError: `memory` is no number of bytes, `most` is below 1, or
+            `device` is no device.
         PredictionError: the step's sizes are not known.
 
     Cost: that of building and predicting the step, two to five times where bytes grow
@@ -369,7 +374,7 @@ def largest_batch(
     if most < 1:
         raise ArgumentTypeError(f"most is a number from 1 up, got {most!r}")
     return fit_batch(
-        lambda batch: _held(step(batch), resident=resident), limit, most=most
+        lambda batch: _held(step(batch), resident, device), limit, most=most
     )
 
 
@@ -394,6 +399,8 @@ class Held(NamedTuple):
 def held_by(timeline: Timeline, *, resident: bool = False) -> Held:
     """Return the bytes of a step, variables and constants included."""
     fixed = timeline.variable_bytes + timeline.constant_bytes
+    if timeline.extent is not None:
+        return Held(timeline.extent + timeline.constant_bytes, fixed)
     peak = max(timeline.peak, (timeline.resident or 0) if resident else 0)
     return Held(peak + fixed, fixed)
 
@@ -420,12 +427,7 @@ def fit_batch(
 
 
 class _BatchSearch:
-    """A search by secants that halves what is left where these are slow.
-
-    Attributes:
-        fits: the largest batch size that fits, or 0.
-        too_large: the smallest that does not, or one more than is of interest.
-    """
+    """A search by secants that halves what is left where these are slow."""
 
     def __init__(self, limit: int, most: int) -> None:
         self._limit, self._most = limit, most
@@ -435,7 +437,6 @@ class _BatchSearch:
         self._widths: list[int] = []
 
     def add(self, batch: int, held: Held | None) -> None:
-        """Add the bytes of a batch size."""
         if held is not None:
             self.tried[batch] = held.peak
             # No rows, the first end of a line.
@@ -484,10 +485,10 @@ class _BatchSearch:
         return b0 + (self._limit - h0) * (b1 - b0) / (h1 - h0)
 
 
-def _held(step: Any, *, resident: bool) -> Held | None:
+def _held(step: Any, resident: bool, device: str | None) -> Held | None:
     if step is None:
         return None
     graph = getattr(step, "graph", None)
     if hasattr(step, "structured_outputs") and graph is not None:
         step = [*graph.outputs, *graph.control_outputs]
-    return held_by(predict(step), resident=resident)
+    return held_by(predict(step, device=device), resident=resident)

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from geutil.errors import PredictionError
+from geutil.memory.allocator import Allocator
 
 PHASES = ("forward", "recompute", "backward", "update")
 """The parts, in the order in which they begin."""
@@ -29,20 +23,11 @@ _SCOPE = re.compile(r"(?:^|/)(recomputed|gradients|gradient_tape)(?:_\d+)?/")
 
 
 def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
-    """Return the phase of each op of a step.
+    """Return the phase of each op of a step, of which the names and reads are given.
 
     Gradients lie in a scope that TensorFlow or geutil gave them, and what runs again in
     geutil's own. Of the rest, what depends on either is the update, and what does not
     is the forward pass.
-
-    Args:
-        ops: in the order in which they run, the name of each, and the places of those
-            that it reads or waits for.
-
-    Returns:
-        For each op, "forward", "recompute", "backward" or "update".
-
-    Cost: linear in ops and edges.
 
     Example:
         >>> step = [("x", []), ("y", [0]), ("gradients/y_grad", [1]), ("w/add", [2])]
@@ -52,20 +37,15 @@ def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
     phases: list[str] = []
     depends: list[bool] = []
     for name, reads in ops:
-        phase = _scoped(name)
+        scope = _SCOPE.search(name)
+        again = scope is not None and scope[1] == "recomputed"
+        phase = ("recompute" if again else "backward") if scope else None
         behind = any(depends[place] for place in reads)
         phases.append(phase or ("update" if behind else "forward"))
         # A constant in the scope of gradients may serve the forward pass, too:
         # Grappler keeps one of several that are equal.
         depends.append(behind or (phase is not None and bool(reads)))
     return phases
-
-
-def _scoped(name: str) -> str | None:
-    scope = _SCOPE.search(name)
-    if scope is None:
-        return None
-    return "recompute" if scope[1] == "recomputed" else "backward"
 
 
 class Node(NamedTuple):
@@ -82,7 +62,7 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         packed: the bytes that its kernel takes beside TensorFlow's allocator while it
-            runs (`geutil.memory.kernels.scratch.packed_bytes`).
+            runs (`geutil.memory.kernels.packing.packed_bytes`).
         surge: the bytes that it may hold besides under a bad schedule: more iterations
             of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.
@@ -120,11 +100,23 @@ class Node(NamedTuple):
 
 
 def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
-    """Return numbers that stand for the addresses of nodes: by name and seed alone.
-
-    So one seed has equal nodes of a report and of a prediction in the same order.
-    """
+    """Return numbers for the addresses of nodes, equal where names and seeds are."""
     return [zlib.crc32(f"{seed} {node.name}".encode()) for node in nodes]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device that a step runs on.
+
+    Attributes:
+        kind: "CPU" or "GPU".
+        onednn: whether oneDNN merges ops and makes some of them run later.
+        allocator: how buffers get their memory; None where each takes its own bytes.
+    """
+
+    kind: str = "CPU"
+    onednn: bool = False
+    allocator: Allocator | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +131,7 @@ class Program:
         fetched: the tensors that are held to the end, by number.
         variable_bytes: what the variables hold.
         constant_bytes: what the constants hold.
+        device: what it runs on.
     """
 
     nodes: Sequence[Node]
@@ -146,6 +139,7 @@ class Program:
     fetched: Collection[int] = ()
     variable_bytes: int = 0
     constant_bytes: int = 0
+    device: Device = Device()
 
     def with_queues(self, queues: Sequence[str | None]) -> Program:
         """Return the program with a queue for each node."""
@@ -159,21 +153,15 @@ class Program:
         in_place: bool = False,
         received: Callable[[int], int] | None = None,
     ) -> Program:
-        """Return the program with the buffers of one device alone.
+        """Return the program with the buffers of the nodes `here`, one device's, alone.
 
         The nodes of other devices hold nothing, and order those of this one as before.
-
-        Args:
-            here: the nodes of the device, by number.
-            in_place: whether the devices share a memory: others read and pass on the
-                buffers of this one.
-            received: the bytes that a tensor takes where it is received; None if the
-                nodes have receipts, or if nothing is to be held of what others make.
-                A received tensor has a buffer from its arrival to its last reader, one
-                for all readers; a sent one is gone when it has been made. The nodes
-                of others run as soon as they can: no tensor arrives earlier, so that
-                none is held for longer.
-
+        If devices share a memory, `in_place`, others read and pass on the buffers of
+        this one. `received` has the bytes that a tensor takes where it is received;
+        None if the nodes have receipts, or if nothing is to be held of others' results.
+        A received tensor has a buffer from its arrival to its last reader, one for all
+        readers; a sent one is gone when it has been made. The nodes of others run as
+        soon as they can: no tensor arrives earlier, so that none is held for longer.
         Cost: linear in nodes and edges.
         """
         if len(here) == len(self.nodes):
@@ -243,18 +231,11 @@ class Program:
     def without(
         self, numbers: Collection[int], most: int | None = None
     ) -> tuple[Program, dict[int, int]]:
-        """Return the program without nodes whose results do not count.
+        """Return the program without nodes whose results do not count, and new numbers.
 
-        Whatever reads or awaits one of them waits for what that reads and awaits.
-
-        Args:
-            numbers: those of the nodes.
-            most: nodes that wait for more than so many others stay; None if none does.
-
-        Returns:
-            The program, with the same tensors, and the new number of each node.
-
-        Cost: linear in nodes and edges.
+        Whatever reads or awaits one of the nodes `numbers` waits for what that reads
+        and awaits. Those that wait for more than `most` others stay; None if none does.
+        The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
         place: dict[int, int] = {}
@@ -305,14 +286,8 @@ class Program:
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
         """Return the program in which readers of a view read what it shows.
 
-        Args:
-            apart: tensors that stay, views or not.
-
-        Returns:
-            The program, the tensor that each view shows, and the new number of each
-            node that is left.
-
-        Cost: linear in nodes and edges.
+        Besides, the tensor that each view shows, and the new number of each node that
+        is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.
         """
         shown: dict[int, int] = {}
         nodes = list(self.nodes)
@@ -359,9 +334,8 @@ class Program:
     ) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.
 
-        Readers come first, by place, then the nodes that only wait.
-
-        Cost: linear in nodes and edges; less if the readers of each tensor are known.
+        Readers come first, by place, then the nodes that only wait. Cost: linear in
+        nodes and edges; less if the readers of each tensor are known.
         """
         readers = self.readers() if readers is None else readers
         waiting: list[list[int]] = [[] for _ in self.nodes]

@@ -26,10 +26,9 @@ from geutil.memory.function_memory import (
     ListSizes,
     SizeOf,
 )
-from geutil.memory.kernels import cpu, scratch
-from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, Pairs
-from geutil.memory.kernels.scratch import DimsOf
-from geutil.memory.program import Node, Program
+from geutil.memory.kernels import cpu, device_of, gpu, packing
+from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, DimsOf, Pairs
+from geutil.memory.program import Device, Node, Program
 from geutil.memory.sizes import bytes_of_shape
 
 _SHOWN = 6
@@ -37,15 +36,9 @@ _SHOWN = 6
 
 
 class Shapes:
-    """Tells the bytes of the tensors of a step.
+    """The bytes of the tensors of a step, by the shapes that a caller gives for some.
 
-    Args:
-        graph: the caller's graph.
-        shapes: shapes for some of its tensors: a mapping, or pairs. A key is a tensor,
-            its `ref()` or its name; the name of an op stands for its first output.
-
-    Raises:
-        PredictionError: the graph has no tensor of a name.
+    Raises PredictionError where the graph has no tensor of a name.
     """
 
     def __init__(self, graph: Graph, shapes: GivenShapes | None) -> None:
@@ -57,10 +50,7 @@ class Shapes:
         self._open: list[Tensor] = []
 
     def told_to(self, graph_def: Any) -> Any:
-        """Return the `GraphDef` with the shapes in it, so that others follow from them.
-
-        Cost: linear in the nodes.
-        """
+        """Return the `GraphDef` with the shapes in it; others follow from them."""
         for node in graph_def.node:
             # Shape inference follows constants through an Identity, but not through
             # this op, which does the same.
@@ -75,10 +65,7 @@ class Shapes:
         return graph_def
 
     def bytes_of(self, tensor: Tensor) -> int:
-        """Return the bytes of a tensor of the graph that was made with the shapes.
-
-        0 where they are not known; `check` then says so.
-        """
+        """Return the bytes of a tensor, 0 where they are not known: `check` tells."""
         dims = types.dims_of(tensor)
         if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
             return 0
@@ -93,9 +80,9 @@ class Shapes:
         return size or 0
 
     def _said_of(self, tensor: Tensor) -> list[int | None] | None:
-        """Return what the caller says of a tensor, by `set_shape` even of what follows.
+        """Return the shape given by the caller or by `set_shape`, even of what follows.
 
-        In the body of a call, what the function says from which that was made.
+        In the body of a call, the one in the function from which that was made.
         """
         graph = self._graph
         if hasattr(tensor.graph, "outer_graph"):
@@ -110,11 +97,7 @@ class Shapes:
         return None if shape is None or shape.rank is None else shape.as_list()
 
     def check(self, fed: Iterable[Tensor]) -> None:
-        """Raise `PredictionError` if the bytes of some tensor were not known.
-
-        Args:
-            fed: the tensors that the caller feeds, the likely cause.
-        """
+        """Raise `PredictionError` if some bytes were not known, due to `fed`."""
         if not self._open:
             return
         causes = [t.name for t in fed if not t.shape.is_fully_defined()]
@@ -145,17 +128,13 @@ def calls_in(
     graph: Graph,
     size_of: SizeOf,
     among: Collection[Operation] | None = None,
-    onednn: bool | None = None,
+    device: Device | None = None,
 ) -> dict[Operation, Called]:
-    """Return what the functions hold that a graph's ops run, or those `among` them.
-
-    The other arguments are those of `read_ops`. Cost: linear in the ops of the bodies,
-    each once for the shapes of its calls.
-    """
+    """Return the memory of the functions of a graph's ops, or those `among` them."""
 
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
         ops = body.get_operations()
-        return read_ops(ops, body.outputs, size_of, calls, onednn).program
+        return read_ops(ops, body.outputs, size_of, calls, device).program
 
     return CalledFunctions(read_body, size_of).called_in(graph, among)
 
@@ -163,7 +142,7 @@ def calls_in(
 def calls_of(
     ops: Collection[Operation], edits: Iterable[Any] = ()
 ) -> dict[Operation, Called]:
-    """Return what the functions hold that some ops of a graph run.
+    """Return the memory of the functions that some ops of a graph run.
 
     Tensors of unknown shape in a body count nothing. `edits` are planned edits of
     loops, each of which `write`s itself into a `GraphDef`. Cost: linear in the ops of
@@ -210,18 +189,16 @@ class _GraphEdges(Edges):
 class Reading:
     """Ops of a graph as a program.
 
-    Attributes:
-        program: the program: first a node for each op outside that is read, then one
-            for each op, in their order.
-        places: the node of each op, by number.
-        tensors: the number of each tensor, by its `id`.
-        maxima: for each output of a pool of maxima, by number, the tensor of their
-            places, which its gradient reads besides.
+    First a node for each op outside that is read, then one for each op, in their order.
     """
 
     program: Program
+    # The node of each op.
     places: Mapping[Operation, int]
+    # The number of each tensor, by its `id`.
     tensors: Mapping[int, int]
+    # For each output of a pool of maxima, the tensor of their places, which its
+    # gradient reads besides.
     maxima: Mapping[int, int]
 
 
@@ -230,7 +207,7 @@ def read_ops(
     fetched: Iterable[Tensor],
     size_of: SizeOf,
     calls: Mapping[Operation, Called] | None = None,
-    onednn: bool | None = None,
+    device: Device | None = None,
     dims: DimsOf = types.dims_of,
     edges: Edges | None = None,
 ) -> Reading:
@@ -241,24 +218,24 @@ def read_ops(
             loops of version 1. What others of them read is given.
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
-        calls: what functions hold that ops run.
-        onednn: whether oneDNN is used; None for what this process does.
+        calls: the memory of the functions that ops run.
+        device: the device that they run on; None is that of this process.
         dims: tells the shape of a tensor.
-        edges: tells what ops read and wait for; None is as in the graph.
-
-    Cost: linear in the ops and their edges.
+        edges: the inputs and control inputs of ops; None is as in the graph.
     """
     edges = edges or _GraphEdges()
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))
     given = dict.fromkeys(op for op in read if op not in members)
-    reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, onednn, dims)
+    device = device or device_of()
+    reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, device, dims)
     program = Program(
         nodes=reader.nodes,
         sizes=reader.sizes,
         fetched=[reader.tensors[id(t)] for t in fetched],
         variable_bytes=sum(variable_bytes(op) for op in ops),
         constant_bytes=constant_bytes(ops, size_of),
+        device=device,
     )
     return Reading(program, reader.places, reader.tensors, reader.maxima)
 
@@ -273,10 +250,11 @@ class _OpReader:
         calls: Mapping[Operation, Called],
         edges: Edges,
         size_of: SizeOf,
-        onednn: bool | None,
+        device: Device,
         dims: DimsOf,
     ) -> None:
-        self._calls, self._edges, self._onednn, self._dims = calls, edges, onednn, dims
+        self._calls, self._edges, self._device, self._dims = calls, edges, device, dims
+        self._is_gpu = device.kind == "GPU"
         self.places = {op: i for i, op in enumerate(ops)}
         self.tensors: dict[int, int] = {}
         self.sizes: list[int] = []
@@ -288,7 +266,10 @@ class _OpReader:
             listed = {} if is_held else lists.add(op, piled)
             for i, tensor in enumerate(op.outputs):
                 self.tensors[id(tensor)] = len(self.sizes)
-                self.sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
+                size = 0 if is_held else listed.get(i) or size_of(tensor)
+                if size and self._is_gpu and gpu.is_in_host_memory(tensor):
+                    size = 0
+                self.sizes.append(size)
         self.nodes = [self._node(op, op in given) for op in ops]
         self._add_updates()
         self.maxima = self._add_places_of_maxima()
@@ -306,7 +287,8 @@ class _OpReader:
         if op.type in op_types.MERGES:
             inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
         controls = self._edges.control_inputs(op)
-        called, of_kernel = self._calls.get(op, NOTHING), (op, self._onednn, self._dims)
+        called = self._calls.get(op, NOTHING)
+        temporary, packed = self._scratch(op)
         return Node(
             name=op.name,
             type=op.type,
@@ -315,11 +297,19 @@ class _OpReader:
             controls=[self.places[c] for c in controls if c in self.places],
             aliases=aliases_of(op, called) if inputs else (),
             reuses=cpu.reuses(op),
-            temporary=called.temporary + scratch.temporary_bytes(*of_kernel),
+            temporary=called.temporary + temporary,
             surge=called.surge,
-            cheap=op.type in CHEAP,
-            packed=called.packed + scratch.packed_bytes(*of_kernel),
+            # The executor runs kernels of a GPU at once: they only enqueue work.
+            cheap=self._is_gpu or op.type in CHEAP,
+            packed=called.packed + packed,
         )
+
+    def _scratch(self, op: Operation) -> tuple[int, int]:
+        """Return what an op's kernel allocates, and what it takes besides, in bytes."""
+        if self._is_gpu:
+            return gpu.temporary_bytes(op, self._dims), 0
+        of_kernel = op, self._device.onednn, self._dims
+        return cpu.temporary_bytes(*of_kernel), packing.packed_bytes(*of_kernel)
 
     def _add_updates(self) -> None:
         """Let ops that change a variable make a buffer for it, if its own is in use."""
@@ -346,12 +336,13 @@ class _OpReader:
         found: dict[int, int] = {}
         nodes, sizes = self.nodes, self.sizes
         for op, i in self.places.items():
-            if op.type != "MaxPoolGrad" or not scratch.runs_in_onednn(op, self._onednn):
+            onednn = self._device.onednn
+            if op.type != "MaxPoolGrad" or not cpu.runs_in_onednn(op, onednn):
                 continue
             maxima = self._edges.inputs(op)[1]
             number, pool = self.tensors[id(maxima)], self.places[maxima.op]
             if nodes[pool].type != "MaxPool":
-                size = scratch.temporary_bytes(op, False)
+                size = cpu.temporary_bytes(op, False)
                 nodes[i] = nodes[i].changed(temporary=size)
                 continue
             if number not in found:
@@ -370,8 +361,7 @@ def equal_constants(
 
     The executor's common subexpression elimination makes one node of them. Of nodes
     that wait for nothing, those made first run first: with a constant of its own, the
-    update of each weight would come after all the rest. Cost: linear in the ops and the
-    bytes of the constants.
+    update of each weight would come after all the rest.
     """
     stays = {t.op for t in fetched}
     first: dict[tuple[str, bytes], Operation] = {}

@@ -8,7 +8,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from geutil.memory.executor import Run, Simulation, joint_order, simulate
+from geutil.memory.buffers import Buffers, Simulation
+from geutil.memory.executor import joint_order, simulate
 from geutil.memory.program import Program
 
 Rank = Literal["length", "usual", "creation"]
@@ -34,13 +35,8 @@ def planned_order(
 
     No order is best for all networks, so `frugal_order` is tried with each rank, and
     the executor's own order as well; with `known`, the places of some nodes, also
-    `order_around` these. Of equal peaks the first counts.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
-    some 80 us for each node.
+    `order_around` these. Of equal peaks the first counts. Raises PredictionError if
+    nodes wait for each other. Cost: some 80 us for each node.
     """
     edges = _Edges(program)
     tried = [_Scheduler(edges, r) for r in ("length", "usual", "creation")]
@@ -53,14 +49,7 @@ def planned_order(
 def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Simulation:
     """Simulate a program in `frugal_order`, or in `order_around` if that holds less.
 
-    Args:
-        program: the nodes and their edges.
-        known: as in `planned_order`.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: some 15 us for each node.
+    As `planned_order`, at some 15 us for each node.
     """
     edges = _Edges(program)
     run = _Scheduler(edges, "length").run()
@@ -83,20 +72,6 @@ def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
 
     Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
     some 15 us for each node.
-
-    Example:
-        The sum waits for `long`, so `short` had better run after it:
-
-        >>> from geutil.memory.program import Node, Program
-        >>> x = Node("x", "Relu", outputs=[0])
-        >>> short = Node("short", "Tile", inputs=[0], outputs=[1])
-        >>> first = Node("first", "Exp", inputs=[0], outputs=[2])
-        >>> long = Node("long", "Sum", inputs=[2], outputs=[3])
-        >>> both = Node("both", "Add", inputs=[1, 3], outputs=[4])
-        >>> nodes = [x, short, first, long, both]
-        >>> order = frugal_order(Program(nodes, sizes=[8, 80, 80, 80, 80]))
-        >>> [nodes[i].name for i in order]
-        ['x', 'first', 'long', 'short', 'both']
     """
     return list(_Scheduler(_Edges(program), rank).run().order)
 
@@ -108,26 +83,12 @@ def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
     right behind what they need, and so do those that no node needs; the rest just
     before the first node that needs them. What changes a variable comes behind what
     reads its old value. Several nodes may have the same place in `known`.
-
-    Example:
-        >>> from geutil.memory.program import Node, Program
-        >>> a, b = Node("a", "Exp", outputs=[0]), Node("b", "Exp", outputs=[1])
-        >>> c = Node("c", "Exp", inputs=[0], outputs=[2])
-        >>> order_around(Program([a, b, c], sizes=[8, 8, 8]), {1: 0, 2: 1})
-        [1, 0, 2]
     """
     return list(_Scheduler(_Edges(program), known, greedy=False).run().order)
 
 
 class _Edges:
-    """A program and what all schedules of it ask of its edges.
-
-    Attributes:
-        sorted: the nodes, each behind those that it needs.
-        made: the bytes that each node makes at most.
-        behind: for each node all that runs in a burst with it, if that uses up what
-            it makes and nothing larger is made on the way; otherwise None.
-    """
+    """A program and what all schedules of it ask of its edges."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -192,8 +153,7 @@ class _Scheduler:
         self._rank: Sequence[float] = (
             _ranks(edges, rank) if isinstance(rank, str) else _ranks_around(edges, rank)
         )
-        self._run = Run(program)
-        self._buffers = self._run.buffers
+        self._buffers = Buffers(program)
         self._small = negligible_size(program)
         # The tensors in a buffer that are still to be read, where there are several.
         self._sharing: dict[int, dict[int, None]] = {}
@@ -224,7 +184,7 @@ class _Scheduler:
             burst = self._greedy and self._is_growing(i) and self._used_up(i)
             for j in burst or (i,):
                 self._add(j)
-        return self._run.simulation()
+        return self._buffers.simulation()
 
     def _offer(self, i: int) -> None:
         is_new = not self._waiting[i]
@@ -259,7 +219,7 @@ class _Scheduler:
     def _changed_by(self, i: int) -> list[int]:
         """Run a node; return the nodes that may now free more: the last readers."""
         buffers, inputs = self._buffers, self._program.nodes[i].inputs
-        for tensor, source in self._run.add(i):
+        for tensor, source in buffers.run(i):
             self._sharing.setdefault(source, {source: None})[tensor] = None
         changed: list[int] = []
         for tensor in inputs:

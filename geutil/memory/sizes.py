@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import tensorflow as tf
-
 from geutil.graph import types
 from geutil.graph.state import state_of
 from geutil.graph.types import GivenShapes, Tensor
@@ -20,12 +18,7 @@ UNKNOWN = 32
 
 
 def megabytes(size: int) -> str:
-    """Return a size in MB of 10^6 bytes, small ones with more places.
-
-    Example:
-        >>> megabytes(1_234_567_890), megabytes(4_194_304), megabytes(1200)
-        ('1235 MB', '4.2 MB', '0.0012 MB')
-    """
+    """Return a size in MB of 10^6 bytes, small ones with more places."""
     amount = size / 1e6
     if size == 0 or abs(amount) >= 100:
         return f"{amount:.0f} MB"
@@ -37,12 +30,7 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def byte_count(amount: Any) -> int | None:
-    """Return a number of bytes, or a text such as "1.5GB", as bytes; None if neither.
-
-    Example:
-        >>> byte_count("1.5GB"), byte_count("2 MiB"), byte_count(64), byte_count("much")
-        (1500000000, 2097152, 64, None)
-    """
+    """Return a number or a text such as "1.5GB" as bytes; None if neither."""
     if isinstance(amount, bool):
         return None
     if isinstance(amount, int | float):
@@ -58,18 +46,15 @@ STRING_BYTES = 24
 """The bytes of one string in TensorFlow, besides the characters of a long one."""
 
 
-def dtype_bytes(dtype: tf.DType) -> int:
-    """Return the bytes of one element. Handles and variants count nothing.
-
-    The variable or list that a handle or variant leads to is no part of it.
-    """
+def dtype_bytes(dtype: Any) -> int:
+    """Return the bytes of one element; handles and variants lead elsewhere."""
     base = dtype.base_dtype
-    if base in (tf.resource, tf.variant):
+    if base.name in ("resource", "variant"):
         return 0
-    return STRING_BYTES if base == tf.string else int(base.size)
+    return STRING_BYTES if base.name == "string" else int(base.size)
 
 
-def bytes_of_shape(dtype: tf.DType, dims: Sequence[int | None] | None) -> int | None:
+def bytes_of_shape(dtype: Any, dims: Sequence[int | None] | None) -> int | None:
     """Return the bytes of a tensor of a dtype and shape, or None where it is open."""
     each = dtype_bytes(dtype)
     if not each:
@@ -109,40 +94,31 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
         if key is tensor or (
             isinstance(key, str) and types.tensor_name(key) == tensor.name
         ):
-            dims = tuple(tf.TensorShape(shape).as_list())
+            dims = tuple(type(tensor.shape)(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)
 
 
 def known_dims(tensor: Tensor) -> Dims | None:
     """Return the shape of a tensor as known, given or assumed; None without a rank."""
     dims = types.dims_of(tensor)
-    if dims is not None and None not in dims:
-        return dims
-    shapes = state_of(tensor.graph).open_shapes
-    if shapes is None:
-        return dims
-    known: Dims | None = shapes.known.get(tensor, dims)
+    is_open = dims is None or None in dims
+    shapes = state_of(tensor.graph).open_shapes if is_open else None
+    known: Dims | None = dims if shapes is None else shapes.known.get(tensor, dims)
     return known
 
 
 def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
     """Return the number of elements of a tensor; 0 for an unknown rank."""
     dims = known_dims(tensor)
-    if dims is None:
-        return 0
-    return math.prod(unknown if d is None else d for d in dims)
-
-
-_SIZED_ELSEWHERE = frozenset(("resource", "variant", "string"))
+    return 0 if dims is None else math.prod(unknown if d is None else d for d in dims)
 
 
 def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
     """Return the size of a tensor in bytes, by the shape it has or is taken to have.
 
-    Handles, variants and strings count nothing: what they refer to is elsewhere. So
-    does a tensor of unknown rank. An unknown dimension counts as `unknown`.
+    Handles, variants and strings count nothing: their contents are elsewhere. So does a
+    tensor of unknown rank. An unknown dimension counts as `unknown`.
     """
-    dtype = tensor.dtype
-    if dtype.name in _SIZED_ELSEWHERE:
+    if tensor.dtype.name in ("resource", "variant", "string"):
         return 0
-    return tensor_elements(tensor, unknown) * int(dtype.size)
+    return tensor_elements(tensor, unknown) * int(tensor.dtype.size)

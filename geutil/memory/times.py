@@ -87,16 +87,6 @@ def multiply_adds(op: Operation) -> int:
 
     Exact for convolutions, their gradients and matrix products. Any other op counts one
     for each element that it reads or writes.
-
-    Cost: constant.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.memory.times import multiply_adds
-        >>> with tf.Graph().as_default():
-        ...     y = tf.matmul(tf.zeros([8, 16]), tf.zeros([16, 4]))
-        >>> multiply_adds(y.op)
-        512
     """
     if op.type in CONVOLUTIONS or op.type in _FILTER_GRADIENTS:
         return _convolution(op)
@@ -156,18 +146,6 @@ def op_time(op: Operation) -> float:
     Its multiply-adds, and 16 for each element that it reads or writes. Ops that reduce,
     pool or compute a transcendental function take more for an element. Views of another
     tensor or of a variable, and the shape of either, take no time.
-
-    Cost: constant.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.memory.times import op_time
-        >>> with tf.Graph().as_default():
-        ...     x = tf.zeros([8, 16])
-        ...     y = tf.matmul(x, tf.zeros([16, 4]))
-        ...     z = tf.reshape(x, [128])
-        >>> op_time(y.op) == 8 * 16 * 4 + 16 * (128 + 64 + 32), op_time(z.op)
-        (True, 0.0)
     """
     is_view = 0 < len(op.outputs) == len(cpu.aliases(op))
     if op.type in cpu.HELD or op.type in SHAPE_READERS or is_view:
@@ -186,20 +164,11 @@ def op_times(
     measured: bool = False,
     in_seconds: bool = False,
 ) -> Times:
-    """Return the times of ops: estimated, or in seconds if some can be measured.
+    """Return the times of ops: estimated, or in seconds if some can be `measured`.
 
     Where others are measured, an op that cannot be takes as long as its estimate next
-    to theirs.
-
-    Args:
-        ops: the ops.
-        called_times: for ops that run functions, the estimated time of these: all
-            iterations of a loop.
-        measured: whether to run each kind of op, which takes the time of that.
-        in_seconds: whether times in another unit are refused.
-
-    Raises:
-        PlanError: they have to be seconds, and no op can be measured.
+    to theirs. Ops that run functions have the time of these in `called_times`. Raises
+    PlanError if times have to be `in_seconds`, and no op can be measured.
     """
     ops = list(ops)
 
@@ -228,27 +197,12 @@ _MOST_VALUES = 64
 
 
 def measured_times(ops: Iterable[Operation]) -> dict[str, float]:
-    """Return the seconds that large ops take, run one by one on made-up numbers.
+    """Return the seconds of large ops by name, run one by one on made-up numbers.
 
     Ops of one type, with the same attributes and shapes, are run once for all, outside
-    of their graph. An op that cannot be run so (variables, strings, calls, unknown
-    shapes) has no time, and none has where TensorFlow does not run eagerly.
-
-    Args:
-        ops: the ops.
-
-    Returns:
-        Seconds by the name of the op: the least of three runs.
-
-    Cost: that of running each kind of op four times.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> with tf.Graph().as_default():
-        ...     x = tf.random.normal([256, 256])
-        ...     y = tf.matmul(x, x, name="y")
-        >>> list(measured_times([y.op]))
-        ['y']
+    of their graph: the least of three runs after a first one. An op that cannot be run
+    so (variables, strings, calls, unknown shapes) has no time, and none has where
+    TensorFlow does not run eagerly.
     """
     # A thread of its own is in no graph.
     with ThreadPoolExecutor(1) as pool:

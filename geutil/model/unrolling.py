@@ -16,8 +16,8 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import function_calls, op_types
 from geutil.graph.function_calls import Caller
+from geutil.graph.function_loops import Loops
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.memory.function_memory import Loops
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import (
     ModelProgram,
@@ -126,7 +126,7 @@ def _count(caller: Caller) -> tuple[int | None, int]:
     condition, body = graphs
     if condition is None or body is None:
         return None, 0
-    count = Loops({op: (condition, body)}, lambda _: 0).exact_times(op)
+    count = Loops({op: (condition, body)}).exact_times(op)
     return count, len(body.get_operations())
 
 

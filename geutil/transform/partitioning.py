@@ -11,7 +11,7 @@ from typing import Any, Literal
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types, types
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
-from geutil.memory.pipeline import Pipeline, Schedule, Stage
+from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.memory.times import op_time
 from geutil.select import conversions

@@ -9,9 +9,8 @@ import tensorflow as tf
 from geutil.errors import PlanError
 from geutil.gradients.apply import applied
 from geutil.gradients.choices import best_of
-from geutil.gradients.loops import ALL, LIGHT, find_loops
+from geutil.gradients.loops import ALL, LIGHT, LoopChoices, find_loops
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.rebuilt_loops import LoopChoices
 from geutil.gradients.step import build_step
 from tests.gradients.checking import assert_same
 from tests.gradients.loop_networks import (

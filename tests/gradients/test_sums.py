@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from geutil.gradients import gradients
-from geutil.gradients.tape.building import additions
+from geutil.gradients.tape.engine import additions
 from geutil.select import get_backward_walk_ops
 from tests.gradients.checking import assert_close, assert_same, flat, run, unlike
 from tests.thorough import some

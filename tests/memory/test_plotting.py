@@ -11,7 +11,7 @@ import pytest
 
 from geutil.errors import MissingExtraError, PlotError
 from geutil.memory import LiveTensor, Moment, Timeline, compare
-from geutil.memory.plotting import points, shortened
+from geutil.memory.timeline import points, shortened
 
 MB = 10**6
 SVG = "{http://www.w3.org/2000/svg}"

@@ -506,7 +506,7 @@ class Schedule:
             PlotError: the suffix names no format.
         """
         # Its package imports TensorFlow.
-        from geutil.memory.plotting import drawn_axes
+        from geutil.memory.timeline import drawn_axes
 
         count = len(self.runs)
         first = dict(zip(self.runs[::-1], range(count)[::-1], strict=True))

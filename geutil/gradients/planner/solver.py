@@ -422,7 +422,7 @@ class Curve:
             PlotError: the suffix names no format.
         """
         # Its package imports TensorFlow.
-        from geutil.memory.plotting import drawn_axes
+        from geutil.memory.timeline import drawn_axes
 
         total = self.problem.total_time or 1.0
         met = [p.schedule for p in self.points if p.schedule.status != "infeasible"]

@@ -21,8 +21,8 @@ from geutil.gradients.segments import (
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import runtime
 from geutil.graph.types import Operation
-from geutil.memory.plotting import drawn_axes
 from geutil.memory.sizes import megabytes
+from geutil.memory.timeline import drawn_axes
 
 _FORMAT = 4
 _SENT = -1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients.offloading import HOST
+from geutil.gradients.barriers import HOST
 from geutil.gradients.planner.problem import Schedule
 from geutil.gradients.planner.solver import extra_time_bound, schedule_step
 from geutil.gradients.planning.least_peak import (

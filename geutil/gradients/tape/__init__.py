@@ -1,8 +1,8 @@
 """Reverse mode over a recorded tape: gradients that are added up, and freed, early."""
 
 from geutil.errors import TapeError
-from geutil.gradients.tape.building import TapeEngine
 from geutil.gradients.tape.engine import (
+    TapeEngine,
     VSpace,
     imperative_grad,
     numpy_vspace,

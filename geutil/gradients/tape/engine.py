@@ -1,6 +1,4 @@
-"""Reverse mode over a tape.
-
-One walk back, from seeds, with gradients that are freed once used up.
+"""Reverse mode over a tape, and backward graphs that it builds.
 
 Entries that the targets depend on are gone through backwards, each once all gradients
 of its outputs are there. A gradient is dropped as soon as the entry that needs it has
@@ -15,14 +13,22 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TapeError
-from geutil.gradients.tape.entries import Tape, TapeEntry, number_of, tensor_id
-from geutil.graph import op_types
+from geutil.gradients.tape.entries import (
+    CapturedTensors,
+    Tape,
+    TapeEntry,
+    number_of,
+    tensor_id,
+)
+from geutil.graph import creation, op_types, runtime, types
+from geutil.graph.types import Graph, Operation, Tensor
 
 
 class VSpace(NamedTuple):
@@ -88,13 +94,10 @@ def tensorflow_vspace() -> VSpace:
 
 
 def zeros(shape: Any, dtype: Any) -> Any:
-    """Return zeros of a shape, or of the shape of a tensor.
-
-    A list of tensors can only be made of such a list.
-    """
+    """Return zeros of a shape, or of that of a tensor."""
     if not isinstance(shape, tf.Tensor):
         return tf.zeros(shape, dtype)
-    # The shape is all that has to be held of the tensor.
+    # Of a tensor nothing but the shape has to be held; a list is made of another one.
     same = dtype == tf.variant
     return tf.zeros_like(shape) if same else tf.zeros(tf.shape(shape), dtype)
 
@@ -154,45 +157,32 @@ def _seeds(
             f"there are {len(target)} targets and {len(gradients)} output gradients; "
             "pass one for each target, or None in its place"
         )
-    seeds = []
     for place, (t, gradient) in enumerate(zip(target, gradients, strict=True)):
-        if gradient is None:
-            gradient = vspace.ones_like(t)
-        elif not tf.TensorShape(gradient.shape).is_compatible_with(t.shape):
+        shape = t.shape if gradient is None else gradient.shape
+        if not tf.TensorShape(shape).is_compatible_with(t.shape):
             raise TapeError(
-                f"output gradient {place} has shape {gradient.shape}, and its "
+                f"output gradient {place} has shape {shape}, and its "
                 f"target has shape {t.shape}; pass one of the target's shape"
             )
-        seeds.append(gradient)
-    return seeds
+    pairs = zip(target, gradients, strict=True)
+    return [vspace.ones_like(t) if g is None else g for t, g in pairs]
 
 
+# Types of ops whose gradient takes None for all outputs but the first, not zeros that
+# would cost memory: a norm makes statistics besides its result, and the second output
+# of a cross entropy is its own gradient.
 ACCEPTS_NONE = op_types.FUSED_NORMS | {
     "SoftmaxCrossEntropyWithLogits",
     "SparseSoftmaxCrossEntropyWithLogits",
 }
-"""Types of ops whose gradient takes None for all outputs but the first.
-
-None takes the place of zeros that would cost memory: a norm makes statistics besides
-its result, and the second output of a cross entropy is its own gradient.
-"""
 
 
 class Run:
-    """One walk back along a tape.
+    """One walk back along a tape, whose `stops` it ends at.
 
-    Args:
-        vspace: the space that the gradients are in.
-        tape: the tape.
-        stops: the tensors that the walk ends at.
-        count: how many gradients of a tensor have to wait to be added up ahead of time.
-        size: how many bytes they have to hold together: more than this.
-        watched: the ids of tensors whose gradients are wanted as well, though the walk
-            goes on from them.
-        summed: is told each sum that was made ahead of time.
-
-    Raises:
-        TapeError: `count` is less than 2.
+    Where `count` gradients of a tensor wait that hold more than `size` bytes together,
+    they are added up ahead of time, and `summed` is told the sum. The gradients of
+    `watched` ids are wanted as well, though the walk goes on from them.
     """
 
     def __init__(
@@ -329,8 +319,10 @@ class Run:
 
     def _zeros_of(self, kind: tuple[Any, Any]) -> Any:
         shape, dtype = kind
-        key = _key(shape, dtype)
-        if key is None:
+        try:
+            key = tuple(shape), str(dtype)
+        except (TypeError, ValueError):
+            # The shape is a tensor of a graph.
             return self._space.zeros(shape, dtype)
         if self._zeros[0] != key:
             self._zeros = key, self._space.zeros(shape, dtype)
@@ -357,14 +349,6 @@ class Run:
 def _named(entry: TapeEntry) -> str:
     name = getattr(entry.backward_function, "op_name", "")
     return f"'{name}' ({entry.op_type})" if name else f"'{entry.op_type}'"
-
-
-def _key(shape: Any, dtype: Any) -> Any:
-    """Return what zeros are told by; None if the shape is a tensor of a graph."""
-    try:
-        return tuple(shape), str(dtype)
-    except (TypeError, ValueError):
-        return None
 
 
 @tf.autograph.experimental.do_not_convert
@@ -420,3 +404,217 @@ def imperative_grad(
     run = Run(vspace, tape, sources, min_aggregate_count, min_aggregate_bytes)
     run.go_back(target, output_gradients)
     return [run.gradient(source) for source in sources]
+
+
+_MOST_AT_ONCE = 9
+_BLOCK = 8
+
+
+def additions(count: int) -> list[tuple[int, int]]:
+    """Return the pairs in which `AddN` adds: it takes up to nine, then eight at a time.
+
+    The `count` tensors are numbered from 0, and the results of pairs from `count` on.
+
+    Example:
+        >>> additions(4)
+        [(0, 1), (4, 2), (5, 3)]
+    """
+    pairs: list[tuple[int, int]] = []
+
+    def add_up(numbers: range) -> int:
+        total = numbers[0]
+        for number in numbers[1:]:
+            pairs.append((total, number))
+            total = count + len(pairs) - 1
+        return total
+
+    first = count if count <= _MOST_AT_ONCE else count % _BLOCK or _BLOCK
+    first = _MOST_AT_ONCE if first == 1 else first
+    total = add_up(range(first))
+    for start in range(first, count, _BLOCK):
+        block = add_up(range(start, start + _BLOCK))
+        pairs.append((total, block))
+        total = count + len(pairs) - 1
+    return pairs
+
+
+def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
+    """Return the sum of tensors that `AddN` would return, to the last bit.
+
+    Of more than two tensors Grappler makes `AddN`, where memory is short, add to zeros:
+    a constant of the sum's size that is never freed, in an order that is left to
+    chance. Sums of two it leaves alone, with something between them that keeps it from
+    joining them.
+    """
+    parts = list(tensors)
+    graph = parts[0].graph
+    with creation.neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
+        for first, second in additions(len(tensors)):
+            ahead = parts[first]
+            barrier = tf.raw_ops.PlaceholderWithDefault(
+                input=ahead, shape=ahead.shape, name="barrier"
+            )
+            pair = [barrier, parts[second]]
+            parts.append(tf.raw_ops.AddN(inputs=pair, name="sum"))
+    return parts[-1]
+
+
+SCOPE = "tape"
+
+
+class _Order:
+    """Lets what is built later wait for the last sum that frees memory."""
+
+    def __init__(self) -> None:
+        self._last: Operation | None = None
+        # The last sum that each gradient has waited for, by the id of its tensor.
+        self._waited: dict[int, Operation] = {}
+
+    def summed(self, total: Any) -> None:
+        """Note that gradients were added up ahead of time."""
+        self._last = (total.values if isinstance(total, tf.IndexedSlices) else total).op
+
+    def waiting(self, function: Any) -> Callable[..., list[Any]]:
+        """Return a backward function whose ops wait for the last sum."""
+
+        @functools.wraps(function)
+        def wait(*gradients: Any) -> list[Any]:
+            last = self._last
+            if last is None:
+                made: list[Any] = function(*gradients)
+                return made
+            given = (tensor_id(g) for g in gradients if g is not None)
+            if not any(self._waited.get(i) is last for i in given):
+                gradients = tuple(_late(g, last) for g in gradients)
+            made = function(*gradients)
+            self._waited.update((tensor_id(g), last) for g in made if g is not None)
+            return made
+
+        return wait
+
+
+def _late(gradient: Any, last: Operation) -> Any:
+    """Return a gradient that comes after an op, where it is a tensor of numbers."""
+    if not isinstance(gradient, tf.Tensor) or gradient.dtype == tf.variant:
+        return gradient
+    late = creation.make_stand_in(gradient, SCOPE, "late")
+    creation.add_control_edges(late.op, [last])
+    return late
+
+
+# How TensorFlow's own engine works, and what says that it works as usual.
+_FOREIGN = {"aggregation_method": (None, 0), "gate_gradients": (False, None, 0)}
+# A tape builds what an op needs on the op's device, whether colocated or not.
+_KNOWN = frozenset(
+    ("colocate_gradients_with_ops", "name", "stop_gradients", "unconnected_gradients")
+)
+
+
+@dataclass(frozen=True)
+class TapeEngine:
+    """How a tape adds up gradients ahead of time; see `imperative_grad`.
+
+    Attributes:
+        min_aggregate_count: how many gradients of a tensor have to wait for that.
+        min_aggregate_bytes: how many bytes they have to hold together: more than this.
+
+    Raises:
+        TapeError: `min_aggregate_count` is less than 2.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import gradients
+        >>> from geutil.gradients.tape import TapeEngine
+        >>> @tf.function
+        ... def slope(x):
+        ...     y = tf.add_n([tf.square(x * i) for i in (1.0, 2.0, 3.0)])
+        ...     return gradients(y, x, checkpoints=None, engine=TapeEngine(2, 0))[0]
+        >>> float(slope(tf.constant(1.0)))
+        28.0
+    """
+
+    min_aggregate_count: int = MIN_AGGREGATE_COUNT
+    min_aggregate_bytes: int = MIN_AGGREGATE_BYTES
+
+    def __post_init__(self) -> None:
+        require_sum(self.min_aggregate_count)
+
+
+def tape_gradients(
+    graph: Graph,
+    ys: Sequence[Tensor],
+    xs: Sequence[Any],
+    grad_ys: Sequence[Any],
+    options: Mapping[str, Any],
+    engine: TapeEngine,
+) -> list[Any]:
+    """Return the gradients of `tf.gradients`, by ops that a tape builds.
+
+    Where gradients of a tensor are added up ahead of time, what comes after in the
+    order of the tape waits for the sum: else all would be started at once, and nothing
+    would be saved.
+    """
+    _check(options)
+    captured = CapturedTensors()
+    sources = [captured.source(x) for x in xs]
+    source_tensors = [t for t in sources if t is not None]
+    order = _Order()
+    tape = Tape.from_graph(ys, source_tensors, order.waiting)
+    given = options.get("stop_gradients")
+    given_stops = map(captured.source, () if given is None else types.as_list(given))
+    stops: list[Any] = []
+    for t in (t for t in given_stops if t is not None):
+        # TensorFlow stops at whole ops.
+        stops += t.op.outputs if hasattr(t, "graph") else [t]
+    stopped = frozenset(map(tensor_id, stops))
+    # One that others are made of is passed on the way.
+    passed = {tensor_id(t) for t in source_tensors if t in tape} - stopped
+    ends = [*stops, *(t for t in source_tensors if tensor_id(t) not in passed)]
+    count, size = engine.min_aggregate_count, engine.min_aggregate_bytes
+
+    def add(gradients: Sequence[Any]) -> Any:
+        total = sum(num_elements(g) * g.dtype.size for g in gradients)
+        dense = all(isinstance(g, tf.Tensor) for g in gradients)
+        if total <= size or len(gradients) < 3 or not dense:
+            return aggregate(gradients)
+        return add_in_pairs(gradients, SCOPE, gradients[-1].op.device)
+
+    space = tensorflow_vspace()._replace(aggregate_fn=add)
+    run = Run(space, tape, ends, count, size, passed, order.summed)
+    unconnected = options.get("unconnected_gradients", tf.UnconnectedGradients.NONE)
+    as_zeros = tf.UnconnectedGradients(unconnected) is tf.UnconnectedGradients.ZERO
+    with graph.as_default(), tf.name_scope(options.get("name") or "gradients"):
+        run.go_back(ys, runtime.default_gradients(ys, grad_ys))
+        gradients = [None if t is None else run.gradient(t) for t in sources]
+        return [
+            tf.zeros_like(x) if gradient is None and as_zeros else gradient
+            for gradient, x in zip(gradients, xs, strict=True)
+        ]
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuse options that `tf.gradients` has not, or a tape."""
+    unknown = sorted(options.keys() - _KNOWN - _FOREIGN.keys())
+    if unknown:
+        raise ArgumentTypeError(
+            f"tf.gradients has no argument {unknown[0]!r}; it has "
+            f"{', '.join(sorted(_KNOWN | _FOREIGN.keys()))}"
+        )
+    for name, usual in _FOREIGN.items():
+        if options.get(name, usual[0]) not in usual:
+            raise ArgumentTypeError(
+                f"{name} is for TensorFlow's own engine; leave it out, or pass "
+                'engine="tensorflow"'
+            )
+
+
+def engine_of(engine: Any) -> TapeEngine:
+    """Return how a tape works, given an engine or its name."""
+    if engine == "tape":
+        return TapeEngine()
+    if not isinstance(engine, TapeEngine):
+        raise ArgumentTypeError(
+            f"there is no engine {engine!r}; pass 'tensorflow', 'tape' or a "
+            "geutil.gradients.tape.TapeEngine"
+        )
+    return engine

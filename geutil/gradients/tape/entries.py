@@ -22,11 +22,7 @@ from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
 
 class Identifiers:
-    """Gives each object a number of its own.
-
-    Python's own number of an object is used again once the object is gone, and on a
-    tape it must not be.
-    """
+    """Gives each object a number of its own, also once another has taken its place."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -49,16 +45,12 @@ class Identifiers:
             del self._known[key]
 
 
+# Returns the number of a tensor: of TensorFlow or numpy, in a graph or not.
 tensor_id = Identifiers()
-"""Returns the number of a tensor: of TensorFlow or numpy, in a graph or not."""
 
 
 class CapturedTensors:
-    """Follows captures to the tensors that they stand for.
-
-    A FuncGraph reads a tensor from outside by a placeholder of its own. All of these
-    stand for one tensor, in the graphs around it or eager.
-    """
+    """Follows captures, by placeholders of a FuncGraph, to the tensors from outside."""
 
     def __init__(self) -> None:
         self._outside: dict[Graph, dict[int, Any]] = {}
@@ -73,10 +65,7 @@ class CapturedTensors:
         return tensor
 
     def source(self, x: Any) -> Any:
-        """Return the tensor that a tensor or variable stands for; None for others.
-
-        That is the handle of a variable, or the reference to one without a handle.
-        """
+        """Return what a tensor stands for; of a variable its handle or reference."""
         if isinstance(x, tf.Variable):
             x = runtime.variable_handle(x)
         return self.beyond(x) if isinstance(x, tf.Tensor) else None
@@ -89,10 +78,7 @@ class CapturedTensors:
 
 
 def number_of(tensor: Any) -> int:
-    """Return the number of the tensor that a tensor or variable stands for.
-
-    Arrays and eager tensors stand for themselves.
-    """
+    """Return the number of what a tensor or variable stands for, or of an array."""
     source = CapturedTensors().source(tensor)
     return tensor_id(tensor if source is None else source)
 
@@ -173,7 +159,14 @@ class OpGradient:
     def __call__(self, *gradients: Any) -> list[Any]:
         """Return the gradients of the inputs."""
         op = self._op
-        function = self._function()
+        try:
+            function = gradient_functions.gradient_function(op)
+        except LookupError as error:
+            raise TapeError(
+                f"TensorFlow has no gradient for '{self.op_name}' ({op.type}); "
+                "stop in front of it with tf.stop_gradient, or register one with "
+                "tf.RegisterGradient"
+            ) from error
         if function is None:
             return [None] * self._inputs
         with (
@@ -187,16 +180,6 @@ class OpGradient:
             listed = listed[: self._inputs]
         self._tell_shapes(listed)
         return listed
-
-    def _function(self) -> Callable[..., Any] | None:
-        try:
-            return gradient_functions.gradient_function(self._op)
-        except LookupError as error:
-            raise TapeError(
-                f"TensorFlow has no gradient for '{self.op_name}' ({self._op.type}); "
-                "stop in front of it with tf.stop_gradient, or register one with "
-                "tf.RegisterGradient"
-            ) from error
 
     def _tell_shapes(self, gradients: Sequence[Any]) -> None:
         """Let gradients have the static shapes of what they are the gradients of."""
@@ -355,15 +338,10 @@ class Tape:
         tape = cls()
         for op, inputs in _record(ys, xs):
             gradient: Backward = OpGradient(op, len(inputs), ys[0].graph)
-            tape._add(
-                TapeEntry(
-                    op.type,
-                    _ids(op.outputs),
-                    tuple(_kinds(op)),
-                    _ids(inputs),
-                    gradient if wrap is None else wrap(gradient),
-                )
-            )
+            backward = gradient if wrap is None else wrap(gradient)
+            kinds = tuple(_kinds(op))
+            made, read = _ids(op.outputs), _ids(inputs)
+            tape._add(TapeEntry(op.type, made, kinds, read, backward))
         return tape
 
     def _add(self, entry: TapeEntry) -> None:

@@ -1,1 +1,51 @@
 """Kernels of TensorFlow: the buffers that ops make, share and need, by device."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.placement import kind_of
+from geutil.memory.allocator import Allocator
+from geutil.memory.program import Device
+
+_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
+_GPU_ALLOCATOR = "TF_GPU_ALLOCATOR"
+_CPU_TAKES_CHUNKS = "TF_CPU_ALLOCATOR_USE_BFC"
+
+
+def device_of(name: str | None = None, onednn: bool | None = None) -> Device:
+    """Return a device of this process, or one like it that is not there.
+
+    Args:
+        name: "GPU:0", say; None is where ops that name no device run.
+        onednn: whether CPUs use oneDNN; None is what this process does.
+
+    Raises:
+        ArgumentTypeError: `name` is no device.
+    """
+    kind = kind_of(name)
+    if kind == "CPU":
+        onednn = uses_onednn() if onednn is None else onednn
+        return Device(kind, onednn, _allocator_of_cpu())
+    return Device(kind, False, _allocator_of_gpu())
+
+
+def _allocator_of_cpu() -> Allocator | None:
+    is_set = os.environ.get(_CPU_TAKES_CHUNKS, "").lower() in ("1", "true")
+    return Allocator(grows=True) if is_set else None
+
+
+def _allocator_of_gpu() -> Allocator | None:
+    # It takes from the driver what is asked for.
+    if os.environ.get(_GPU_ALLOCATOR) == "cuda_malloc_async":
+        return None
+    said = os.environ.get(_GROWS)
+    if said is not None:
+        return Allocator(grows=said.lower() in ("1", "true"))
+    gpus = tf.config.list_physical_devices("GPU")
+    return Allocator(
+        grows=any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
+    )

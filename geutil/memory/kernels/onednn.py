@@ -32,8 +32,8 @@ _PRODUCERS = {
 def fused_groups(program: Program) -> list[list[int]]:
     """Return the nodes in groups that TensorFlow may run as one op each.
 
-    Every node is there once. A group begins with the node whose inputs are the group's,
-    but a filter gradient comes before the bias gradients that are summed along with it.
+    A group begins with the node whose inputs are the group's, but a filter gradient
+    comes before the bias gradients that are summed along with it.
     """
     nodes = program.nodes
     maker = program.makers
@@ -68,20 +68,22 @@ def with_groups_fused(program: Program, groups: Sequence[Sequence[int]]) -> Prog
 
 
 def _fused_parts(parts: Sequence[Node]) -> Node:
-    first, *others = parts
-    if not others:
-        return first
+    if len(parts) == 1:
+        return parts[0]
     # Tensors between the parts are never made.
     read = {t for part in parts for t in part.inputs}
     inside = {t for part in parts for t in part.outputs}
-    return first.changed(
+    temporary = max(part.temporary for part in parts)
+    # Packed bytes may be negative: they count against a kernel's own temporary ones.
+    taken = max(part.temporary + part.packed for part in parts)
+    return parts[0].changed(
         inputs=[t for part in parts for t in part.inputs if t not in inside],
         outputs=[t for part in parts for t in part.outputs if t not in read],
         controls=[c for part in parts for c in part.controls],
         aliases=(),
         reuses=(),
-        temporary=max(part.temporary for part in parts),
-        packed=max(part.packed for part in parts),
+        temporary=temporary,
+        packed=taken - temporary,
         cheap=False,
     )
 
@@ -89,12 +91,16 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
 def with_onednn(program: Program, seed: int = 0) -> Program:
     """Return the program with its convolutions merged and oneDNN's ops last.
 
+    As it is where its device does without oneDNN.
+
     A bias is added, and a bias's gradient summed, within the convolution at its side; a
     padding that only a convolution reads is done within it. Nodes come in the order in
     which TensorFlow made them; `seed` stands for the addresses of edges, on which the
     order depends where a node has many. Cost: linear in nodes and edges, for nodes of
     up to eight edges; a sort of oneDNN's nodes.
     """
+    if not program.device.onednn:
+        return program
     graph = _NodeEdges(program)
     place = graph.places(seed)
     for i in sorted(range(len(place)), key=place.__getitem__):
@@ -109,24 +115,15 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
 
 
 class _NodeEdges:
-    """The nodes and edges of a program, in TensorFlow's order, while nodes are merged.
-
-    Attributes:
-        nodes: the nodes, merged ones after the others.
-        into: for a node that was merged away, the one it is part of.
-        after: the nodes ahead of each node, once for each edge.
-        maker: the node that makes each tensor.
-    """
+    """The nodes and edges of a program, in TensorFlow's order, while merged."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self.nodes = list(program.nodes)
         self.into: dict[int, int] = {}
         self.maker = dict(program.makers)
-        self._before = [
-            [*map(self.maker.__getitem__, node.inputs), *node.controls]
-            for node in self.nodes
-        ]
+        made_by = self.maker.__getitem__
+        self._before = [[*map(made_by, n.inputs), *n.controls] for n in self.nodes]
         self.after: list[list[int]] = [[] for _ in self.nodes]
         for i, before in enumerate(self._before):
             for j in before:
@@ -154,8 +151,10 @@ class _NodeEdges:
                 if i not in parts:
                     self.after[new].append(i)
                     self._before[i] = [new if j == part else j for j in self._before[i]]
-            for j in self._before[part]:
-                _remove(self.after[j], part)
+            for edges in (self.after[j] for j in self._before[part]):
+                # As TensorFlow removes an edge: the last one fills the gap.
+                edges[edges.index(part)] = edges[-1]
+                edges.pop()
         for tensor in node.outputs:
             self.maker[tensor] = new
 
@@ -192,13 +191,6 @@ class _NodeEdges:
         return replace(self._program, nodes=nodes)
 
 
-def _remove(edges: list[int], node: int) -> None:
-    """Take one edge away as TensorFlow does: the last one fills the gap."""
-    place = edges.index(node)
-    edges[place] = edges[-1]
-    edges.pop()
-
-
 def _merge_bias(graph: _NodeEdges, i: int) -> None:
     """Merge a node that adds or sums a bias into the convolution at its side."""
     bias = graph.nodes[i]
@@ -210,9 +202,8 @@ def _merge_bias(graph: _NodeEdges, i: int) -> None:
     elif bias.type == "BiasAddGrad":
         for other in graph.after[graph.maker[bias.inputs[0]]]:
             filters = graph.nodes[other]
-            if filters.type == "Conv2DBackpropFilter" and (
-                filters.inputs[2] == bias.inputs[0]
-            ):
+            is_filter = filters.type == "Conv2DBackpropFilter"
+            if is_filter and filters.inputs[2] == bias.inputs[0]:
                 node = filters.changed(
                     type="Conv2DBackpropFilterWithBias",
                     outputs=[*filters.outputs, *bias.outputs],

@@ -44,14 +44,7 @@ _TRIES = 50
 
 
 class SessionStep:
-    """A step that runs a graph in a Session.
-
-    Args:
-        job: the graph.
-        options: how to run it.
-        values: the values of its variables by key.
-        target: the task of a cluster that the Session is of; "" for this process.
-    """
+    """A step that runs a graph in a Session, of a task of a cluster if there is one."""
 
     def __init__(
         self,
@@ -83,8 +76,7 @@ class SessionStep:
     def _traced(self) -> Any:
         metadata = tf.compat.v1.RunMetadata()
         options = tf.compat.v1.RunOptions(
-            trace_level=tf.compat.v1.RunOptions.FULL_TRACE,
-            output_partition_graphs=True,
+            trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
         )
         self._session.run(self._fetches, self._feeds, options, metadata)
         return metadata
@@ -96,10 +88,8 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
     `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
     TensorFlow switches the records of transfers on when a traced step begins, and waits
     for no worker to have done so: what arrives before has no record. A few steps in a
-    hundred lack some, more where the machine is busy.
-
-    Raises:
-        MeasurementError: each of fifty steps lacked some.
+    hundred lack some, more where the machine is busy. Raises MeasurementError if each
+    of fifty steps lacked some.
     """
     for _ in range(_TRIES):
         run_metadata = trace()
@@ -114,10 +104,7 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
 
 
 def unrecorded_transfers(run_metadata: Any) -> list[str]:
-    """Return the edges between processes that carried more than the records tell.
-
-    Labels of edges, sorted. Cost: linear in the nodes, edges and records.
-    """
+    """Return the edges between processes that carried more than is recorded."""
     recorded: Counter[tuple[str, str]] = Counter()
     ran: Counter[tuple[str, str]] = Counter()
     for own in run_metadata.step_stats.dev_stats:
@@ -155,10 +142,7 @@ def _carried(nodes: Sequence[Any], ran: Mapping[tuple[str, str], int]) -> Counte
 
 
 class FunctionStep:
-    """A step that calls a graph as a function, compiled if that is asked for.
-
-    The arguments are those of `SessionStep`.
-    """
+    """A step that calls a graph as a function, compiled if that is asked for."""
 
     def __init__(
         self, job: GraphJob, options: MeasureOptions, values: dict[str, Any]
@@ -283,20 +267,19 @@ def _function(
 _STATUS = Path("/proc/self/status")
 
 
-class ResidentMeter:
-    """Measures how far the process grows from now on. Linux only."""
+Meter = Callable[[], int | None]
+"""Returns the highest growth in bytes since it was made, None where it is not told."""
 
-    def __init__(self) -> None:
-        try:
-            self._start: int | None = _status("VmRSS")
-            # This resets the high-water mark (proc(5)).
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            self._start = None
 
-    def read(self) -> int | None:
-        """Return the highest growth so far in bytes, None where it is not told."""
-        return None if self._start is None else max(_status("VmHWM") - self._start, 0)
+def resident_meter() -> Meter:
+    """Measure how far the process grows from now on. Linux only."""
+    try:
+        start = _status("VmRSS")
+        # This resets the high-water mark (proc(5)).
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return lambda: None
+    return lambda: max(_status("VmHWM") - start, 0)
 
 
 def _status(field: str) -> int:
@@ -307,25 +290,16 @@ def _status(field: str) -> int:
     return int(match[1]) * 1024
 
 
-class AllocatorMeter:
-    """Measures what TensorFlow's allocator hands out on a device from now on."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        try:
-            tf.config.experimental.reset_memory_stats(device)
-            self._start: int | None = self._info()["current"]
-        # On the CPU there are statistics with oneDNN's allocator only.
-        except ValueError:
-            self._start = None
-
-    def read(self) -> int | None:
-        """Return the peak above the start in bytes, None where it is not counted."""
-        return None if self._start is None else self._info()["peak"] - self._start
-
-    def _info(self) -> dict[str, int]:
-        info: dict[str, int] = tf.config.experimental.get_memory_info(self._device)
-        return info
+def allocator_meter(device: str) -> Meter:
+    """Measure what TensorFlow's allocator hands out on a device from now on."""
+    info = partial(tf.config.experimental.get_memory_info, device)
+    try:
+        tf.config.experimental.reset_memory_stats(device)
+        start = info()["current"]
+    # On the CPU there are statistics with oneDNN's allocator only.
+    except ValueError:
+        return lambda: None
+    return lambda: int(info()["peak"] - start)
 
 
 def run(job: Job, options: MeasureOptions) -> Measurement:
@@ -334,11 +308,11 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
     device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
     step = _step(job, options)
     gc.collect()
-    resident = ResidentMeter()
+    resident = resident_meter()
     step()
-    allocator = AllocatorMeter(device)
+    allocator = allocator_meter(device)
     seconds = tuple(timed(step) for _ in range(options.steps))
-    allocator_peak, resident_peak = allocator.read(), resident.read()
+    allocator_peak, resident_peak = allocator(), resident()
     timeline, devices = _traced(job, options, step, device)
     return Measurement(
         trace_peak=None if timeline is None else timeline.peak,

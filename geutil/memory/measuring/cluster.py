@@ -24,12 +24,13 @@ import tensorflow as tf
 from geutil.errors import MeasurementError
 from geutil.graph.placement import Task, tasks_of
 from geutil.memory.measuring.child import (
-    AllocatorMeter,
-    ResidentMeter,
+    Meter,
     SessionStep,
+    allocator_meter,
     environment_of,
     has_compiled_calls,
     initial_values,
+    resident_meter,
     session_config,
     sizes_of,
     timed,
@@ -194,17 +195,17 @@ def serve(setup_path: Path, job: str, task: int) -> Any:
 
 def answer(requests: Iterable[str], answers: TextIO) -> None:
     """Start and read meters, until there are no more requests."""
-    resident: ResidentMeter | None = None
-    allocator: AllocatorMeter | None = None
+    meters: dict[str, Meter] = {}
     _say(answers, [])
-    for request in requests:
+    for request in map(str.strip, requests):
         found: list[int | None] = []
-        if request.strip() == START_RESIDENT:
-            resident = ResidentMeter()
-        elif request.strip() == START_ALLOCATOR:
-            allocator = AllocatorMeter("CPU:0")
+        if request == START_RESIDENT:
+            meters[request] = resident_meter()
+        elif request == START_ALLOCATOR:
+            meters[request] = allocator_meter("CPU:0")
         else:
-            found = [m.read() if m else None for m in (allocator, resident)]
+            for name in (START_ALLOCATOR, START_RESIDENT):
+                found.append(meters[name]() if name in meters else None)
         _say(answers, found)
 
 

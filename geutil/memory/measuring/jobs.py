@@ -35,48 +35,34 @@ class MeasureOptions:
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """A variable of a graph.
+    """A variable of a graph."""
 
-    Attributes:
-        op: the op that makes its handle or, of a version 1 variable, its reference.
-        key: variables of the same key are one.
-        dtype: the name of its dtype.
-        value: its value as an array; None for what `initial` yields.
-        initial: the tensor of the initial graph that holds its value, else None.
-    """
-
+    # Makes its handle or, of a version 1 variable, its reference.
     op: str
+    # Variables of the same key are one.
     key: str
     dtype: str
+    # An array; None where `initial`, a tensor of the initial graph, yields it.
     value: Any = None
     initial: str | None = None
 
 
 @dataclass(frozen=True)
 class GraphJob:
-    """A graph to run.
+    """A graph to run."""
 
-    Attributes:
-        graph_def: the serialized `GraphDef`; every resource variable is a VarHandleOp.
-        op_types: the types of its ops by name.
-        fetches: the names of tensors, and of ops to run.
-        feeds: values by tensor name.
-        variables: what it reads and assigns.
-        initial_graph_def: the serialized `GraphDef` that computes initial values.
-        as_function: whether to run it as a function, and not in a Session.
-        cpus: how many CPU devices it names.
-        tasks: the tasks of a cluster that it names, the Session's target first; () if
-            it runs in one process.
-    """
-
+    # Serialized; every resource variable is a VarHandleOp.
     graph_def: bytes
     op_types: Mapping[str, str]
     fetches: tuple[str, ...]
     feeds: Mapping[str, Any]
     variables: tuple[VariableSpec, ...]
+    # Computes initial values.
     initial_graph_def: bytes
     as_function: bool
     cpus: int
+    # The tasks of a cluster that it names, the Session's target first; () if it runs in
+    # one process.
     tasks: tuple[Task, ...] = ()
 
 
@@ -93,11 +79,7 @@ Job = GraphJob | CallJob
 def _variables_of(
     graph: Graph, graph_def: Any, handles: Mapping[str, Any], session: Any
 ) -> tuple[tuple[VariableSpec, ...], list[Tensor]]:
-    """Return the variables of a part of a graph, and the tensors they start with.
-
-    `handles` has the eager handle for each op that stands for a captured resource;
-    `session` holds the values of the others, if it is not None.
-    """
+    """Return the variables of a part of a graph, and the tensors they start with."""
     objects = _objects(graph)
     nodes = [node for node in graph_def.node if node.op in op_types.VARIABLES]
     others = sorted(set(handles) - {node.name for node in nodes})
@@ -110,17 +92,18 @@ def _variables_of(
     specs, initials = [], []
     for node in nodes:
         value = initial = None
+        variable = objects.get(node.name)
         if node.name in handles:
             value = fetched_subgraph.value_behind(handles[node.name])
-        elif node.name in objects and session is not None:
-            value = session.run(objects[node.name])
-        elif node.name in objects:
+        elif variable is None:
+            value = _zeros(node)
+        elif session is not None:
+            value = session.run(variable)
+        else:
             # Of Assign and AssignVariableOp alike; `initial_value` is refused in
             # eager code.
-            initial = objects[node.name].initializer.inputs[1]
+            initial = variable.initializer.inputs[1]
             initials.append(initial)
-        else:
-            value = _zeros(node)
         key = node.attr["shared_name"].s.decode() or node.name
         dtype = tf.as_dtype(node.attr["dtype"].type).name
         name = None if initial is None else initial.name
@@ -158,11 +141,7 @@ def _graph_job(
     *,
     as_function: bool,
 ) -> GraphJob:
-    """Return the job that runs a graph.
-
-    `bound` are pairs of an eager tensor outside and the placeholder that stands for it;
-    `session` holds the values of the variables, if it is not None.
-    """
+    """Return the job that runs a graph; `bound`: eager tensors, placeholders."""
     ops = get_backward_walk_ops(_ops_of(fetches), control_inputs=True)
     needed = {op.name for op in ops}
     value_by_name = {t.name: value for t, value in feeds}

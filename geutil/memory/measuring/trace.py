@@ -36,17 +36,12 @@ CONTROL = "^"
 
 @dataclass(frozen=True)
 class _Buffer:
-    """A buffer of a traced step.
-
-    Attributes:
-        tensor: what it was made for.
-        execution: the place of the record that made it among those of the device.
-        begin: the microsecond in which it is there.
-        end: the one in which it is free; None if it is held to the end.
-    """
+    """A buffer of a traced step."""
 
     tensor: LiveTensor
+    # The place of the record that made it among those of the device.
     execution: int
+    # In microseconds, as is the end: None if it is held to the end.
     begin: int
     end: int | None
 
@@ -62,41 +57,54 @@ def maker_of(name: str) -> tuple[str, int]:
     return node, int(place or 0)
 
 
+@dataclass(frozen=True)
+class _DataEdges:
+    """The edges of the graph that ran, but for control edges, by names of its nodes."""
+
+    inputs: Mapping[str, Sequence[tuple[str, int]]]
+    readers: Mapping[tuple[str, int], Sequence[Any]]
+
+    @classmethod
+    def of(cls, nodes: Iterable[Any]) -> _DataEdges:
+        """Return the edges of `NodeDef`s."""
+        inputs: dict[str, list[tuple[str, int]]] = {}
+        readers: dict[tuple[str, int], list[Any]] = {}
+        for node in nodes:
+            read = [maker_of(n) for n in node.input if not n.startswith(CONTROL)]
+            inputs[node.name] = read
+            for tensor in read:
+                readers.setdefault(tensor, []).append(node)
+        return cls(inputs, readers)
+
+
 def _updates(
-    nodes: Sequence[Any], executions: Iterable[Any], buffers: Collection[str]
+    nodes: Sequence[Any],
+    edges: _DataEdges,
+    executions: Iterable[Any],
+    buffers: Collection[str],
 ) -> Mapping[str, int]:
     """Return when the old buffer of a variable becomes free, by that in its place.
 
-    Args:
-        nodes: the `NodeDef`s of the graph that ran.
-        executions: the `NodeExecStats` of the step.
-        buffers: the names of the tensors that buffers were allocated for.
-
-    Returns the microsecond by the name of the new buffer: that of a tensor, or that of
-    an op and " (temporary)".
+    The microsecond, by the name of the new buffer: that of a tensor, or that of an op
+    and " (temporary)".
     """
     started = {stats.node_name: stats.all_start_micros for stats in executions}
     ended = {stats.node_name: _end(stats) for stats in executions}
-    inputs: dict[str, list[str]] = {}
-    after: dict[str, list[Any]] = {}
-    for node in nodes:
-        inputs[node.name] = [name for name in node.input if not name.startswith("^")]
-        for name in inputs[node.name]:
-            after.setdefault(maker_of(name)[0], []).append(node)
     free_at: dict[str, int] = {}
-    seen: set[str] = set()
+    seen: set[tuple[str, int]] = set()
     for node in nodes:
         assigns = node.op == "AssignVariableOp"
         if node.name not in started or not (assigns or cpu.updates_variable(node.op)):
             continue
         free = ended[node.name]
-        for read in after.get(maker_of(node.input[0])[0], ()):
+        handle, *values = edges.inputs[node.name]
+        for read in edges.readers[handle]:
             # A read before the change holds the old buffer for all of its readers.
             is_read = read.op == "ReadVariableOp"
             if is_read and started.get(read.name, free) < started[node.name]:
-                free = max(free, *(ended.get(n, 0) for n in _readers(read, after)), 0)
+                free = max(free, *(ended.get(n, 0) for n in _readers(read, edges)), 0)
         if assigns:
-            for buffer in _taken_over(node.input[1], inputs, buffers, seen):
+            for buffer in _taken_over(values[0], edges, buffers, seen):
                 free_at[buffer] = free
         else:
             free_at[f"{node.name} (temporary)"] = free
@@ -104,10 +112,10 @@ def _updates(
 
 
 def _taken_over(
-    value: str,
-    inputs: Mapping[str, Sequence[str]],
+    value: tuple[str, int],
+    edges: _DataEdges,
     buffers: Collection[str],
-    seen: set[str],
+    seen: set[tuple[str, int]],
 ) -> Iterator[str]:
     """Yield the tensors whose buffers a value may lie in.
 
@@ -116,22 +124,22 @@ def _taken_over(
     """
     waiting = [value]
     while waiting:
-        maker, slot = maker_of(waiting.pop())
-        tensor = f"{maker}:{slot}"
-        if tensor in buffers:
-            yield tensor
+        tensor = waiting.pop()
+        name = "{}:{}".format(*tensor)
+        if name in buffers:
+            yield name
         elif tensor not in seen:
             seen.add(tensor)
-            waiting += inputs.get(maker, ())
+            waiting += edges.inputs.get(tensor[0], ())
 
 
-def _readers(read: Any, after: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the nodes that read the buffer of a node's result."""
-    readers = list(after.get(read.name, ()))
+def _readers(read: Any, edges: _DataEdges) -> list[str]:
+    """Return the nodes that read the buffer of a node's only result."""
+    readers = list(edges.readers.get((read.name, 0), ()))
     # The list grows while it is gone through.
     for node in readers:
         if cpu.passes_on(node.op):
-            readers += after.get(node.name, ())
+            readers += edges.readers.get((node.name, 0), ())
     return [node.name for node in readers]
 
 
@@ -154,17 +162,12 @@ def timeline_of(
     variable_bytes: int,
     on: str | None = None,
 ) -> Timeline:
-    """Return the timeline of a step.
+    """Return the timeline of a step, traced with its partition graphs.
 
-    Args:
-        run_metadata: the `RunMetadata` of the step, with the partition graphs.
-        op_types: the types of ops by name, of the graph before Grappler changed it.
-        device: "GPU:0" for the memory of the first GPU, else that of the host.
-        variable_bytes: see `Timeline`.
-        on: a device by its full name: only what its ops made counts, and what it has
-            received from other processes. None is all devices.
-
-    Cost: one sort of the allocations.
+    `op_types` has the types of ops by name, of the graph before Grappler changed it.
+    With `device` "GPU:0" the memory of the first GPU counts, else that of the host;
+    with `on`, a device's full name, only what its ops made and what it has received
+    from other processes.
     """
     nodes = [
         node
@@ -174,29 +177,29 @@ def timeline_of(
     ]
     types = {node.name: node.op for node in nodes} | dict(op_types)
     # On a GPU the streams repeat the kernels of the device, without allocations.
-    executions = sorted(
-        (
-            stats
-            for per_device in run_metadata.step_stats.dev_stats
-            if _STREAM not in per_device.device and on in (None, per_device.device)
-            for stats in per_device.node_stats
-        ),
-        key=lambda stats: stats.all_start_nanos,
-    )
+    executions = [
+        stats
+        for own in run_metadata.step_stats.dev_stats
+        if _STREAM not in own.device and on in (None, own.device)
+        for stats in own.node_stats
+    ]
+    executions.sort(key=lambda stats: stats.all_start_nanos)
     buffers = [
-        buffer
+        b
         for i, stats in enumerate(executions)
-        for buffer in _buffers(stats, i, types, device)
+        for b in _buffers(stats, i, types, device)
     ]
     buffer_names = {buffer.tensor.name for buffer in buffers}
-    updates = _updates(nodes, executions, buffer_names)
+    edges = _DataEdges.of(nodes)
+    updates = _updates(nodes, edges, executions, buffer_names)
     buffers = [
         b if b.end is not None else replace(b, end=updates.get(b.tensor.name))
         for b in buffers
     ]
     names = [stats.node_name for stats in executions]
     if on is not None:
-        receipts = _receipts(run_metadata, on, executions, buffer_names)
+        readers = _Readers(nodes, edges, executions, buffer_names)
+        receipts = _receipts(run_metadata, on, executions, readers)
         for receipt in receipts:
             names[receipt.execution] = receipt.tensor.name
         buffers += receipts
@@ -271,11 +274,10 @@ def _buffers(
                 released.setdefault(-size, []).append(micros)
         for micros, size in records:
             if size > 0:
-                ends = released.get(size)
                 name = _name(stats.node_name, slots, size)
                 tensor = LiveTensor(name, types.get(stats.node_name, ""), size)
-                end = ends.pop() if ends else None
-                yield _Buffer(tensor, execution, micros, end)
+                ends = released.get(size)
+                yield _Buffer(tensor, execution, micros, ends.pop() if ends else None)
 
 
 def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
@@ -296,11 +298,11 @@ def _replay(
     """
     events = [(s.all_start_micros, _START, i) for i, s in enumerate(executions)]
     for i, buffer in enumerate(buffers):
-        events.append((buffer.begin, _ALLOCATION, i))
-        if buffer.end is not None:
-            at_once = buffer.end <= buffer.begin
-            kind = _RELEASE_AT_ONCE if at_once else _RELEASE
-            events.append((max(buffer.end, buffer.begin), kind, i))
+        begin, end = buffer.begin, buffer.end
+        events.append((begin, _ALLOCATION, i))
+        if end is not None:
+            kind = _RELEASE_AT_ONCE if end <= begin else _RELEASE
+            events.append((max(end, begin), kind, i))
     levels = [0] * len(executions)
     held: dict[int, LiveTensor] = {}
     held_bytes = peak = 0
@@ -320,28 +322,15 @@ def _replay(
 
 
 def _receipts(
-    run_metadata: Any,
-    device: str,
-    executions: Sequence[Any],
-    buffers: Collection[str],
+    run_metadata: Any, device: str, executions: Sequence[Any], readers: _Readers
 ) -> list[_Buffer]:
-    """Return what a device received in a step, in the order of the records.
-
-    Args:
-        run_metadata: the `RunMetadata` of the step, with the partition graphs.
-        device: the device by its full name.
-        executions: the `NodeExecStats` of the device.
-        buffers: the names of the tensors that the device allocated buffers for.
-    """
+    """Return the received tensors of a device, in the order of the records."""
     found = [
         (i, match)
         for i, stats in enumerate(executions)
         if (match := TRANSFER.search(stats.timeline_label)) and match[3] == device
     ]
-    if not found:
-        return []
-    sent = _sent(run_metadata)
-    readers = _Readers(run_metadata, device, executions, buffers)
+    sent = _sent(run_metadata) if found else {}
     begins: dict[str, list[int]] = {}
     for i, match in found:
         begins.setdefault(match[1], []).append(_end(executions[i]))
@@ -389,19 +378,14 @@ class _Readers:
 
     def __init__(
         self,
-        run_metadata: Any,
-        device: str,
+        nodes: Sequence[Any],
+        edges: _DataEdges,
         executions: Sequence[Any],
         buffers: Collection[str],
     ) -> None:
-        self._buffers = buffers
-        self._after: dict[tuple[str, int], list[str]] = {}
-        self._inputs: dict[str, list[tuple[str, int]]] = {}
-        self._receives: dict[str, str] = {}
-        self._sends: set[str] = set()
-        nodes = chain.from_iterable(p.node for p in run_metadata.partition_graphs)
-        for node in (node for node in nodes if node.device == device):
-            self._note(node)
+        self._edges, self._buffers = edges, buffers
+        receives = (node for node in nodes if node.op == "_Recv")
+        self._receivers = {n.attr["tensor_name"].s.decode(): n.name for n in receives}
         # An op in a loop has a record each time it runs.
         self._stats: dict[str, list[Any]] = {}
         self._addresses: dict[tuple[str, int], int] = {}
@@ -411,16 +395,6 @@ class _Readers:
                 address = output.tensor_description.allocation_description.ptr
                 self._addresses[stats.node_name, output.slot] = address
 
-    def _note(self, node: Any) -> None:
-        if node.op == "_Recv":
-            self._receives[node.attr["tensor_name"].s.decode()] = node.name
-        elif node.op == "_Send":
-            self._sends.add(node.name)
-        for name in node.input:
-            if not name.startswith(CONTROL):
-                self._after.setdefault(maker_of(name), []).append(node.name)
-                self._inputs.setdefault(node.name, []).append(maker_of(name))
-
     def last_end(
         self, edge: str, size: int, begin: int, later: int | None
     ) -> int | None:
@@ -429,34 +403,35 @@ class _Readers:
         `later` is when the next one comes over the edge, None if none does.
         """
         ends = []
-        for reader in self._reading(self._receives[edge], size):
-            if reader in self._sends:
+        for reader in self._reading(self._receivers[edge], size):
+            if reader.op == "_Send":
                 # It is sent on, to the caller: nothing tells when that is over.
                 return later
-            ends += [_end(stats) for stats in self._stats.get(reader, ())]
+            ends += [_end(stats) for stats in self._stats.get(reader.name, ())]
         return max(
             (e for e in ends if begin <= e and (later is None or e <= later)),
             default=begin,
         )
 
-    def _reading(self, receiver: str, size: int) -> Iterator[str]:
+    def _reading(self, receiver: str, size: int) -> Iterator[Any]:
         """Yield the nodes that read a buffer, in whatever tensor it lies."""
         waiting = [(receiver, 0)]
         seen = set(waiting)
-        while waiting:
-            read = waiting.pop()
-            for reader in self._after.get(read, ()):
+        # The list grows while it is gone through.
+        for read in waiting:
+            for reader in self._edges.readers.get(read, ()):
                 yield reader
-                for tensor in self._in_place(reader, read, size):
-                    if tensor not in seen:
-                        seen.add(tensor)
-                        waiting.append(tensor)
+                new = set(self._in_place(reader.name, read, size)) - seen
+                seen |= new
+                waiting += sorted(new)
 
     def _in_place(
         self, node: str, read: tuple[str, int], size: int
     ) -> Iterator[tuple[str, int]]:
         """Yield the results of a node that lie in the buffer of what it has read."""
-        inputs = (tensor for tensor in self._inputs.get(node, ()) if tensor != read)
+        inputs = (
+            tensor for tensor in self._edges.inputs.get(node, ()) if tensor != read
+        )
         others = {self._addresses.get(tensor) for tensor in inputs}
         for stats in self._stats.get(node, ())[:1]:
             for output in stats.output:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.memory.kernels import scratch
-from geutil.memory.kernels.scratch import runs_in_onednn, temporary_bytes
+from geutil.memory.kernels import cpu
+from geutil.memory.kernels.cpu import runs_in_onednn, temporary_bytes
 from tests.memory.tracing import trace
 
 IMAGES = [4, 32, 32, 16]
@@ -82,8 +82,8 @@ def test_kernels_of_bfloat16_are_those_of_some_processors(tmp_path, monkeypatch)
         "Features\t: fp asimd bf16\n": True,
     }
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(scratch, "_PROCESSORS", file)
-    takes = scratch._takes_bfloat16.__wrapped__
+    monkeypatch.setattr(cpu, "_PROCESSORS", file)
+    takes = cpu._takes_bfloat16.__wrapped__
     assert takes() is True
     found = {text: (file.write_text(text), takes())[1] for text in told}
     assert found == told

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from geutil.memory.kernels import scratch
+from geutil.memory.kernels import cpu, packing
 from tests.processes import run_python
 from tests.thorough import chosen, thorough
 
@@ -28,7 +28,7 @@ import ctypes, json, sys
 from pathlib import Path
 import numpy as np
 import tensorflow as tf
-from tests.memory.test_eigen import built, status
+from tests.memory.test_packing import built, status
 libc = ctypes.CDLL(None)
 libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD
 
@@ -141,16 +141,14 @@ def grown(cases, onednn, threads):
 @needs_linux
 @pytest.mark.parametrize("threads", chosen([1, 2], 2))
 def test_an_op_takes_what_it_is_said_to(threads, monkeypatch):
-    monkeypatch.setattr(scratch, "threads_of_ops", lambda: threads)
+    monkeypatch.setattr(cpu, "threads_of_ops", lambda: threads)
     wrong = {}
     for case, taken in zip(CASES, grown(CASES, False, threads), strict=True):
         with tf.Graph().as_default():
             op, _ = built(case)
         results = sum(t.dtype.size * t.shape.num_elements() for t in op.outputs)
         said = (
-            results
-            + scratch.temporary_bytes(op, False)
-            + scratch.packed_bytes(op, False)
+            results + cpu.temporary_bytes(op, False) + packing.packed_bytes(op, False)
         )
         if abs(said - taken) > TOLERANCE + 0.05 * taken:
             wrong[str(case)] = said, taken
@@ -175,7 +173,7 @@ def test_onednn_takes_filters_in_its_own_order():
     for case, taken in zip(ONEDNN_CASES, grown(ONEDNN_CASES, True, 2), strict=True):
         with tf.Graph().as_default():
             op, _ = built(case)
-        said = scratch.packed_bytes(op, True)
+        said = packing.packed_bytes(op, True)
         if abs(said - taken) > TOLERANCE + 0.05 * taken:
             wrong[str(case)] = said, taken
     assert wrong == {}
@@ -187,22 +185,23 @@ from pathlib import Path
 import tensorflow as tf
 from geutil.gradients import gradients, last_report
 from geutil.memory import predict
-from tests.memory.test_eigen import status
+from tests.memory.test_packing import status
 libc = ctypes.CDLL(None)
 libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD
 tf.config.threading.set_inter_op_parallelism_threads(1)
 shapes = [[3, 3, 16, 64], [3, 3, 64, 256], [1, 7, 256, 128], [5, 5, 128, 64]]
 weights = [tf.Variable(tf.ones(shape)) for shape in shapes]
+biases = [tf.Variable(tf.ones(shape[-1:])) for shape in shapes]
 
 @tf.function(autograph=False)
 def step(x):
     y = x
-    for w in weights:
-        y = tf.tanh(tf.nn.conv2d(y, w, 1, "SAME"))
-    slopes = gradients(tf.reduce_sum(y), weights, checkpoints="memory")
+    for w, b in zip(weights, biases):
+        y = tf.tanh(tf.nn.bias_add(tf.nn.conv2d(y, w, 1, "SAME"), b))
+    slopes = gradients(tf.reduce_sum(y), weights + biases, checkpoints="memory")
     return tf.add_n([tf.nn.l2_loss(slope) for slope in slopes])
 
-x = tf.ones([4, 24, 24, 16])
+x = tf.ones([4, 16, 16, 16])
 traced = step.get_concrete_function(x)
 grown = []
 for _ in range(4):
