@@ -1,4 +1,4 @@
-"""Solving: the least extra time in a budget, or the least peak in extra time."""
+"""Solving: the least extra time in a budget and its bound, the least peak in a time."""
 
 from __future__ import annotations
 
