@@ -105,7 +105,7 @@ def test_a_shape_check_refuses_the_whole_import():
 @pytest.mark.skipif(not uses_onednn(), reason="only oneDNN merges them")
 @pytest.mark.parametrize("waits", [False, True])
 def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
-    # geutil.gradients.edges ties such pairs, so that no segment comes in between.
+    # geutil.gradients.step ties such pairs, so that no segment comes in between.
     with tf.Graph().as_default() as graph:
         gradient = v1.placeholder(tf.float32, [1, 2, 2, 1])
         bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
@@ -130,7 +130,7 @@ def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
 
 @pytest.mark.parametrize("disabled", [True, False])
 def test_grappler_adds_in_the_order_of_names(disabled):
-    # geutil.gradients.edges keeps the order that was given: without Grappler, the bits
+    # geutil.gradients.step keeps the order that was given: without Grappler, the bits
     # are those of TensorFlow.
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [64])

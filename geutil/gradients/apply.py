@@ -1,14 +1,11 @@
-"""Builds a choice: makes the edits of its step, and copies what runs again.
-
-Backward ops read the copies then.
-"""
+"""Builds a choice: makes the edits of its step, and copies what runs again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from geutil.gradients import barriers, bitwise_determinism, edges
+from geutil.gradients import barriers, bitwise_determinism
 from geutil.gradients.barriers import (
     ControlDelays,
     DataDelays,
@@ -23,12 +20,20 @@ from geutil.gradients.segments import (
     name_of_copy,
     name_of_sent,
 )
-from geutil.gradients.step import Edits, PlainStep
+from geutil.gradients.step import (
+    Edits,
+    PlainStep,
+    changed,
+    edits_of,
+    first_results,
+    long_sums,
+    order_of_addition,
+    with_replaced,
+)
 from geutil.gradients.tape.engine import add_in_pairs
 from geutil.graph import adjacency, creation, runtime
-from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
+from geutil.graph.types import IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
-from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import copy_replacing
 
 _SUMMED = "summed"
@@ -40,16 +45,8 @@ def build_recomputation(
 ) -> PlainStep:
     """Make all edits of a step that were planned, and let it recompute.
 
-    Args:
-        plan: what to recompute.
-        offload: which kept tensors wait in the memory of another device, and where
-            those wait that the plan sends away. Under XLA there is only one device, and
-            nothing is offloaded.
-
-    Returns:
-        The step with the gradients to return.
-
-    Cost: linear in the ops of the step and their edges.
+    `offload` says which kept tensors wait in the memory of another device, and where
+    those wait that the plan sends away; under XLA, which knows one device, none does.
     """
     plan = replace(plan, step=applied(plan.step))
     if not plan.segments:
@@ -86,10 +83,7 @@ def build_recomputation(
 
 
 def make_edits(edits: Edits) -> None:
-    """Make edits that were planned.
-
-    Cost: linear in the inputs of the ops that are edited.
-    """
+    """Make edits that were planned."""
     for op, tensors in edits.inputs.items():
         for index, (old, new) in enumerate(zip(op.inputs, tensors, strict=True)):
             if new is not old:
@@ -103,32 +97,22 @@ def make_edits(edits: Edits) -> None:
 def applied(step: PlainStep) -> PlainStep:
     """Make the edits of a step; return it with the edges known of it so far."""
     make_edits(step.edits)
-    return edges.changed(step, edits=Edits())
+    return changed(step, edits=Edits())
 
 
 def add_in_turn(step: PlainStep) -> PlainStep:
     """Replace the sums of more than two gradients by sums of two.
 
     `AddN` holds all it adds up until the last has come; and see `add_in_pairs` for what
-    Grappler makes of it. The result is the same to the last bit.
-
-    Args:
-        step: the step; its graph is changed, and the old sums are left without readers.
-
-    Returns:
-        The step with the gradients that take the place of old sums.
-
-    Cost: linear in the gradients that are added.
+    Grappler makes of it. The result is the same to the last bit. The old sums are left
+    without readers.
     """
-    replaced = {op: _pairwise(step, op) for op in edges.long_sums(step)}
-    make_edits(edges.edits_of({}, replaced))
-    return edges.with_replaced(step, edges.first_results(replaced))
-
-
-def _pairwise(step: PlainStep, op: Operation) -> Tensor:
-    """Add up in pairs what a sum adds."""
-    tensors = [op.inputs[place] for place in edges.order_of_addition(step, op)]
-    return add_in_pairs(tensors, _SUMMED, op.device)
+    replaced = {}
+    for op in long_sums(step):
+        tensors = [op.inputs[place] for place in order_of_addition(step, op)]
+        replaced[op] = add_in_pairs(tensors, _SUMMED, op.device)
+    make_edits(edits_of({}, replaced))
+    return with_replaced(step, first_results(replaced))
 
 
 def _run_pools_in_time(step: PlainStep) -> PlainStep:
@@ -143,8 +127,8 @@ def _run_pools_in_time(step: PlainStep) -> PlainStep:
         ]
         with creation.neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
             replaced[op] = barriers.run_in_time(op)
-        make_edits(edges.edits_of(dict.fromkeys(reads, replaced[op]), {}))
-    return edges.with_replaced(step, edges.first_results(replaced))
+        make_edits(edits_of(dict.fromkeys(reads, replaced[op]), {}))
+    return with_replaced(step, first_results(replaced))
 
 
 def _parted(plan: Recomputation) -> Recomputation:
@@ -174,9 +158,8 @@ def _recompute(
             stage, [(t, copies.tensor(s, t)) for t, s in segment.sources.items()]
         )
         for op in segment.ops:
-            if op in segment.fetched:
-                continue
-            _reread(copies, stage, op, (stand_ins[stage], earlier))
+            if op not in segment.fetched:
+                _reread(copies, stage, op, (stand_ins[stage], earlier))
         for read in segment.reads:
             copied = copies.tensor(stage, read.tensor)
             creation.set_new_input(read.op, read.index, copied)
@@ -194,16 +177,11 @@ class Copies:
     for the second: an import costs as much as looking through the graph, however little
     is imported. Control inputs are left out: these have run by then, or, where ops are
     of a backward pass themselves, lie in segments that come later.
-
-    Args:
-        plan: what is recomputed; its graph is changed.
-
-    Attributes:
-        elsewhere: the names of ops whose results are on another device.
     """
 
     def __init__(self, plan: Recomputation) -> None:
         self._plan = plan
+        # The names of ops whose results are on another device.
         self.elsewhere: frozenset[str] = frozenset()
         self._sent: dict[Operation, Tensor] = {}
         self._fetched: dict[tuple[int, Operation], Tensor] = {}
@@ -222,8 +200,14 @@ class Copies:
                 turns[turn].append(op)
         read = (t for s in plan.segments for t in s.kept)
         back = (t for op in plan.fetched for t in op.outputs)
-        kept_tensors = IdentityMap((t, t) for t in (*read, *back))
-        self._infos = [_copy(ops, kept_tensors, plan.step.graph) for ops in turns]
+        kept = IdentityMap((t, t) for t in (*read, *back))
+        options = {"reuse_dst_scope": True, "keep_control_inputs": False}
+        self._infos = [
+            copy_replacing(make_view(ops), kept, plan.step.graph, SCOPE, "", **options)[
+                1
+            ]
+            for ops in turns
+        ]
 
     def fetch(self, gates: Sequence[Operation], offload: Offload) -> None:
         """Let what the plan sends away come back when its segment begins."""
@@ -266,21 +250,6 @@ class Copies:
     def has(self, stage: int, op: Operation) -> bool:
         """Tell whether an op is in a segment."""
         return (stage, op) in self._turn
-
-
-def _copy(
-    ops: Sequence[Operation], kept_tensors: IdentityMap[Tensor], graph: Graph
-) -> TransformerInfo:
-    _, info = copy_replacing(
-        make_view(ops),
-        kept_tensors,
-        graph,
-        SCOPE,
-        "",
-        reuse_dst_scope=True,
-        keep_control_inputs=False,
-    )
-    return info
 
 
 def _reread(

@@ -1,21 +1,27 @@
-"""The search for a choice: what a step keeps, encodes, and computes again in loops."""
+"""Candidates (what a step keeps, encodes, computes again in loops) and their search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import tensor_sizes
 from geutil.gradients.barriers import HOST, Offload
-from geutil.gradients.candidate import Candidate
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
-from geutil.gradients.loops import NO_LESS, Levels, LoopChoices, find_loops
+from geutil.gradients.loops import (
+    NO_LESS,
+    Levels,
+    LoopChoices,
+    LoopValues,
+    find_loops,
+)
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.prediction import program_of
+from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import PLAIN, Keeping
 from geutil.gradients.step import PlainStep
@@ -122,6 +128,59 @@ def refuse_mesh(graph: Graph) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A choice for a step, as data: nothing of it is built."""
+
+    keeping: Keeping
+    # Of the step that is encoded and whose loops compute values again, by edits that
+    # are not made yet.
+    plan: Recomputation
+    # The step with plain gradients, as numbers, if it may be another one.
+    plain: StepProgram | None = None
+    # None if that was not open.
+    encodings: EncodingPlan | None = None
+    # The numbers of the encodings among all that were possible.
+    encoded: tuple[int, ...] = ()
+    # For each loop what runs again: nothing (0), or one of its cuts.
+    levels: tuple[int, ...] = ()
+    # For a report.
+    loops: tuple[LoopValues, ...] = ()
+    # The time of the step's ops, as a part of that without what loops compute again.
+    longer: float = 1.0
+    # Whether less time is better; less bytes at the peak otherwise.
+    in_budget: bool = False
+
+    @cached_property
+    def cost(self) -> float:
+        """The time of the step within a budget, its peak otherwise."""
+        if self.in_budget:
+            return (1 + self.plan.extra_share(self.keeping.time_of)) * self._longer
+        return program_of(self.plan.step).peak(self.plan.segments, self.plan.places)
+
+    @cached_property
+    def extra_times(self) -> tuple[float, float]:
+        """The extra time and its bound, as parts of the time of plain gradients."""
+        bound, longer = self.keeping.bound, self._longer
+        if self.keeping.extra_time is not None:
+            return self.keeping.extra_time, bound
+        extra = self.plan.extra_share(self.keeping.time_of)
+        if longer == 1.0:
+            return extra, bound
+        # Of a bound of 0 nothing is known.
+        least = max((1 + bound) * longer - 1, 0.0) if bound else 0.0
+        return max((1 + extra) * longer - 1, 0.0), least
+
+    @cached_property
+    def _longer(self) -> float:
+        """The time of the step's ops, as a part of that with plain gradients."""
+        if not (self.plain and self.encodings and self.encodings.encodings):
+            return self.longer
+        time_of = self.keeping.time_of
+        plain = sum(map(time_of, self.plain.ops)) or 1.0
+        return self.longer * sum(map(time_of, self.plan.step.ops())) / plain
+
+
 Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
 """Chooses by a caller's checkpoints what a step keeps and recomputes."""
 
@@ -132,20 +191,15 @@ def choose_all(
     """Choose what a step keeps, what it encodes, and what its loops compute again.
 
     Loops are rebuilt where the choice is free: for "memory", if the step holds less at
-    its peak then, and within a budget, if it can be met in less time.
-
-    Args:
-        step: the step with plain gradients.
-        options: the checkpoints, whether to encode, and how small a tensor may be.
-        encoder: makes what is kept. The graph gets ops of which nothing is read.
-        choose: makes the choice.
+    its peak then, and within a budget, if it can be met in less time. By the `encoder`
+    the graph gets ops of which nothing is read.
 
     Raises:
         PlanError: nothing was chosen, or a plan was made for another step.
 
-    Cost: that of `choose` and linear in the ops of the step; two to four times, if the
-        step may be encoded; with loops that can compute values again, so many times
-        that: four, and the binary logarithm of how many there are.
+    Cost: that of `choose`; two to four times, if the step may be encoded; with loops
+        that can compute values again, so many times that: four, and the binary
+        logarithm of how many there are.
     """
     refuse_mesh(step.graph)
     search = _Search(step, options, encoder, choose)
@@ -160,12 +214,7 @@ def choose_all(
 
 
 class _Search:
-    """Candidates of a step: its encodings, and the levels of its loops.
-
-    Attributes:
-        loops: the choices of what its loops compute again, where that is open.
-        every: all that can be encoded.
-    """
+    """Candidates of a step: its encodings, and the levels of its loops."""
 
     def __init__(
         self, step: PlainStep, options: Options, encoder: Encoder, choose: Choose
@@ -179,6 +228,7 @@ class _Search:
         self._all = (
             plan_encodings(step, self._smallest) if self._encodes else EncodingPlan()
         )
+        # All that can be encoded.
         self.every = self._all.encodings
         may_change = self._encodes or self.loops.loops
         self._plain = program_of(step) if may_change else None
@@ -191,15 +241,10 @@ class _Search:
     def candidate(
         self, levels: Levels, left: Sequence[Encoding] = (), reason: str = ""
     ) -> Candidate:
-        """Return what is chosen of the step that is encoded and looped in some way.
+        """Return what is chosen for some levels of loops and some encodings.
 
-        Args:
-            levels: what its loops compute again.
-            left: what is not encoded of what can be.
-            reason: why.
-
-        Raises:
-            PlanError: nothing was chosen.
+        All but those that are `left` for a `reason`. Raises `PlanError` if there is
+        nothing to choose.
         """
         step, longer = self.loops.rebuilt(levels), self.loops.longer(levels)
         checkpoints = _with_less_time(self._checkpoints, longer)
@@ -208,10 +253,10 @@ class _Search:
             staying = IdentityMap((e.tensor, reason) for e in left)
             part = plan_encodings(self._step, self._smallest, staying)
         if part.encodings:
-            plain_time = _time_of_ops(step) or 1.0
+            plain_time = step.total_time or 1.0
             step = self._encoder.encode(step, part)
             tensor_sizes.settle_shapes(step.ops())
-            checkpoints = _with_less_time(checkpoints, _time_of_ops(step) / plain_time)
+            checkpoints = _with_less_time(checkpoints, step.total_time / plain_time)
         keeping, plan = self._choose(step, checkpoints)
         if self._budget:
             # As it was asked for.
@@ -243,9 +288,9 @@ class _Search:
     def best(self, levels: Levels) -> Candidate | PlanError:
         """Return the best candidate with some loops, or why none was found.
 
-        The recomputation is chosen without encodings and with them: to run ops again
-        from a tensor may hold less than the mask of it does. As long as tensors
-        run again though they are encoded, it is chosen anew with these as they are.
+        With encodings and without: to run ops again from a tensor may hold less than
+        the mask of it does. As long as tensors run again though they are encoded, the
+        recomputation is chosen anew with these as they are.
         """
         reason = _HELD_FOR_TIME if self._in_budget else _HELD_FOR_LESS
         found = [self._attempt(levels, self.every, reason)]
@@ -269,15 +314,13 @@ def best_of(
 ) -> Candidate:
     """Return the best of some choices of loops that is found by trying few of them.
 
-    Args:
-        choices: as `LoopChoices.in_order` has them. If one of them can be met, so can
-            those behind it, or all before it.
-        attempt: tries a choice; returns an error if nothing was found with it.
+    If one of the `choices`, in the order of `LoopChoices.in_order`, can be met, so can
+    those behind it, or all before it.
 
     Raises:
         PlanError: nothing was found with any that was tried.
 
-    Cost: that of `attempt`, a few times: twice and the binary logarithm of the choices.
+    Cost: that of `attempt`, twice and the binary logarithm of the choices.
     """
     tried = [attempt(levels) for levels in dict.fromkeys((choices[0], choices[-1]))]
     first, last = tried[0], tried[-1]
@@ -309,14 +352,10 @@ def _least(tried: Iterable[Candidate | PlanError]) -> Candidate | None:
 
 
 def _with_less_time(checkpoints: Any, longer: float) -> Any:
-    """Return checkpoints for a step that takes a part of their extra time already.
-
-    Args:
-        checkpoints: as in `Options`.
-        longer: how long it takes, as a part of plain gradients.
+    """Return checkpoints for a step that takes `longer` times the plain one already.
 
     Raises:
-        PlanError: it takes all of it.
+        PlanError: it takes all of the extra time.
     """
     share = checkpoints.extra_share if isinstance(checkpoints, Budget) else None
     if share is None or longer == 1.0:
@@ -325,7 +364,3 @@ def _with_less_time(checkpoints: Any, longer: float) -> Any:
     if left <= 0:
         raise PlanError("what is rebuilt takes more than the extra time by itself")
     return replace(checkpoints, extra_time=left)
-
-
-def _time_of_ops(step: PlainStep) -> float:
-    return sum(map(step.op_times(), step.ops()))

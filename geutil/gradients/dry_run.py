@@ -12,7 +12,6 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
 from geutil.gradients.barriers import HOST
-from geutil.gradients.candidate import extra_share
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops import find_loops
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
@@ -239,20 +238,14 @@ def plan_curve(
     )
     plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).candidate.plan.step
     first = given[0] if given else Budget(1.0)
-    search = BudgetSearch(
-        plain,
-        selection.AlwaysKept(plain),
-        seed=first.seed,
-        measured=first.measured,
-        offload=first if first.offload else None,
-    )
+    search = BudgetSearch(plain, selection.AlwaysKept(plain), budget=first)
     program = program_of(plain)
 
     def planned(limit: int) -> Plan:
         trial = search.within(limit)
         found = trial.plan or plan_recomputation(plain, keep_all)
         peaks = program.plan(found.segments, found.places).peak, search.plain_peak
-        times = extra_share(found, search.time_of), trial.bound
+        times = found.extra_share(search.time_of), trial.bound
         return make_plan(found, limit, peaks, times, first.offload_device)
 
     def planned_with_loops(limit: int) -> Plan:
@@ -286,17 +279,13 @@ def plans_within_time(
     else:
         always = selection.AlwaysKept(plain)
         search = BudgetSearch(plain, always, updates="none")
-        trials = map(search.least, shares)
-        plans = [
-            make_plan(
-                trial.plan or plan_recomputation(plain, keep_all),
-                trial.peak,
-                (trial.peak, search.plain_peak),
-                (extra_share(trial.plan, search.time_of) if trial.plan else 0.0, 0.0),
-            )
-            for trial in trials
-        ]
-    return [replace(found, fingerprint="") for found in plans]
+        plans = []
+        for trial in map(search.least, shares):
+            found = trial.plan or plan_recomputation(plain, keep_all)
+            peaks = trial.peak, search.plain_peak
+            times = found.extra_share(search.time_of), 0.0
+            plans.append(make_plan(found, trial.peak, peaks, times))
+    return [replace(made, fingerprint="") for made in plans]
 
 
 def _has_loops(plain: step.PlainStep) -> bool:
@@ -338,7 +327,7 @@ class _Scratch:
         self._source = ends[0].graph
         ops = walks.get_backward_walk_ops(ends, control_inputs=True)
         copier = Transformer()
-        # Not the default, which would make objects of variables: none are needed.
+        # A partial is not the default, which would make objects of variables.
         copier.assign_collections_handler = partial(assign_renamed_collections_handler)
         _, info = copier(queries.make_view(ops), self.graph, "")
         trace_bodies(self.graph, self.graph.get_operations())
@@ -359,17 +348,14 @@ class _Scratch:
         return tf.nest.map_structure(copied, list(values), expand_composites=True)
 
     def sources(self, xs: Any) -> list[Tensor]:
-        """Return the copies of tensors and variables, of those that have one.
-
-        No y depends on the others.
-        """
-        tensors = []
-        for x in map(step.source_of, step.as_list(xs)):
-            is_variable = isinstance(x, tf.Variable)
-            t = runtime.variable_tensor(self._source, x) if is_variable else x
-            if t in self._copy:
-                tensors.append(self._copy[t])
-        return tensors
+        """Return the copies of tensors and variables; no y depends on those without."""
+        tensors = (
+            runtime.variable_tensor(self._source, x)
+            if isinstance(x, tf.Variable)
+            else x
+            for x in map(step.source_of, step.as_list(xs))
+        )
+        return [self._copy[t] for t in tensors if t in self._copy]
 
     def options(self, options: Options) -> Options:
         """Return options that mean in the copy what `options` mean in the original."""

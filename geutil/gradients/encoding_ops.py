@@ -16,11 +16,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients import edges, encodings
+from geutil.gradients import encodings
 from geutil.gradients.apply import make_edits
-from geutil.gradients.edges import Read
 from geutil.gradients.encodings import Encoding, EncodingPlan
-from geutil.gradients.step import PlainStep, with_edited_backward
+from geutil.gradients.step import (
+    PlainStep,
+    Read,
+    edits_of,
+    first_results,
+    renewed,
+    with_edited_backward,
+)
 from geutil.graph import adjacency, creation, state, types, v1_control_flow
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 
@@ -65,9 +71,9 @@ class Encoder:
                 reads[op, read.index] = self.decoders[key]
             else:
                 results[op] = self.decoders[key]
-        replaced = edges.first_results(results)
-        gradients = (edges.renewed(g, replaced) for g in step.gradients)
-        edits = replace(edges.edits_of(reads, results), loops=step.edits.loops)
+        replaced = first_results(results)
+        gradients = (renewed(g, replaced) for g in step.gradients)
+        edits = replace(edits_of(reads, results), loops=step.edits.loops)
         return with_edited_backward(step, gradients, self.ops, edits)
 
     def _replacement(
@@ -315,7 +321,7 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
             kept = encoder.narrow(read.tensor, tf.bfloat16)
             with creation.surroundings_of(read.op):
                 edits[read.op, read.index] = _widened(read, kept, late)
-    make_edits(edges.edits_of(edits, {}))
+    make_edits(edits_of(edits, {}))
     edited = with_edited_backward(step, step.gradients, encoder.ops)
     return Halved(edited, tuple(halved), tuple(left))
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.gradients import segments
-from geutil.gradients.edges import Read, backward_edges
-from geutil.gradients.step import PlainStep, tensors_of
+from geutil.gradients.step import PlainStep, Read, tensors_of
 from geutil.graph import op_types, types, v1_control_flow
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
@@ -139,7 +138,7 @@ def plan_encodings(
 def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
     """Return the late reads of buffers of a step that are large, by buffer."""
     by_buffer: types.MutableIdentityMap[list[Read]] = types.MutableIdentityMap()
-    for read in backward_edges(step).reads:
+    for read in step.edges.reads:
         buffer = buffer_of(read.tensor)
         if buffer in by_buffer:
             by_buffer[buffer].append(read)
@@ -196,7 +195,7 @@ def _swappable_pool(
     op, pool = read.op, read.op.inputs[0].op
     if op.type not in ("ReluGrad", "Relu6Grad") or pool not in replaced:
         return None
-    others = [r for r in backward_edges(step).readers[pool] if r is not op]
+    others = [r for r in step.edges.readers[pool] if r is not op]
     asked = any(t is pool.outputs[0] for t in tensors_of(step.gradients))
     same = pool.inputs[INPUT] is read.tensor
     return pool if same and not others and not asked else None

@@ -12,14 +12,13 @@ from types import MappingProxyType
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from geutil.gradients import edges
 from geutil.gradients.segments import (
     Segment,
     name_of_copy,
     name_of_sent,
     source_of,
 )
-from geutil.gradients.step import PlainStep, tensors_of
+from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
 from geutil.gradients.tape.engine import additions
 from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.graph import runtime
@@ -46,11 +45,8 @@ _FEW = 4
 
 
 def executed(program: Program) -> Simulation:
-    """Simulate a program in a usual order of the executor; see `typical`.
-
-    Of more than a thousand nodes, three orders are simulated, since their peaks differ
-    by less than a percent.
-    """
+    """Simulate a program in a usual order of the executor; see `typical`."""
+    # Peaks of so many nodes differ by less than a percent.
     orders = 3 if len(program.nodes) > _LARGE else SEEDS
     return typical(program, orders)
 
@@ -69,13 +65,8 @@ def program_of(step: PlainStep) -> StepProgram:
 class StepProgram:
     """A step with plain gradients as numbers, from which those of any plan follow.
 
-    Args:
-        step: the step.
-        updates: whether each gradient is used up by an update: "in place", or "apart",
-            which holds as much again while it runs. What updates there will be is not
-            known yet.
-
-    Cost: linear in the ops of the step and their edges; some 30 us for each op.
+    `updates`, as far as known, use up each gradient: "in place", or "apart", with as
+    much again held while they run. Cost: some 30 us for each op.
     """
 
     def __init__(self, step: PlainStep, *, updates: Updates = "none") -> None:
@@ -101,8 +92,8 @@ class StepProgram:
         self._number = {t: n for t, n in reading.tensors.items() if n not in lost}
         self._maxima = reading.maxima
         self._sums = {
-            self._place[op]: edges.order_of_addition(step, op)
-            for op in edges.long_sums(step)
+            self._place[op]: order_of_addition(step, op)
+            for op in long_sums(step)
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
@@ -134,8 +125,6 @@ class StepProgram:
 
         These hold a thousandth of all bytes at most, and peaks change as little. They
         are half of the nodes of ResNet50, a third of a transformer's.
-
-        Cost: linear in nodes and edges.
         """
         sizes, nodes = self._sizes, self._nodes
         tiny = negligible_bytes(sizes, _TINY)
@@ -172,31 +161,21 @@ class StepProgram:
         return max(len(self._nodes), 1)
 
     def plain_peak(self) -> int:
-        """Return the resident bytes of plain gradients in the executor's order.
-
-        Cost: as that of `plain`.
-        """
+        """Return the resident bytes of plain gradients in the executor's order."""
         return self._plain.simulation.resident
 
     def peak(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> int:
-        """Return the most resident bytes at once (`Simulation.resident`).
-
-        The arguments and the cost are those of `quick`.
-        """
+        """Return the most resident bytes at once in the order of `quick`."""
         return self.quick(segments, places).resident
 
     def quick(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> Simulation:
-        """Simulate the step in one order that holds little.
+        """Simulate the step, and what runs again, in one order that holds little.
 
-        Args:
-            segments: what is run again; nothing for order alone.
-            places: as in `Recomputation`.
-
-        Cost: linear in nodes and edges; some 25 us for each node.
+        `places` are as in `Recomputation`. Cost: some 25 us for each node.
         """
         program = self.program(segments)
         if not self._ordered:
@@ -213,12 +192,7 @@ class StepProgram:
     ) -> OrderPlan:
         """Return the order in which a step runs, and what holds it to that.
 
-        Args:
-            segments: what is run again.
-            places: as in `Recomputation`.
-            ordered: whether anything does; otherwise it is the executor's.
-
-        Cost: linear in nodes and edges; some 0.1 ms for each node.
+        It is the executor's unless it is `ordered`. Cost: some 0.1 ms for each node.
         """
         program = self.program(segments)
         if ordered and self._ordered:
@@ -230,13 +204,7 @@ class StepProgram:
         return OrderPlan(partial(simulate, program))
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
-        """Return what plain gradients hold in the order of the executor.
-
-        Args:
-            holds_gradients: whether all gradients are held to the end.
-
-        Cost: linear in nodes and edges, once.
-        """
+        """Return what plain gradients hold in the order of the executor."""
         if not holds_gradients or self._held == self._wanted:
             return self._plain
         program = replace(self._whole, fetched=self._wanted)
@@ -261,15 +229,9 @@ class StepProgram:
     ) -> Program:
         """Return the step with the ops of some segments run again.
 
-        If there are any, sums of gradients are added up as these come.
-
-        Args:
-            segments: what is run again.
-            updates_wait: whether updates that matter wait for all that reads their
-                variables, apart from what runs again. Otherwise variables are there,
-                and an update may leave the old value behind.
-
-        Cost: linear in nodes and edges.
+        If there are any, sums of gradients are added up as these come. If
+        `updates_wait`, those that matter wait for all that reads their variables, apart
+        from what runs again. Otherwise an update may leave the old value behind.
         """
         nodes = list(self._nodes)
         sizes = list(self._sizes)
@@ -292,11 +254,7 @@ class StepProgram:
         return Program(nodes, sizes, self._held)
 
     def _updates(self, bound: float) -> list[Node]:
-        """Return what updates the variables.
-
-        Args:
-            bound: bytes above which an update waits for all that reads its variable.
-        """
+        """Return the updates; of more bytes than a bound they wait for all readers."""
         return [
             Node(
                 "update",
@@ -313,15 +271,10 @@ class StepProgram:
     def _read_variables(
         self, nodes: list[Node], sizes: list[int], turns: Mapping[Operation, int]
     ) -> None:
-        """Let what reads a variable hold it.
+        """Let what reads a variable hold it, in `nodes` (updates last) and `sizes`.
 
-        Where that comes after the update, in the backward pass or with what runs again,
-        the update leaves the old value there and makes a buffer for the new one.
-
-        Args:
-            nodes: of the step, with the updates behind; changed.
-            sizes: of its tensors; changed.
-            turns: how often each op runs again.
+        Where that comes after the update, in the backward pass or in `turns` of what
+        runs again, the update leaves the old value and makes a buffer for the new one.
         """
         place = {node.name: i for i, node in enumerate(nodes)} if self._updated else {}
         first = len(nodes) - len(self._updated)
@@ -339,11 +292,6 @@ class StepProgram:
         """Return what the backward pass alone holds while each of its ops runs.
 
         In graph order, and without the forward tensors that it reads.
-
-        Args:
-            backward: the backward ops.
-
-        Cost: linear in nodes and edges.
         """
         places = [self._place.get(op) for op in backward]
         sizes = [0] * len(self._sizes)
@@ -362,15 +310,13 @@ class StepProgram:
     def _add_sent(
         self, segments: Iterable[Segment], nodes: list[Node], sizes: list[int]
     ) -> dict[Operation, int]:
-        """Add what sends results to another device, where they count for nothing.
+        """Add what sends results to another device; return each result's number there.
 
-        Returns:
-            For each op, its result there, by number.
+        They count for nothing there.
         """
         sent = {}
-        for op in dict.fromkeys(
-            op for s in segments for op in s.ops if op in s.fetched
-        ):
+        fetched = (op for s in segments for op in s.ops if op in s.fetched)
+        for op in dict.fromkeys(fetched):
             made, *_ = nodes[self._place[op]].outputs
             sent[op] = len(sizes)
             nodes.append(Node(name_of_sent(op), "Identity", [made], [len(sizes)]))
@@ -388,16 +334,9 @@ class StepProgram:
     ) -> dict[int, int]:
         """Add the second run of a segment: a gate, barriers, copies of its ops.
 
-        Args:
-            segment: the segment.
-            nodes: those of the step so far; added to.
-            sizes: those of its tensors; added to.
-            earlier: for each segment before, the copies of tensors, by number.
-            turns: how often ops have run again before.
-            sent: results on another device, by number.
-
-        Returns:
-            The copies of the tensors of the segment, by number.
+        Adds to `nodes` and `sizes`; `earlier` are the copies in each segment before,
+        `turns` says how often ops have run again before, `sent` are results on another
+        device. Returns the copies of tensors, all by number.
         """
         gate = len(nodes)
         waits = [self._place[op] for op in segment.awaited if op in self._place]

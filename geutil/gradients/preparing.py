@@ -9,9 +9,9 @@ from typing import Any
 from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation
 from geutil.gradients.barriers import Offload, offloaded
-from geutil.gradients.candidate import Candidate
 from geutil.gradients.choices import (
     BFLOAT16,
+    Candidate,
     Options,
     choose_all,
     refuse_mesh,

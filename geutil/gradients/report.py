@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.candidate import Candidate
+from geutil.gradients.choices import Candidate
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
 from geutil.gradients.loops import LoopValues
@@ -332,7 +332,7 @@ def _reason(tensor: Tensor, keeping: Keeping) -> str:
         return f"chosen: {keeping.mode}"
     if not keeping.recomputes:
         return "nothing is recomputed"
-    return keeping.why_always(tensor) or "the backward pass starts with it"
+    return keeping.always.why(tensor) or "the backward pass starts with it"
 
 
 def _of_loop(loop: LoopValues) -> str:

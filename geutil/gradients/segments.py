@@ -1,7 +1,4 @@
-"""Segments of forward ops that run again.
-
-Which ops, what each waits for, who reads them.
-"""
+"""Segments of forward ops that run again: members, readers, what each waits for."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from geutil.gradients.edges import Read, backward_edges
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import PlainStep, Read, reached
 from geutil.graph import adjacency, runtime, v1_control_flow
 from geutil.graph.types import (
     IdentityMap,
@@ -24,6 +20,7 @@ from geutil.graph.types import (
     is_stateful,
 )
 from geutil.memory.kernels.cpu import is_held, passes_on
+from geutil.memory.times import Times
 
 SCOPE = "recomputed"
 """The scope of what runs again."""
@@ -46,15 +43,11 @@ _PRIMITIVE_FLOW = frozenset(
 
 
 def why_kept(op: Operation) -> str | None:
-    """Return why an op cannot be run again, or None if it can.
-
-    What an op does besides computing its outputs must happen once: reading a variable
-    that is assigned meanwhile, drawing random numbers, moving an average, printing,
-    taking from a queue. So its outputs are kept.
-    """
+    """Return why an op cannot be run again, or None if it can."""
     if op.type in _GIVEN or not op.inputs:
         return "it is given"
     if is_stateful(op):
+        # Side effects happen once: random draws, assignments, prints, queues.
         return f"a {op.type} must run only once"
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
@@ -71,9 +64,7 @@ def why_kept(op: Operation) -> str | None:
 def source_of(op: Operation) -> Operation:
     """Return the op whose first output an op forwards as it is, itself if it does not.
 
-    Reads of version 1 variables are such: an Identity hands out the variable's buffer.
-
-    Cost: linear in the ops in between.
+    A read of a version 1 variable is an Identity that forwards the variable's buffer.
     """
     while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
         op = op.inputs[0].op
@@ -95,15 +86,12 @@ def is_parameter(op: Operation) -> bool:
 
 
 def is_left_to_chance(op: Operation) -> bool:
-    """Tell whether TensorFlow may add up an op's inputs in one order or another.
-
-    See `geutil.gradients.bitwise_determinism`. XLA has an order of its own, always the
-    same.
-    """
+    """Tell whether TensorFlow may add up an op's inputs in one order or another."""
     return (
         op.type == "AddN"
         and len(op.inputs) > 2
         and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
+        # XLA has an order of its own, always the same.
         and not runtime.is_compiled_by_xla(op.graph)
     )
 
@@ -112,11 +100,8 @@ _ANYWHERE = frozenset(("",))
 _NO_TRANSFERS: Mapping[Operation, float] = MappingProxyType({})
 
 
-def awaited_by_stage(
-    step: PlainStep,
-    stages: Sequence[Sequence[Operation]],
-    reading: Set[Operation],
-    newest: Mapping[Operation, int],
+def _awaited(
+    step: PlainStep, groups: Sequence[_Group], newest: Mapping[Operation, int]
 ) -> list[tuple[Operation, ...]]:
     """Return what each segment waits for.
 
@@ -127,16 +112,13 @@ def awaited_by_stage(
     op (in a branch of version 1, which nothing outside can wait for), it is what the
     segment before waits for. No wait can close a cycle, since segments only wait for
     ops that depend on earlier ones.
-
-    Args:
-        step: the step.
-        stages: the ops of each segment.
-        reading: the backward ops that read what is recomputed.
-        newest: the last segment that each backward op depends on, or -1.
-
-    Cost: linear in the ops and their inputs.
     """
-    devices = [_devices(ops) for ops in stages]
+    # Helpers of gradient functions are on no device.
+    devices = [
+        frozenset(op.device for op in group.ops) - _ANYWHERE or _ANYWHERE
+        for group in groups
+    ]
+    reading = {read.op for group in groups for read in group.reads}
     joining = _joining(step, reading, newest, devices)
     sinks = _sinks(step, newest, joining)
     last: dict[str, int] = {}
@@ -148,30 +130,21 @@ def awaited_by_stage(
         awaited = [op for i in previous for op in sinks.get(i, waits[i])]
         if not previous:
             # What the backward pass does before anything is needed again.
-            awaited = [op for op in sinks.get(-1, ()) if _is_near(op, places)]
+            awaited = [
+                op
+                for op in sinks.get(-1, ())
+                if places == _ANYWHERE or op.device in places | _ANYWHERE
+            ]
         waits.append(tuple(dict.fromkeys(awaited)) or step.seeds)
         last.update(dict.fromkeys(places, stage))
     return waits
-
-
-def _devices(ops: Sequence[Operation]) -> frozenset[str]:
-    """Return where a segment is. Helpers of gradient functions are on no device."""
-    return frozenset(op.device for op in ops) - _ANYWHERE or _ANYWHERE
-
-
-def _is_near(op: Operation, places: frozenset[str]) -> bool:
-    return places == _ANYWHERE or op.device in places | _ANYWHERE
-
-
-def _apart(first: frozenset[str], second: frozenset[str]) -> bool:
-    return first.isdisjoint(second) and _ANYWHERE not in (first, second)
 
 
 def _sinks(
     step: PlainStep, newest: Mapping[Operation, int], joining: Set[Operation]
 ) -> dict[int, list[Operation]]:
     """Return the backward ops that nothing of their own stage reads, by stage."""
-    edges = backward_edges(step)
+    edges = step.edges
     sinks: dict[int, list[Operation]] = {}
     for op in edges.awaitable:
         stage = newest[op]
@@ -196,13 +169,17 @@ def _joining(
     joining: set[Operation] = set()
     if len(frozenset(devices)) < 2:
         return joining
-    for op, producers in backward_edges(step).producers.items():
+
+    def are_apart(first: frozenset[str], second: frozenset[str]) -> bool:
+        return first.isdisjoint(second) and _ANYWHERE not in (first, second)
+
+    for op, producers in step.edges.producers.items():
         stage = newest[op]
         if op not in reading and any(
             producer in joining
             if newest[producer] == stage
             else newest[producer] >= 0
-            and _apart(devices[newest[producer]], devices[stage])
+            and are_apart(devices[newest[producer]], devices[stage])
             for producer in producers
         ):
             joining.add(op)
@@ -215,27 +192,19 @@ Keeps = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Forward ops that are run again together.
-
-    Attributes:
-        ops: the ops, in topological order.
-        kept: the kept tensors that they read.
-        reads: who reads their results.
-        direct: where backward ops of the same time read kept tensors as they are.
-        awaited: the ops that must have run before any op of the segment is run again.
-            With the last of them gone, nothing of the segment before is held.
-        sources: for those of `kept` that have run again before, the number of the
-            segment whose result is read.
-        fetched: those of `ops` that do not run: what they made comes back from another
-            device.
-    """
+    """Forward ops that are run again together, in topological order."""
 
     ops: tuple[Operation, ...]
+    # The kept tensors that they read, and who reads their results.
     kept: tuple[Tensor, ...]
     reads: tuple[Read, ...]
+    # Where backward ops of the same time read kept tensors as they are.
     direct: tuple[Read, ...]
+    # What must have run before: then nothing of the segment before is held.
     awaited: tuple[Operation, ...]
+    # For those of `kept` that have run again before, the segment that is read.
     sources: IdentityMap[int] = field(default_factory=IdentityMap)
+    # Those of `ops` that do not run: their results come back from another device.
     fetched: frozenset[Operation] = frozenset()
 
     @cached_property
@@ -245,42 +214,32 @@ class Segment:
 
 
 def name_of_copy(op: Operation, turn: int) -> str:
-    """Return what programs call the copy of an op that runs again.
-
-    Args:
-        op: the op.
-        turn: how often it has run again before.
-    """
+    """Return a program's name of an op's copy, after it has run again `turn` times."""
     # No op has a colon in its name.
     return f"{SCOPE}/{op.name}:{turn}" if turn else f"{SCOPE}/{op.name}"
 
 
 def name_of_sent(op: Operation) -> str:
-    """Return what programs call the op that sends a result to another device."""
+    """Return a program's name of the op that sends a result to another device."""
     return f"{SCOPE}/{op.name}:sent"
 
 
 @dataclass(frozen=True, eq=False)
 class Recomputation:
-    """What of a step is recomputed.
-
-    Attributes:
-        step: the step with plain gradients.
-        kept: the forward tensors that are held for the backward pass, in graph order.
-            It reads them, or others are recomputed from them.
-        segments: in the order in which the backward pass needs them.
-        stages: the last segment that each backward op comes after, or -1.
-        places: the places of ops in a schedule, by the names that programs have for
-            them and for their copies; none if there is no schedule.
-        fetched: the ops whose results wait on another device instead of running again,
-            each with how long its result is on the way there, or back.
-    """
+    """What of a step is recomputed."""
 
     step: PlainStep
+    # The forward tensors that the backward pass reads, or others are recomputed from,
+    # in graph order.
     kept: tuple[Tensor, ...]
+    # In the order in which the backward pass needs them.
     segments: tuple[Segment, ...]
+    # The last segment that each backward op comes after, or -1.
     stages: Mapping[Operation, int] = field(default_factory=dict)
+    # The places of ops and copies in a schedule, by a program's names of them.
     places: Mapping[str, int] = field(default_factory=dict)
+    # The ops whose results wait on another device instead of running again, each with
+    # how long its result is on the way there, or back.
     fetched: Mapping[Operation, float] = field(default_factory=dict)
 
     @property
@@ -289,6 +248,14 @@ class Recomputation:
         back = (self.fetched[op] for s in self.segments for op in s.fetched)
         return sum(self.fetched.values()) + sum(back)
 
+    def extra_time(self, time_of: Times) -> float:
+        """Return how long what runs again or travels takes."""
+        return sum(map(time_of, self.run_again)) + self.transfer_time
+
+    def extra_share(self, time_of: Times) -> float:
+        """Return the extra time as a part of the plain step's time."""
+        return self.extra_time(time_of) / (sum(map(time_of, self.step.ops())) or 1.0)
+
     @cached_property
     def run_again(self) -> tuple[Operation, ...]:
         """The ops that run again, each as often as it does.
@@ -296,21 +263,14 @@ class Recomputation:
         What gradient functions made of forward tensors alone, and is read of copies
         alone, does not run itself: one of its copies is not again.
         """
-        copied = [
-            op
-            for segment in self.segments
-            for op in segment.ops
-            if op not in segment.fetched
-        ]
-        helpers = {op for op in copied if self.step.is_helper(op)}
-        waiting = [t.op for t in self.kept] if helpers else []
-        as_they_are = set(waiting)
-        while waiting:
-            for t in waiting.pop().inputs:
-                if t.op not in as_they_are and self.step.is_helper(t.op):
-                    as_they_are.add(t.op)
-                    waiting.append(t.op)
-        moved = helpers - as_they_are
+        is_helper = self.step.is_helper
+        copied = [op for s in self.segments for op in s.ops if op not in s.fetched]
+        helpers = set(filter(is_helper, copied))
+        ends = (t.op for t in self.kept) if helpers else ()
+        as_they_are = reached(
+            ends, lambda op: (t.op for t in op.inputs if is_helper(t.op))
+        )
+        moved = helpers - as_they_are.keys()
         again = []
         for op in copied:
             if op in moved:
@@ -328,27 +288,32 @@ def plan_recomputation(
     A forward tensor that a backward op reads and that is not kept is recomputed: its
     op, and all ops behind it up to kept tensors, once. Ops that hang together by
     tensors that are not kept make up a segment, which waits for what the backward pass
-    does with the segment before. What the backward pass starts with is not recomputed,
-    since run again at once it would save nothing.
+    does with the segment before.
 
     Args:
         step: the step.
         keeps: tells whether a tensor is kept. Of an op that must not run twice, every
             output has to be.
-        spare_last: whether the backward pass follows on the forward pass. If much else
-            runs in between, what it starts with is recomputed as well.
-
-    Cost: linear in the backward ops, the recomputed ops and their inputs.
+        spare_last: whether the backward pass follows on the forward pass. What it
+            starts with is not recomputed then: run again at once, it saves nothing.
     """
     groups = _groups(step, keeps)
     if spare_last and groups and _ends_last(step, groups):
         last = frozenset(groups[0].ops)
-        return _plan(step, lambda t: t.op in last or keeps(t))
-    return _finish(step, keeps, groups)
-
-
-def _plan(step: PlainStep, keeps: Keeps) -> Recomputation:
-    return _finish(step, keeps, _groups(step, keeps))
+        return plan_recomputation(
+            step, lambda t: t.op in last or keeps(t), spare_last=False
+        )
+    direct_reads = [r for r in step.edges.reads if keeps(r.tensor)]
+    inputs = [
+        IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
+        for group in groups
+    ]
+    newest = dict.fromkeys(step.backward, -1)
+    for stage, group in enumerate(groups):
+        for read in group.reads:
+            newest[read.op] = max(newest[read.op], stage)
+    _raise_along(step, newest)
+    return _with_waits(step, groups, direct_reads, inputs, newest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,9 +325,9 @@ class _Group:
 
 
 def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
-    """Return the segments to be, in the order in which the backward pass needs them."""
-    reads = [read for read in backward_edges(step).reads if not keeps(read.tensor)]
-    leader = _connected(ops_behind((read.tensor.op for read in reads), keeps), keeps)
+    """Return the groups in the order in which the backward pass needs them."""
+    reads = [read for read in step.edges.reads if not keeps(read.tensor)]
+    leader = _connected(_behind(reads, keeps), keeps)
     groups: dict[Operation, _Group] = {}
     for read in reads:
         # The reads are in the order of the backward pass.
@@ -373,22 +338,20 @@ def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
     return list(groups.values())
 
 
-def forward_inputs(step: PlainStep) -> Iterable[tuple[Operation, int, Tensor]]:
-    """Yield the forward tensors that backward ops read: (op, index, tensor)."""
-    for read in backward_edges(step).reads:
-        yield read.op, read.index, read.tensor
+def recomputable(step: PlainStep, keeps: Keeps) -> list[Operation]:
+    """Return the ops that run again if no tensor but those that `keeps` tells is kept.
+
+    In topological order. Cost: linear in them and their inputs, and a sort.
+    """
+    reads = [read for read in step.edges.reads if not keeps(read.tensor)]
+    return _behind(reads, keeps)
 
 
-def ops_behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
-    """Return what must be run again to have the outputs of the roots."""
-    waiting = list(roots)
-    met = dict.fromkeys(waiting)
-    while waiting:
-        for t in waiting.pop().inputs:
-            if t.op not in met and not keeps(t):
-                met[t.op] = None
-                waiting.append(t.op)
-    return adjacency.topological_sort(met)
+def _behind(reads: Iterable[Read], keeps: Keeps) -> list[Operation]:
+    """Return the ops that run again for some reads."""
+    roots = (read.tensor.op for read in reads)
+    behind = reached(roots, lambda op: (t.op for t in op.inputs if not keeps(t)))
+    return adjacency.topological_sort(behind)
 
 
 def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operation]:
@@ -409,31 +372,14 @@ def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operat
 
 
 def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
-    """Tell whether the forward pass ends in the group that is needed first.
-
-    Helpers of gradient functions count in the forward pass, but come after it.
-    """
-    place = backward_edges(step).forward
+    """Tell whether the forward pass ends in the group that is needed first."""
+    place = step.edges.forward
+    # Helpers of gradient functions come after it.
     ends = [
         max((place[op] for op in group.ops if not step.is_helper(op)), default=-1)
         for group in groups
     ]
     return ends[0] == max(ends)
-
-
-def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
-    """Return a recomputation of groups of ops that hang together."""
-    direct_reads = [r for r in backward_edges(step).reads if keeps(r.tensor)]
-    inputs = [
-        IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
-        for group in groups
-    ]
-    newest = dict.fromkeys(step.backward, -1)
-    for stage, group in enumerate(groups):
-        for read in group.reads:
-            newest[read.op] = max(newest[read.op], stage)
-    _raise_along(step, newest)
-    return _with_waits(step, groups, direct_reads, inputs, newest)
 
 
 def _with_waits(
@@ -447,21 +393,14 @@ def _with_waits(
 ) -> Recomputation:
     """Return a recomputation, with what each segment waits for.
 
-    Args:
-        step: the step.
-        groups: the segments to be.
-        direct_reads: where backward ops read tensors of the forward pass as they are.
-        inputs: what each segment reads from outside.
-        newest: the last segment that each backward op comes after, or -1.
-        sources: as in `Segment`; none if no op runs again twice.
-        fetched: as in `Recomputation`.
+    `direct_reads` are of tensors of the forward pass, `inputs` are what each segment
+    reads from outside, and `newest` the last segment that each op comes after, or -1.
     """
     direct: dict[int, list[Read]] = {}
     for read in direct_reads:
         # A read belongs to the newest segment that its reader depends on.
         direct.setdefault(newest[read.op], []).append(read)
-    reading = {read.op for group in groups for read in group.reads}
-    waits = awaited_by_stage(step, [group.ops for group in groups], reading, newest)
+    waits = _awaited(step, groups, newest)
     segments = [
         Segment(
             tuple(group.ops),
@@ -474,16 +413,11 @@ def _with_waits(
         )
         for stage, group in enumerate(groups)
     ]
-    kept_set = IdentitySet(read.tensor for read in direct_reads)
-    for segment in segments:
-        for t in segment.originals:
-            kept_set.add(t)
-    kept_tensors = sorted(
-        kept_set, key=lambda t: (adjacency.creation_index(t.op), t.value_index)
+    held = IdentitySet(
+        (*(r.tensor for r in direct_reads), *(t for s in segments for t in s.originals))
     )
-    return Recomputation(
-        step, tuple(kept_tensors), tuple(segments), newest, fetched=fetched
-    )
+    kept = sorted(held, key=lambda t: (adjacency.creation_index(t.op), t.value_index))
+    return Recomputation(step, tuple(kept), tuple(segments), newest, fetched=fetched)
 
 
 def scheduled_recomputation(
@@ -504,9 +438,6 @@ def scheduled_recomputation(
         bursts_before: how many bursts come before each backward op, where any do. What
             needs such an op comes after them, too.
         fetched: as in `Recomputation`; each has one output.
-
-    Cost: linear in the backward ops, those of the bursts and their inputs, but for a
-        logarithm.
     """
     stages_of: dict[Operation, list[int]] = {}
     for stage, ops in enumerate(bursts):
@@ -514,7 +445,7 @@ def scheduled_recomputation(
             stages_of.setdefault(op, []).append(stage)
 
     def latest(op: Operation, before: int) -> int:
-        """Return the last burst of an op among the first ones; -1 if there is none."""
+        """Return the last burst of an op among the first ones, or -1."""
         stages = stages_of.get(op, ())
         place = bisect_left(stages, before)
         return stages[place - 1] if place else -1
@@ -523,7 +454,7 @@ def scheduled_recomputation(
     _raise_along(step, newest)
     groups = [_Group(list(ops), []) for ops in bursts]
     direct_reads = []
-    for read in backward_edges(step).reads:
+    for read in step.edges.reads:
         stage = latest(read.tensor.op, newest[read.op] + 1)
         if stage < 0:
             direct_reads.append(read)
@@ -547,12 +478,8 @@ def scheduled_recomputation(
 
 
 def _raise_along(step: PlainStep, newest: dict[Operation, int]) -> None:
-    """Let each backward op come after what those come after that it needs.
-
-    Cost: linear, and as much again for each level of nested loops of version 1, and
-    once more where oneDNN merges gradients.
-    """
-    edges = backward_edges(step)
+    """Propagate stages: a backward op inherits the latest stage of its inputs."""
+    edges = step.edges
     rising = True
     while rising:
         for op, producers in edges.producers.items():

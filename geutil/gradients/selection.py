@@ -1,12 +1,9 @@
-"""The choice of kept tensors.
-
-The caller's checkpoints, checked and turned into a test of each tensor.
-"""
+"""The choice of kept tensors: the caller's checkpoints as a test of each tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +20,7 @@ from geutil.gradients.policies import Policy, name_of_policy
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
-from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
+from geutil.graph.types import Graph, IdentitySet, Tensor
 from geutil.memory import sizes
 from geutil.memory.sizes import megabytes, tensor_bytes
 from geutil.memory.times import Times, is_heavy, op_time
@@ -31,6 +28,18 @@ from geutil.select import names
 
 PLAIN = "these are plain gradients"
 """How a warning begins that nothing is recomputed."""
+_NOTHING_HEAVY = (
+    "there is no convolution, matmul, einsum or the like between xs and ys: these are "
+    "plain gradients; checkpoints='memory' chooses by bytes"
+)
+_NOTHING_CHOSEN = (
+    "the policy keeps no tensor between xs and ys, so there is nothing to recompute "
+    "from: these are plain gradients"
+)
+_NOTHING_LEFT = (
+    "no checkpoint is left, so there is nothing to recompute from: these are plain "
+    "gradients"
+)
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
@@ -39,22 +48,14 @@ COLLECTION = "checkpoints"
 def checked(
     graph: Graph, checkpoints: Any
 ) -> str | Policy | Budget | Plan | tuple[Tensor, ...] | None:
-    """Return what the caller says of checkpoints as a mode, a policy or tensors.
+    """Return the `checkpoints` of `gradients` as a mode, a policy or tensors.
 
-    None stays None: nothing is to be recomputed.
-
-    Builds nothing, so that it can be refused before anything is built.
-
-    Args:
-        graph: the graph of the ys.
-        checkpoints: as in `gradients`.
+    None stays None: nothing is to be recomputed. Nothing is built.
 
     Raises:
         ArgumentTypeError: `checkpoints` is none of what it may be.
         SelectionError: it is no mode, it names tensors of another graph, or the
             collection is empty.
-
-    Cost: linear in the checkpoints.
     """
     if checkpoints is None or isinstance(checkpoints, Budget | Plan):
         return checkpoints
@@ -122,13 +123,12 @@ class AlwaysKept:
 
     def __init__(self, step: PlainStep) -> None:
         self._step = step
-        input_ops = (*step.seeds, *(x.op for x in step.xs))
-        self._given = frozenset(input_ops)
-        self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
-        read = IdentitySet(t for _, _, t in segments.forward_inputs(step))
-        activations = (t for t in read if not segments.is_parameter(t.op))
+        self._given = frozenset((*step.seeds, *(x.op for x in step.xs)))
+        # By id: the graph holds its tensors, so their ids are theirs for good.
+        self._known: dict[int, str | None] = {}
+        read = IdentitySet(read.tensor for read in step.edges.reads)
         self._negligible = tensor_sizes.negligible_bytes(
-            tensor_bytes(t) for t in activations
+            tensor_bytes(t) for t in read if not segments.is_parameter(t.op)
         )
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -137,9 +137,10 @@ class AlwaysKept:
 
     def why(self, tensor: Tensor) -> str | None:
         """Return why `tensor` is kept, or None if that is open."""
-        if tensor not in self._known:
-            self._known[tensor] = self._find(tensor)
-        return self._known[tensor]
+        key = id(tensor)
+        if key not in self._known:
+            self._known[key] = self._find(tensor)
+        return self._known[key]
 
     def _find(self, tensor: Tensor) -> str | None:
         if tensor.op in self._given or not self._step.covers(tensor.op):
@@ -155,39 +156,27 @@ class AlwaysKept:
 
 @dataclass(eq=False)
 class Keeping:
-    """Which forward tensors of a step are kept.
+    """The forward tensors of a step that are kept, and what is known of the choice."""
 
-    Attributes:
-        mode: what the caller asked for, in words.
-        chosen: the tensors that were chosen.
-        always: tells what is kept whoever chooses.
-        warnings: what the caller should know.
-        recomputes: whether anything is to be recomputed at all.
-        plan: what is recomputed, where it does not follow from what is kept.
-        limit: what the step may hold, in bytes; None if nothing was said of that.
-        bound: no schedule within that takes less extra time, as a part of the step's.
-        time_of: tells how long an op takes.
-        extra_time: what runs again takes, where a plan says so.
-    """
-
+    # What the caller asked for, in words.
     mode: str
     chosen: IdentitySet
     always: AlwaysKept
     warnings: list[str] = field(default_factory=list)
     recomputes: bool = True
+    # Where it does not follow from what is kept.
     plan: Recomputation | None = None
+    # In bytes.
     limit: int | None = None
+    # No schedule within the limit takes less extra time, as a part of the step's.
     bound: float = 0.0
     time_of: Times = op_time
+    # Where a plan says it.
     extra_time: float | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
         return tensor in self.chosen or self.always(tensor)
-
-    def why_always(self, tensor: Tensor) -> str | None:
-        """Return why `tensor` is kept without being chosen, or None."""
-        return self.always.why(tensor)
 
 
 def resolve(
@@ -197,177 +186,144 @@ def resolve(
     *,
     among_others: bool = False,
 ) -> Keeping:
-    """Return what to keep.
+    """Return what to keep of a step by the `checkpoints` of `gradients`.
 
-    Args:
-        step: the step with plain gradients.
-        checkpoints: as in `gradients`.
-        min_checkpoint_size: tensors of fewer elements are chosen by no mode or policy.
-        among_others: as in `choose_for_memory`.
+    `among_others` is as in `choose_for_memory`.
 
     Raises:
         ArgumentTypeError, SelectionError: as `checked`.
-
-    Cost: linear in the ops behind what the backward pass reads.
     """
-    smallest = min_checkpoint_size
-    keeping = _resolved(step, checkpoints, smallest, among_others=among_others)
+    resolver = _Resolver(step, min_checkpoint_size, among_others=among_others)
+    keeping = resolver.resolve(checked(step.graph, checkpoints))
     if keeping.time_of is op_time:
         # Loops, branches and calls take what their functions do.
         keeping.time_of = step.op_times()
     return keeping
 
 
-def _resolved(
-    step: PlainStep, checkpoints: Any, smallest: int, *, among_others: bool
-) -> Keeping:
-    """Return what to keep, whatever kind of checkpoints was given."""
-    always = AlwaysKept(step)
-    choice = checked(step.graph, checkpoints)
-    if choice is None:
-        return Keeping("none", IdentitySet(), always, recomputes=False)
-    if isinstance(choice, Budget):
-        return _resolve_budget(step, choice, always)
-    if isinstance(choice, Plan):
-        return _resolve_plan(step, choice, always)
-    if isinstance(choice, str):
-        return _resolve_mode(step, choice, smallest, always, among_others)
-    if isinstance(choice, tuple):
-        return _resolve_list(step, choice, "list", always)
-    chosen = _chosen_by(step, choice, smallest, always)
-    keeping = Keeping(name_of_policy(choice), chosen, always)
-    if not len(chosen):
-        keeping.warnings.append(
-            "the policy keeps no tensor between xs and ys, so there is nothing to "
-            "recompute from: these are plain gradients"
-        )
-    return keeping
+class _Resolver:
+    """Says what each kind of checkpoints keeps of a step."""
 
+    def __init__(self, step: PlainStep, smallest: int, *, among_others: bool) -> None:
+        self._step, self._smallest, self._among_others = step, smallest, among_others
+        self._always = AlwaysKept(step)
 
-def _resolve_mode(
-    step: PlainStep, mode: str, smallest: int, always: AlwaysKept, among_others: bool
-) -> Keeping:
-    """Return what a mode keeps, with warnings where plain gradients come of it."""
-    if mode == "collection":
-        return _resolve_list(step, collected(step.graph), mode, always)
-    if mode == "speed":
-        chosen = _chosen_by(step, is_heavy, smallest, always)
-        keeping = Keeping(mode, chosen, always)
+    def resolve(self, choice: Any) -> Keeping:
+        """Return what to keep by checkpoints that were checked."""
+        if choice is None:
+            return Keeping("none", IdentitySet(), self._always, recomputes=False)
+        if isinstance(choice, Budget):
+            return self._within_budget(choice)
+        if isinstance(choice, Plan):
+            return self._by_plan(choice)
+        if isinstance(choice, tuple):
+            return self._by_list(choice, "list")
+        if choice == "collection":
+            return self._by_list(collected(self._step.graph), choice)
+        if choice == "memory":
+            return self._least_peak()
+        is_speed = choice == "speed"
+        chosen = self._chosen_by(is_heavy if is_speed else choice, self._smallest)
+        name = choice if is_speed else name_of_policy(choice)
+        keeping = Keeping(name, chosen, self._always)
         if not len(chosen):
-            keeping.warnings.append(
-                "there is no convolution, matmul, einsum or the like between xs and "
-                "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
-            )
+            keeping.warnings.append(_NOTHING_HEAVY if is_speed else _NOTHING_CHOSEN)
         return keeping
-    # What "speed" keeps is simulated as well, since no cutting may lead there.
-    heavy = tuple(_chosen_by(step, is_heavy, smallest, always))
-    search = BudgetSearch(step, always, [heavy], updates="none")
-    choice = search.least_once_again(smallest, among_others=among_others)
-    keeping = Keeping(
-        mode,
-        IdentitySet(choice.kept),
-        always,
-        plan=None if choice.spares_last else choice.plan,
-        time_of=search.time_of,
-    )
-    if choice.reason is not None:
-        keeping.warnings.append(f"{PLAIN}: {choice.reason}")
-    return keeping
 
-
-def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
-    """Return what to keep so that a step is within a budget at the least compute."""
-    heavy = tuple(_chosen_by(step, is_heavy, 0, always))
-    offload = budget if budget.offload else None
-    warnings = []
-    if offload and runtime.is_compiled_by_xla(step.graph):
-        warnings.append("XLA compiles a step for one device: nothing is offloaded")
-        offload = None
-    search = BudgetSearch(
-        step,
-        always,
-        [heavy],
-        budget.seed,
-        measured=budget.measured,
-        # As for "memory": there is no limit that updates could exceed.
-        updates="apart" if budget.extra_share is None else "none",
-        offload=offload,
-    )
-    if budget.extra_share is None:
-        limit = budget.bytes(search.plain_peak)
-        trial = search.within(limit)
-    else:
-        limit = None
-        trial = search.least(budget.extra_share)
-    return Keeping(
-        str(budget),
-        IdentitySet(trial.kept),
-        always,
-        warnings,
-        recomputes=trial.plan is not None,
-        plan=trial.plan,
-        limit=limit,
-        bound=trial.bound,
-        time_of=search.time_of,
-    )
-
-
-def _resolve_plan(step: PlainStep, plan: Plan, always: AlwaysKept) -> Keeping:
-    """Return what a plan keeps of the step that it was made for."""
-    recomputation = planned_recomputation(step, plan)
-    chosen = IdentitySet(t for t in recomputation.kept if not always(t))
-    recomputes = bool(recomputation.segments)
-    return Keeping(
-        f"plan for {megabytes(plan.budget)}",
-        chosen if recomputes else IdentitySet(),
-        always,
-        recomputes=recomputes,
-        plan=recomputation,
-        limit=plan.budget,
-        extra_time=plan.extra_time,
-        bound=plan.bound,
-    )
-
-
-def _resolve_list(
-    step: PlainStep, listed: Sequence[Tensor], mode: str, always: AlwaysKept
-) -> Keeping:
-    """Return what a list of tensors keeps, with warnings about the useless ones."""
-    between = frozenset(_recomputable(step, always))
-    useful = IdentitySet(t for t in listed if t.op in between)
-    keeping = Keeping(mode, useful, always)
-    for t in listed:
-        if t not in useful and not always(t):
-            keeping.warnings.append(
-                f"the checkpoint '{t.name}' is not between xs and ys: keeping it saves "
-                "nothing"
-            )
-    if not len(useful):
-        keeping.warnings.append(
-            "no checkpoint is left, so there is nothing to recompute from: these are "
-            "plain gradients"
+    def _least_peak(self) -> Keeping:
+        """Return what "memory" keeps, with a warning if these are plain gradients."""
+        # What "speed" keeps is simulated as well, since no cutting may lead there.
+        heavy = tuple(self._chosen_by(is_heavy, self._smallest))
+        search = BudgetSearch(self._step, self._always, [heavy], updates="none")
+        among_others = self._among_others
+        choice = search.least_once_again(self._smallest, among_others=among_others)
+        keeping = Keeping(
+            "memory",
+            IdentitySet(choice.kept),
+            self._always,
+            plan=None if choice.spares_last else choice.plan,
+            time_of=search.time_of,
         )
-    return keeping
+        if choice.reason is not None:
+            keeping.warnings.append(f"{PLAIN}: {choice.reason}")
+        return keeping
 
+    def _within_budget(self, budget: Budget) -> Keeping:
+        """Return what to keep so that a step is within a budget at the least compute.
 
-def _chosen_by(
-    step: PlainStep,
-    policy: Callable[[Tensor], bool],
-    smallest: int,
-    always: AlwaysKept,
-) -> IdentitySet:
-    """Return what a policy keeps of the tensors that could be recomputed."""
-    return IdentitySet(
-        uncast(t)
-        for op in _recomputable(step, always)
-        for t in op.outputs
-        if not always(t) and _is_large(t, smallest) and policy(t)
-    )
+        Or, for extra time, at the least peak.
+        """
+        heavy = tuple(self._chosen_by(is_heavy, 0))
+        warnings = []
+        if budget.offload and runtime.is_compiled_by_xla(self._step.graph):
+            warnings.append("XLA compiles a step for one device: nothing is offloaded")
+            budget = replace(budget, offload=False)
+        share = budget.extra_share
+        search = BudgetSearch(
+            self._step,
+            self._always,
+            [heavy],
+            budget,
+            # As for "memory": there is no limit that updates could exceed.
+            updates="apart" if share is None else "none",
+        )
+        limit = budget.bytes(search.plain_peak) if share is None else None
+        trial = search.least(share or 0.0) if limit is None else search.within(limit)
+        return Keeping(
+            str(budget),
+            IdentitySet(trial.kept),
+            self._always,
+            warnings,
+            recomputes=trial.plan is not None,
+            plan=trial.plan,
+            limit=limit,
+            bound=trial.bound,
+            time_of=search.time_of,
+        )
 
+    def _by_plan(self, plan: Plan) -> Keeping:
+        """Return what a plan keeps of the step that it was made for."""
+        recomputation = planned_recomputation(self._step, plan)
+        recomputes = bool(recomputation.segments)
+        kept = recomputation.kept if recomputes else ()
+        return Keeping(
+            f"plan for {megabytes(plan.budget)}",
+            IdentitySet(t for t in kept if not self._always(t)),
+            self._always,
+            recomputes=recomputes,
+            plan=recomputation,
+            limit=plan.budget,
+            extra_time=plan.extra_time,
+            bound=plan.bound,
+        )
 
-def _is_large(tensor: Tensor, smallest: int) -> bool:
-    # A variant is one element, which may stand for any number of tensors.
-    return tensor.dtype == tf.variant or sizes.tensor_elements(tensor) >= smallest
+    def _by_list(self, listed: Sequence[Tensor], mode: str) -> Keeping:
+        """Return what a list of tensors keeps, with warnings about the useless ones."""
+        between = frozenset(segments.recomputable(self._step, self._always))
+        useful = IdentitySet(t for t in listed if t.op in between)
+        warnings = [
+            f"the checkpoint '{t.name}' is not between xs and ys: keeping it saves "
+            "nothing"
+            for t in listed
+            if t not in useful and not self._always(t)
+        ]
+        if not len(useful):
+            warnings.append(_NOTHING_LEFT)
+        return Keeping(mode, useful, self._always, warnings)
+
+    def _chosen_by(
+        self, policy: Callable[[Tensor], bool], smallest: int
+    ) -> IdentitySet:
+        """Return what a policy keeps of the tensors that could be recomputed."""
+        return IdentitySet(
+            uncast(t)
+            for op in segments.recomputable(self._step, self._always)
+            for t in op.outputs
+            if not self._always(t)
+            # A variant is one element, which may stand for any number of tensors.
+            and (t.dtype == tf.variant or sizes.tensor_elements(t) >= smallest)
+            and policy(t)
+        )
 
 
 def uncast(tensor: Tensor) -> Tensor:
@@ -375,9 +331,3 @@ def uncast(tensor: Tensor) -> Tensor:
     while tensor.op.type == "Cast":
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _recomputable(step: PlainStep, always: AlwaysKept) -> list[Any]:
-    """Return the ops that would be run again if nothing were kept."""
-    roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
-    return segments.ops_behind(roots, always)

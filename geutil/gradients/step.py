@@ -9,23 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.engine import TapeEngine, tape_gradients
-from geutil.graph import adjacency, creation, runtime, state, types
-from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
+from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    Operation,
+    Tensor,
+    is_tensor,
+    type_name,
+    unique,
+)
 from geutil.memory.function_memory import Called
 from geutil.memory.kernels import cpu
 from geutil.memory.read import calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
 
+Node = TypeVar("Node")
+
 
 class LoopEdit(Protocol):
-    """Other bodies for loops."""
+    """Other bodies for loops: for those of a `GraphDef`, or those themselves."""
 
     def write(self, graph_def: Any) -> None:
         """Edit the loops in a `GraphDef` of their ops."""
@@ -36,13 +46,7 @@ class LoopEdit(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Edits:
-    """Edits of a graph that are planned and not made yet.
-
-    Attributes:
-        inputs: all that some ops are going to read.
-        controls: all that some ops are going to wait for.
-        loops: the loops that are going to run other bodies.
-    """
+    """Planned edits of a graph: all inputs, or all awaited ops, of some ops."""
 
     inputs: Mapping[Operation, Sequence[Tensor]] = field(default_factory=dict)
     controls: Mapping[Operation, Sequence[Operation]] = field(default_factory=dict)
@@ -50,50 +54,71 @@ class Edits:
 
 
 @dataclass(frozen=True, eq=False)
-class PlainStep:
-    """A training step with plain gradients.
+class Read:
+    """A backward op, and the forward tensor that plain gradients read at one input."""
 
-    Attributes:
-        graph: its graph.
-        ys: the tensors that are differentiated.
-        xs: the tensors that they are differentiated by, variables apart.
-        gradients: what `tf.gradients` returned, one for each x: a tensor,
-            `tf.IndexedSlices` or None.
-        seeds: the ops that hand the gradient of each y to the backward pass.
-        handles: of each x that is a resource variable its handle in the graph, of
-            others None.
-        references: of each x that is a reference variable, or shows one, that; of
-            others None.
-        backward: the ops that some gradient needs and that depend on a seed, by data or
-            control edges, in topological order.
-        holds_gradients: whether all gradients are held until the step ends.
-        encoders: forward ops that make what is kept in the place of larger tensors
-            (`geutil.gradients.encodings`), and what else they need.
-        first: the creation index of the first op that counts as part of the step.
-        gap: the creation indices of later ops that do not count either.
-        copied: the names of copies of ops, by the name that `StepProgram` gives them.
-        places: the places of ops in the schedule that the step was built for, by name;
-            none if there is no schedule.
-        elsewhere: the names of ops whose results a schedule has on another device.
-        edits: what its graph lacks of the step.
-    """
+    op: Operation
+    index: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardEdges:
+    """The edges of a backward pass, as plain gradients made it."""
+
+    # In the order of the backward ops.
+    reads: tuple[Read, ...]
+    # The backward ops that each backward op reads or waits for.
+    producers: dict[Operation, tuple[Operation, ...]]
+    readers: dict[Operation, list[Operation]]
+    # The second op waits for what the first waits for, although it comes before it.
+    tied: tuple[tuple[Operation, Operation], ...]
+    # The ops that run once whenever the step is run.
+    awaitable: tuple[Operation, ...]
+    # The forward ops behind `reads`, each with its place in a topological order. After
+    # an edit the order of creation is none.
+    forward: dict[Operation, int]
+
+
+@dataclass(frozen=True, eq=False)
+class PlainStep:
+    """A training step with plain gradients."""
 
     graph: Graph
     ys: tuple[Tensor, ...]
+    # Without variables.
     xs: tuple[Tensor, ...]
+    # What `tf.gradients` returned for each x: a tensor, `tf.IndexedSlices` or None.
     gradients: tuple[Any, ...]
+    # The ops that hand the gradient of each y to the backward pass.
     seeds: tuple[Operation, ...]
+    # The ops that some gradient needs and that depend on a seed, by data or control
+    # edges, in topological order.
     backward: tuple[Operation, ...]
+    # Whether all gradients are held until the step ends.
     holds_gradients: bool = False
+    # Of each x the handle, if it is a resource variable, and the reference variable
+    # that it is or shows.
     handles: tuple[Tensor | None, ...] = ()
     references: tuple[Tensor | None, ...] = ()
+    # Forward ops that make what is kept in the place of larger tensors.
     encoders: tuple[Operation, ...] = ()
+    # The creation index of the first op of the step, and those of later ops outside.
     first: int = 0
     gap: range = range(0)
+    # The names of copies of ops, by the name that `StepProgram` gives them.
     copied: Mapping[str, str] = field(default_factory=dict)
+    # The places of ops in the schedule that the step was built for, by name.
     places: Mapping[str, int] = field(default_factory=dict)
+    # The names of ops whose results a schedule has on another device.
     elsewhere: frozenset[str] = frozenset()
+    # All that its graph lacks of the step.
     edits: Edits = field(default_factory=Edits)
+
+    @cached_property
+    def edges(self) -> BackwardEdges:
+        """The edges of the backward pass, to be asked for before the graph changes."""
+        return _look_up(self)
 
     def covers(self, op: Operation) -> bool:
         """Tell whether an op is part of the step; what others yield is given."""
@@ -130,19 +155,17 @@ class PlainStep:
 
     def is_helper(self, op: Operation) -> bool:
         """Tell whether a gradient function made an op that runs in the forward pass."""
-        return adjacency.creation_index(op) > self._start
+        return adjacency.creation_index(op) > self.start
 
     def unawaited_helpers(self, ops: Iterable[Operation]) -> list[Operation]:
         """Return those of some ops that a gradient function made and no seed leads to.
 
         Masks, for example. In a graph that a Session runs the forward pass does not
         wait for them, so what they read is there until it has ended, but for what the
-        executor reads at once, such as shapes. A function runs all of its ops; there
-        none is returned.
-
-        Cost: linear in the ops of the forward pass and their edges.
+        executor reads at once, such as shapes.
         """
         if types.is_func_graph(self.graph):
+            # A function runs all of its ops.
             return []
         forward = get_backward_walk_ops(
             list(self.ys), within_ops_fn=self.covers, control_inputs=True
@@ -166,8 +189,13 @@ class PlainStep:
         called = {op: call.time for op, call in self.calls.items()}
         return op_times(self.ops(), called, measured=measured, in_seconds=in_seconds)
 
+    @property
+    def total_time(self) -> float:
+        """The time of the ops of the step."""
+        return sum(map(self.op_times(), self.ops()))
+
     @cached_property
-    def _start(self) -> int:
+    def start(self) -> int:
         """The creation index from which on gradients were built."""
         return min(map(adjacency.creation_index, self.seeds), default=0)
 
@@ -188,20 +216,13 @@ def build_step(
     for a gradient without reading it (the cosine in the gradient of a sine, `x - mean`
     in that of a batch norm): they run in the backward pass, and are part of it.
 
-    Args:
-        ys: a tensor, or a list of tensors.
-        xs: a tensor or variable, or a list of them.
-        grad_ys: the gradient of each y, or None; None in a list means ones.
-        options: further arguments of `tf.gradients`.
-        holds_gradients: whether all gradients are held until the step ends.
-        engine: how a tape builds the gradients; None lets TensorFlow do so.
+    `options` are further arguments of `tf.gradients`, which builds them if there is no
+    `engine` of a tape.
 
     Raises:
         ArgumentTypeError: there is no y, a y is no tensor of a graph, or `grad_ys` has
             another length.
         Whatever TensorFlow raises.
-
-    Cost: that of `tf.gradients`, and linear in the ops it makes.
     """
     targets = require_targets(ys)
     graph = targets[0].graph
@@ -241,21 +262,14 @@ def with_edited_backward(
     encoders: Iterable[Operation],
     edits: Edits | None = None,
 ) -> PlainStep:
-    """Return a step whose backward ops were edited, or are going to be.
+    """Return a step whose backward ops were edited, or are going to be by `edits`.
 
-    Args:
-        step: the step as it was.
-        gradients: its gradients now.
-        encoders: as in `PlainStep`, made meanwhile.
-        edits: as there; None for those of the step.
-
-    Cost: linear in the ops made since its gradients were built, and one listing of all.
+    `encoders` were made meanwhile.
     """
-    start = min(map(adjacency.creation_index, step.seeds), default=0)
     new_ops = [
         op
         for op in step.graph.get_operations()
-        if adjacency.creation_index(op) >= start and op not in step.seeds
+        if adjacency.creation_index(op) >= step.start and op not in step.seeds
     ]
     edited = replace(
         step,
@@ -361,7 +375,7 @@ def _values(seed: Any) -> Any:
 def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return the new ops that depend on a seed and that some gradient needs, in order.
 
-    Others never run. A gradient function may have edited what it made.
+    A gradient function may have edited what it made.
     """
     readers: dict[Operation, list[Operation]] = {}
     for op in new_ops:
@@ -378,10 +392,9 @@ def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation,
 
 
 def reached(
-    starts: Iterable[Operation],
-    neighbours: Callable[[Operation], Iterable[Operation]],
-) -> dict[Operation, None]:
-    """Return the ops that some lead to, these included, breadth first."""
+    starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]
+) -> dict[Node, None]:
+    """Return the nodes that some lead to, these included, breadth first."""
     met = dict.fromkeys(starts)
     waiting = list(met)
     for op in waiting:
@@ -390,3 +403,128 @@ def reached(
                 met[other] = None
                 waiting.append(other)
     return met
+
+
+def _look_up(step: PlainStep) -> BackwardEdges:
+    readers: dict[Operation, list[Operation]] = {op: [] for op in step.backward}
+    inside = frozenset((*readers, *step.seeds))
+    reads = []
+    producers = {}
+    for op in step.backward:
+        producers[op] = tuple(p for p in step.predecessors(op) if p in readers)
+        for index, t in enumerate(step.inputs(op)):
+            if t.op in readers:
+                readers[t.op].append(op)
+            elif t.op not in inside:
+                reads.append(Read(op, index, t))
+    # What an iteration needs, the loop needs.
+    tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
+    awaitable = tuple(v1_control_flow.unconditional(step.backward))
+    read_ops = unique(read.tensor.op for read in reads)
+    behind = get_backward_walk_ops(
+        read_ops, within_ops_fn=step.covers, control_inputs=True
+    )
+    forward = {op: i for i, op in enumerate(adjacency.topological_sort(behind))}
+    return BackwardEdges(
+        tuple(reads), producers, readers, tuple(tied), awaitable, forward
+    )
+
+
+def changed(step: PlainStep, **fields: Any) -> PlainStep:
+    """Return the step with other fields, and with the edges known of it so far."""
+    other = replace(step, **fields)
+    vars(other)["edges"] = step.edges
+    return other
+
+
+def with_replaced(step: PlainStep, replaced: IdentityMap[Tensor]) -> PlainStep:
+    """Return the step with the tensors that take the place of others."""
+    return changed(step, gradients=tuple(renewed(g, replaced) for g in step.gradients))
+
+
+def first_results(replaced: Mapping[Operation, Tensor]) -> IdentityMap[Tensor]:
+    """Return what takes the place of ops as what takes that of their first result."""
+    return IdentityMap((op.outputs[0], t) for op, t in replaced.items())
+
+
+def renewed(gradient: Any, replaced: IdentityMap[Tensor]) -> Any:
+    """Return a gradient, or the one that takes its place."""
+    if isinstance(gradient, tf.IndexedSlices) and gradient.values in replaced:
+        values = replaced[gradient.values]
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    if isinstance(gradient, tf.Tensor):
+        return replaced.get(gradient, gradient)
+    return gradient
+
+
+def _merged(step: PlainStep) -> list[tuple[Operation, Operation]]:
+    """Return the filter gradients that oneDNN merges with gradients of a bias.
+
+    A segment that waits for the first of them and is read by the second would close a
+    cycle (TensorFlow 2.21: "nodes in a cycle").
+    """
+    filters: dict[int, list[Operation]] = {}
+    for op in step.backward:
+        for t in step.inputs(op) if "BackpropFilter" in op.type else ():
+            filters.setdefault(id(t), []).append(op)
+    return [
+        (reader, op)
+        for op in step.backward
+        if op.type == "BiasAddGrad"
+        for reader in filters.get(id(step.inputs(op)[0]), ())
+    ]
+
+
+def long_sums(step: PlainStep) -> list[Operation]:
+    """Return the sums of more than two gradients that run once whenever the step does.
+
+    Products that share a factor are left out: Grappler adds up the other factors.
+    """
+    return [
+        op
+        for op in step.edges.awaitable
+        if op.type == "AddN"
+        and len(op.inputs) > 2
+        and op.outputs[0].dtype.is_numeric
+        and not _has_common_factor(step, op)
+    ]
+
+
+def _has_common_factor(step: PlainStep, op: Operation) -> bool:
+    producers = [t.op for t in step.inputs(op)]
+    if any(p.type != "Mul" for p in producers):
+        return False
+    first, *others = (frozenset(map(id, step.inputs(p))) for p in producers)
+    return bool(first.intersection(*others))
+
+
+def order_of_addition(step: PlainStep, op: Operation) -> list[int]:
+    """Return the places of what a sum adds, in the order in which it is added.
+
+    Grappler sorts by name what `AddN` adds.
+    """
+    names = [t.name.removesuffix(":0") for t in step.inputs(op)]
+    return sorted(range(len(names)), key=names.__getitem__)
+
+
+def edits_of(
+    reads: Mapping[tuple[Operation, int], Tensor], results: Mapping[Operation, Tensor]
+) -> Edits:
+    """Return the edits by which ops read other tensors.
+
+    By `reads` in the place of single inputs, by `results` in the place of the one
+    output of an op, wherever it is read or its op waited for.
+    """
+    inputs: dict[Operation, list[Tensor]] = {}
+    controls: dict[Operation, list[Operation]] = {}
+    for (op, index), tensor in reads.items():
+        inputs.setdefault(op, list(op.inputs))[index] = tensor
+    for op, tensor in results.items():
+        (old,) = op.outputs
+        for reader in adjacency.consumers(old):
+            read = inputs.setdefault(reader, list(reader.inputs))
+            read[:] = [tensor if t is old else t for t in read]
+        for reader in adjacency.control_outputs(op):
+            awaited = controls.setdefault(reader, adjacency.control_inputs(reader))
+            awaited[:] = [tensor.op if c is op else c for c in awaited]
+    return Edits(inputs, controls)

@@ -52,33 +52,12 @@ _GELU = frozenset(("Erf", "Tanh"))
 _REORDERED = frozenset(("Add", "AddV2", "Mul"))
 """Ops of two inputs that Grappler's constant push-down reorders."""
 _POOLS = frozenset(("MaxPool", "MaxPoolV2", "MaxPool3D"))
-_MONOTONIC = frozenset(
-    (
-        "Elu",
-        "Erf",
-        "Exp",
-        "Expm1",
-        "Log",
-        "Log1p",
-        "Relu",
-        "Relu6",
-        "Selu",
-        "Sigmoid",
-        "Softplus",
-        "Softsign",
-        "Sqrt",
-        "Tanh",
-    )
-)
+_MONOTONIC = {"Elu", "Erf", "Exp", "Expm1", "Log", "Log1p", "Relu", "Relu6", "Selu"}
+_MONOTONIC |= {"Sigmoid", "Softplus", "Softsign", "Sqrt", "Tanh"}
 """Activations that Grappler moves behind a pool of maxima."""
-_NEVER_WAIT = frozenset(
-    (
-        # Grappler adds up in one what a chain of them adds.
-        "AddN",
-        # oneDNN merges it with the filter gradient that reads the same.
-        "BiasAddGrad",
-    )
-)
+_NEVER_WAIT = frozenset(("AddN", "BiasAddGrad"))
+"""Grappler adds up in one what a chain of AddN adds; oneDNN merges the gradient of a
+bias with the filter gradient that reads the same."""
 
 _NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 
@@ -88,19 +67,15 @@ Phase: TypeAlias = tuple[Sequence[Operation], Sequence[Operation]]
 
 @dataclass(frozen=True, eq=False)
 class OrderedStep:
-    """A step whose ops were put in order.
-
-    Attributes:
-        plan: the order, and what it holds.
-        waits: the ops that were added so that others wait.
-        peak: the bytes held at once, in the order of the plan or in one that the
-            executor has: tensors that are small in all of the step are held to none.
-        resident: likewise, with what kernels take beside TensorFlow's allocator.
-    """
+    """A step whose ops were put in order."""
 
     plan: OrderPlan
+    # The ops that were added so that others wait.
     waits: tuple[Operation, ...]
+    # The bytes held at once, in the order of the plan or in one that the executor has:
+    # tensors that are small in all of the step are held to none.
     peak: int
+    # Likewise, with what kernels take beside TensorFlow's allocator.
     resident: int
 
 
@@ -123,20 +98,15 @@ def order_step(
         known: the places that ops have in an order that was planned before, by name.
         elsewhere: the names of ops whose results are on another device.
 
-    Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
+    Cost: some 0.15 ms for each op.
     """
     for op in ops:
         if op.type in op_types.LOOPS:
             function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
     tensor_sizes.settle_shapes(ops)
-    program = read_ops(
-        ops,
-        fetched,
-        tensor_bytes,
-        calls_of(ops),
-        dims=sizes.known_dims,
-    ).program
+    calls, dims = calls_of(ops), sizes.known_dims
+    program = read_ops(ops, fetched, tensor_bytes, calls, dims=dims).program
     program = program.held_on(
         {i for i, op in enumerate(ops) if op.name not in elsewhere}
     )
@@ -230,14 +200,9 @@ def _places(
 def add_order_dependency(
     op: Operation, place: int, awaited: Sequence[Operation]
 ) -> Operation:
-    """Let an op wait for others, by an op on one of its inputs.
-
-    Kernels bear no control edges: one onto a convolution keeps oneDNN's layout pass
-    from merging it, or aborts the process.
-
-    Returns:
-        The op that waits.
-    """
+    """Let an op wait for others, by an op on one of its inputs, which is returned."""
+    # Kernels bear no control edges: one onto a convolution keeps oneDNN's layout pass
+    # from merging it, or aborts the process.
     stand_in = creation.make_stand_in(op.inputs[place], SCOPE, "turn")
     creation.add_control_edges(stand_in.op, awaited)
     creation.set_new_input(op, place, stand_in)
@@ -251,23 +216,16 @@ def _with_layers_apart(
 
     Where branches are summed, several layers have the same gradient, and oneDNN merges
     the gradient of a bias with that of any of their filters, also of one that has to
-    wait for it.
-
-    Returns:
-        The ops, with those that are read in the place of such gradients.
+    wait for it. Returns the ops, with those that are read in the place of gradients.
     """
     filters: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
     biases: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
     for op in ops:
-        if op.type == "BiasAddGrad":
-            gradient, readers = op.inputs[0], biases
-        elif "BackpropFilter" in op.type:
-            gradient, readers = op.inputs[2], filters
-        else:
-            continue
-        if gradient not in readers:
-            readers[gradient] = []
-        readers[gradient].append(op)
+        is_filter = "BackpropFilter" in op.type
+        if is_filter or op.type == "BiasAddGrad":
+            gradient = op.inputs[2 if is_filter else 0]
+            readers = filters if is_filter else biases
+            readers[gradient] = [*readers.get(gradient, ()), op]
     stand_in_of: dict[Operation, Tensor] = {}
     for gradient, members in filters.items():
         # Both are in the order of the backward pass, which is that of the layers.
@@ -297,10 +255,7 @@ def _keep_constants_out(
     Of `(x * y) * c` and `(c * x) * y` it makes `x * (c * y)`, and of sums alike
     (TensorFlow 2.21). Then `c * y` runs as soon as y is there, however late x comes, or
     takes a buffer of its own where `x * y` had that of y; and what waits for the op
-    `x * y` waits for a constant.
-
-    Returns:
-        The ops that stand between such a product and its reader.
+    `x * y` waits for a constant. Returns the ops put between a product and its reader.
     """
     apart = []
     for op in running:
@@ -332,9 +287,7 @@ def _keep_pools_in_place(
     activation, as where the backward pass reads one that ran again (TensorFlow 2.21).
     Then the pool's gradient reads no pool, and oneDNN cannot compute it: the kernel
     that does looks for each maximum anew, and holds eight bytes for each meanwhile.
-
-    Returns:
-        The ops that stand between such an activation and its pool.
+    Returns the ops put between an activation and its pool.
     """
     apart = []
     for op in running:
@@ -356,24 +309,19 @@ def _is_constant(tensor: Tensor) -> bool:
 
 
 def _queues(ops: Sequence[Operation]) -> Mapping[Operation, str]:
-    """Return the ops that can wait for each other, each with its device.
-
-    Not those that read from several devices: towers would wait for each other by them.
-    """
-    queues = {}
-    for op in v1_control_flow.unconditional(ops):
-        places = {op.device, *(t.op.device for t in op.inputs)} - {""}
-        if len(places) < 2:
-            queues[op] = op.device
-    return queues
+    """Return the ops that can wait for each other, each with its device."""
+    # Towers would wait for each other by ops that read from several devices.
+    return {
+        op: op.device
+        for op in v1_control_flow.unconditional(ops)
+        if len({op.device, *(t.op.device for t in op.inputs)} - {""}) < 2
+    }
 
 
 def _ends(group: Sequence[int], ops: Sequence[Operation]) -> list[int]:
     """Return the ops of a group with which all of it has run."""
-    first, *others = group
-    if ops[group[-1]].type == "BiasAddGrad":
-        return [first, *others]
-    return [group[-1]]
+    last = group[-1]
+    return list(group) if ops[last].type == "BiasAddGrad" else [last]
 
 
 def place_to_wait(op: Operation) -> int | None:
@@ -389,10 +337,12 @@ def place_to_wait(op: Operation) -> int | None:
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     if op.type in _JOINED:
         places = [i for i in places if not _is_joined(op, i)]
-    parameter_places = [i for i in places if segments.is_parameter(op.inputs[i].op)]
-    for place in [i for i in places if i not in parameter_places] + parameter_places:
-        return place
-    return None
+    # The first, of parameters only if there is nothing else.
+    return min(
+        places,
+        key=lambda i: segments.is_parameter(op.inputs[i].op),
+        default=None,
+    )
 
 
 def _is_joined(op: Operation, place: int) -> bool:

@@ -25,9 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
-from geutil.gradients import edges
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.step import PlainStep, reached, tensors_of
+from geutil.gradients.step import PlainStep, reached, tensors_of, with_replaced
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
     adjacency,
@@ -475,7 +474,7 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
             step.graph.control_dependencies(awaited),
         ):
             let_out[value] = tf.identity(value, f"{value.op.name}_read")
-    return edges.with_replaced(step, let_out)
+    return with_replaced(step, let_out)
 
 
 def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:

@@ -21,7 +21,6 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes, updates
 from geutil.gradients.barriers import HOST, Offload
 from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
-from geutil.gradients.edges import backward_edges
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
@@ -511,7 +510,7 @@ class _GraphCalls:
 
     def add(self, step: PlainStep) -> None:
         """Note the backward pass of a call."""
-        edges = backward_edges(step)
+        edges = step.edges
         ends = tuple(op for op in edges.awaitable if not edges.readers[op])
         if step.backward and not self.ends:
             self.first = min(map(adjacency.creation_index, step.backward))

@@ -3,8 +3,12 @@
 Pure: a problem is numbers and edges, no TensorFlow.
 """
 
-from geutil.gradients.planner.problem import Problem
-from geutil.gradients.planner.schedule import Improvement, Schedule, ScheduleStep
+from geutil.gradients.planner.problem import (
+    Improvement,
+    Problem,
+    Schedule,
+    ScheduleStep,
+)
 from geutil.gradients.planner.solver import Curve, CurvePoint, pareto, solve
 
 __all__ = [

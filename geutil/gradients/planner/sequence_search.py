@@ -73,37 +73,29 @@ that of the best runs, and the budget; the state of the random numbers."""
 
 
 class Search(NamedTuple):
-    """A problem as arrays, a sequence of runs in slots, and the best one so far.
+    """A problem as arrays, a sequence of runs in slots, and the best one so far."""
 
-    Attributes:
-        inputs: those of node v are `inputs[inputs[v] : inputs[v + 1]]`.
-        readers: of the nodes, in the same form.
-        outputs: the nodes whose outputs have to be there at the end.
-        again: those that may run again and leave something behind.
-        nodes: a `_NODE` for each.
-        places: a `_PLACE` for each.
-        slots: a `_SLOT` for each.
-        level: the bytes that are held in each slot, empty or not; workspaces included.
-        filled: 1 for a slot with a run, 0 for an empty one.
-        log: what the current move did, as pairs of a node and a slot: a run that was
-            put in; one taken out, as -1 - node; one that slid there from a slot, which
-            is given above the numbers of nodes, the other way round.
-        loose: runs that nothing reads since the current move.
-        best: the runs of the best sequence that keeps the budget.
-        now: one `_NOW`.
-    """
-
+    # Those of node v are `inputs[inputs[v] : inputs[v + 1]]`; readers likewise.
     inputs: Array
     readers: Array
+    # The nodes whose outputs have to be there at the end.
     outputs: Array
+    # The nodes that may run again and leave something behind.
     again: Array
+    # A `_NODE` and a `_PLACE` for each node; a `_SLOT` for each slot.
     nodes: Array
     places: Array
     slots: Array
+    # Bytes that are held in each slot, workspaces included; 1 for a slot with a run.
     level: Array
     filled: Array
+    # What the current move did, as pairs of a node and a slot: a run that was put in;
+    # one taken out, as -1 - node; one that slid there from a slot, which is given above
+    # the numbers of nodes, the other way round.
     log: Array
+    # Runs that nothing reads since the current move.
     loose: Array
+    # The runs of the best sequence that keeps the budget, and one `_NOW`.
     best: Array
     now: Array
 
@@ -131,12 +123,12 @@ def arrays_of(problem: Problem, order: Sequence[int] | None) -> Arrays:
     nodes = np.zeros(len(problem), _NODE)
     nodes["size"], nodes["work"] = problem.sizes, problem.workspaces
     nodes["time"] = problem.times
-    nodes["once"][[*problem.no_recompute, *problem.keep]] = 1
+    nodes["once"][list(problem.once)] = 1
     nodes["ahead"] = nodes["behind"] = -1
     if order is not None:
         nodes["ahead"][list(order[1:])] = order[:-1]
         nodes["behind"][list(order[:-1])] = order[1:]
-    outputs = sorted({*problem.outputs, *problem.keep})
+    outputs = sorted(problem.staying)
     again = np.nonzero((nodes["once"] == 0) & (nodes["size"] > 0))[0]
     inputs, readers = map(_flat, (problem.inputs, problem.readers))
     return inputs, readers, np.array(outputs, np.int64), again, nodes

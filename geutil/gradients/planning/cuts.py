@@ -1,8 +1,7 @@
 """Cuts of the forward pass: where it can be cut, and what each stretch costs.
 
 A cut is a place in the forward pass; the tensors made before it and read after it are
-kept together. Where a single tensor crosses, that is a bottleneck of the graph; where
-none does (skip connections, shared masks), several tensors make up the cut.
+kept together.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from geutil.gradients import edges
-from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
+from geutil.gradients.segments import Keeps, recomputable
 from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
@@ -34,59 +32,42 @@ _MATTERS = 0.01
 
 @dataclass(frozen=True, eq=False)
 class ForwardBuffer:
-    """Tensors that share one piece of memory.
+    """Tensors that share one piece of memory."""
 
-    Attributes:
-        tensors: the tensors, each with the last place that reads it.
-        bytes: its size.
-        price: what it costs to keep it; `NEVER` where that shall not be. A cast counts
-            more than it and its source take, so that the source is kept, which is at
-            hand before.
-        made: the place of the op that makes it.
-        last: the last place that reads it when the forward pass runs again.
-        first_read: the first backward op that reads it, by number; after all of them if
-            none does.
-        last_read: the last backward op that reads it; -1 if none does.
-    """
-
+    # Each with the place that makes it and the last one that reads it.
     tensors: list[tuple[Tensor, int, int]]
     bytes: int
+    # Of keeping it, in bytes; `NEVER` where that shall not be.
     price: int
+    # The place that makes it, and the last that reads it when the pass runs again.
     made: int
     last: int
+    # The numbers of the backward ops: behind all, and -1, if none reads it.
     first_read: int
     last_read: int
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
-    """The forward ops that would be run again if nothing were kept by choice.
+    """The forward ops that would be run again if nothing were kept by choice."""
 
-    Attributes:
-        ops: the ops in topological order; the place of an op is its index.
-        buffers: what they make, negligible tensors left out.
-        end: the number of backward ops.
-    """
-
+    # In topological order; the place of an op is its index.
     ops: Sequence[Operation]
+    # Negligible tensors are left out.
     buffers: Sequence[ForwardBuffer]
+    # The number of backward ops.
     end: int
 
 
 def read_forward(step: PlainStep, always: Keeps, smallest: int = 0) -> ForwardPass:
     """Return what of the forward pass of a step could be run again.
 
-    Args:
-        step: the step.
-        always: tells which tensors are kept whatever is chosen.
-        smallest: no tensor of fewer elements is to be chosen, but one that reaches far:
-            the mask of an attention, say, which each layer reads.
-
-    Cost: linear in the ops behind what the backward pass reads, and a sort.
+    No tensor of fewer elements than `smallest` is to be chosen, but one that reaches
+    far: the mask of an attention, say, which each layer reads.
     """
-    read = [(t, op) for op, _, t in forward_inputs(step)]
+    read = [(r.tensor, r.op) for r in step.edges.reads]
     needed = [(t, op) for t, op in read if not always(t)]
-    ops = _ordered(step, ops_behind((t.op for t, _ in needed), always), read)
+    ops = _ordered(step, recomputable(step, always), read)
     place = {op: i for i, op in enumerate(ops)}
     turn = {op: i for i, op in enumerate(step.backward)}
     reads: dict[int, tuple[int, int]] = {}
@@ -126,7 +107,7 @@ def _ordered(
 
     One without inputs (zeros, say) goes where the other inputs of its reader are.
     """
-    place = edges.backward_edges(step).forward
+    place = step.edges.forward
     near = _places_of_others(step, place, read)
     key: dict[Operation, int] = {}
     for op in ops:
@@ -190,6 +171,7 @@ def _price(tensor: Tensor, smallest: int) -> int:
         return NEVER
     size = tensor_bytes(tensor)
     if tensor.op.type == "Cast":
+        # More than both take, so that the source is kept, which is at hand before.
         return max(size, tensor_bytes(tensor.op.inputs[0])) + 1
     return size
 
@@ -202,27 +184,23 @@ MOST_CUTS = 320
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """What lies between any two cuts.
+    """What lies between any two cuts, the start and the end of the forward pass.
 
-    Row and column 0 are the start of the forward pass, the last ones its end. Only the
-    triangle above the diagonal counts.
-
-    Attributes:
-        places: the place of each cut: behind the op of this number.
-        kept: bytes that cut j keeps in addition to cut i.
-        idle: of these, the bytes that the backward pass does not read itself.
-        in_turn: bytes held while the stretch from i to j is run again and passed
-            backwards, apart from what is kept at i, if each backward op runs as soon as
-            it was made.
-        at_worst: likewise, if everything is held until the stretch is done.
-        cost: multiply-adds to run the stretch again.
+    Only the triangles above the diagonals count.
     """
 
+    # The place of each cut: behind the op of this number.
     places: Ints
+    # Bytes that cut j keeps in addition to cut i; of these, the bytes that the backward
+    # pass does not read itself.
     kept: Ints
     idle: Ints
+    # Bytes held, but for those kept at i, while the stretch from i to j is run again
+    # and passed backwards, each backward op as soon as it can; and at worst, if all is
+    # held until the stretch is done.
     in_turn: Ints
     at_worst: Ints
+    # Multiply-adds to run the stretch again.
     cost: Ints
 
 
@@ -231,12 +209,8 @@ def measure_stretches(
 ) -> Stretches:
     """Return what each stretch between two of the best cuts takes.
 
-    Args:
-        forward: the ops that can be run again.
-        gradient_bytes: what the backward pass alone holds at each of its ops.
-        most: how many cuts are looked at.
-
-    Cost: linear in ops and buffers for each cut, in numpy.
+    `gradient_bytes` are what the backward pass alone holds at each of its ops. Cost:
+    linear in ops and buffers for each cut, in numpy.
     """
     costs = np.array([multiply_adds(op) for op in forward.ops], np.int64)
     places = _best_places(forward, costs, most)
@@ -256,14 +230,7 @@ def measure_stretches(
 def crossing_tensors(
     buffers: Sequence[ForwardBuffer], places: Sequence[int]
 ) -> list[Tensor]:
-    """Return the tensors that cross one of some cuts.
-
-    Args:
-        buffers: what the forward pass makes.
-        places: the places of the cuts, ascending.
-
-    Cost: linear in the tensors, times the logarithm of the number of cuts.
-    """
+    """Return the tensors that cross one of some cuts, whose places ascend."""
     tensors = []
     for buffer in buffers:
         for tensor, start, last in buffer.tensors:
@@ -274,10 +241,7 @@ def crossing_tensors(
 
 
 def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
-    """Return the start, the places where least is kept, and the end.
-
-    Where there are few, these are all places but those where it is better not to keep.
-    """
+    """Return the start, the places where least is kept (all if few), and the end."""
     count = len(forward.ops)
     crossing = np.zeros(count + 1, np.int64)
     dear = np.zeros(count + 1, np.int64)
@@ -298,18 +262,13 @@ def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
     if len(low) > most:
         low = low[least[low]]
     if len(low) > most:
-        low = _thinned(low, crossing, np.cumsum(needed)[:count], costs, most)
+        # The best place of each portion of about as many bytes.
+        needed = np.cumsum(needed)[:count]
+        portion = needed[low] * most // max(int(needed[-1]) + 1, 1)
+        order = np.lexsort((-costs[low], crossing[low], portion))
+        first = np.unique(portion[order], return_index=True)[1]
+        low = np.sort(low[order[first]])
     return np.concatenate(([-1], low, [count]))
-
-
-def _thinned(
-    places: Ints, crossing: Ints, needed: Ints, costs: Ints, most: int
-) -> Ints:
-    """Return the best place of each portion of about as many bytes."""
-    portion = needed[places] * most // max(int(needed[-1]) + 1, 1)
-    order = np.lexsort((-costs[places], crossing[places], portion))
-    first = np.unique(portion[order], return_index=True)[1]
-    return np.sort(places[order[first]])
 
 
 class _Table:
@@ -319,12 +278,13 @@ class _Table:
         buffers = forward.buffers
         self.cuts = len(places)
         self.places = places
-        self.made = np.array([b.made for b in buffers], np.int64)
-        self.last = np.array([b.last for b in buffers], np.int64)
-        self.bytes = np.array([b.bytes for b in buffers], np.int64)
-        self.prices = np.array([b.price for b in buffers], np.int64)
-        self.first_read = np.array([b.first_read for b in buffers], np.int64)
-        self.last_read = np.array([b.last_read for b in buffers], np.int64)
+        rows = [
+            (b.made, b.last, b.bytes, b.price, b.first_read, b.last_read)
+            for b in buffers
+        ]
+        columns = np.array(rows, np.int64).reshape(-1, 6).T
+        self.made, self.last, self.bytes, self.prices = columns[:4]
+        self.first_read, self.last_read = columns[4:]
         # The first cut behind the op that makes it, and behind its last reader.
         self.stretch = np.searchsorted(places, self.made)
         self.until = np.searchsorted(places, self.last)
@@ -373,10 +333,8 @@ def _held(forward: ForwardPass, table: _Table, gradients: Ints) -> tuple[Ints, I
 
 
 def _turns(forward: ForwardPass, table: _Table) -> Ints:
-    """Return, for each cut, when the backward pass first needs what is before it.
-
-    What crosses the cut is kept, so it does not count.
-    """
+    """Return, for each cut, when the backward pass first needs what is before it."""
+    # What crosses the cut is kept, so it does not count.
     first = np.full(table.cuts + 1, forward.end, np.int64)
     needed = table.last_read >= 0
     np.minimum.at(first, table.until[needed], table.first_read[needed])

@@ -1,30 +1,103 @@
-"""The least predicted peak.
-
-The choice of kept tensors, within a budget or as low as it goes.
-"""
+"""The least predicted peak: cuttings of the forward pass, tried on the whole step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, islice
 
 import numpy as np
-import numpy.typing as npt
 
 from geutil.gradients.planning.cuts import (
     ForwardPass,
     Ints,
     Stretches,
+    crossing_tensors,
     measure_stretches,
     read_forward,
 )
-from geutil.gradients.planning.local_search import CuttingSearch, Trial, Trials
-from geutil.gradients.segments import Keeps
+from geutil.gradients.prediction import StepProgram, Updates, program_of
+from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime
 from geutil.graph.types import Tensor
+from geutil.memory.sizes import tensor_bytes
+from geutil.memory.times import multiply_adds
 
-Floats = npt.NDArray[np.float64]
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A choice of kept tensors, and what it leads to."""
+
+    kept: tuple[Tensor, ...]
+    # Predicted, in bytes.
+    peak: int
+    # The multiply-adds that are done again, and the bytes of the tensors.
+    cost: int
+    held: int
+    # None if nothing is recomputed.
+    plan: Recomputation | None = None
+    # Whether what the backward pass starts with is not recomputed.
+    spares_last: bool = True
+    # That of the planner's schedule that it is; 0 if it is none.
+    scheduled_peak: int = 0
+    # No schedule within the same budget takes less extra time, as a part of the time of
+    # the step; 0 if nothing is known of that.
+    bound: float = 0.0
+    # Why nothing is recomputed, where that was looked for.
+    reason: str | None = None
+
+
+class Trials:
+    """Simulates choices of kept tensors, besides those always kept, for one step."""
+
+    def __init__(
+        self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
+    ) -> None:
+        self._step, self._always = step, always
+        self._cost_of = cache(multiply_adds)
+        plain = updates == "none"
+        self.program = program_of(step) if plain else StepProgram(step, updates=updates)
+
+    def compact(self) -> Trials:
+        """Return trials of the step without tiny tensors; see `StepProgram.compact`."""
+        result = copy(self)
+        result.program = self.program.compact()
+        return result
+
+    def without(self) -> Trial:
+        """Return what plain gradients lead to, put in order."""
+        return self._trial((), None)
+
+    def run(self, kept_tensors: Iterable[Tensor], *, spare_last: bool = True) -> Trial:
+        """Return what a choice leads to; `spare_last` as in `plan_recomputation`.
+
+        Cost: some 20 us for each op of the step.
+        """
+        chosen = tuple(kept_tensors)
+        ids = frozenset(map(id, chosen))
+        plan = plan_recomputation(
+            self._step,
+            lambda t: id(t) in ids or self._always(t),
+            spare_last=spare_last,
+        )
+        return self._trial(chosen, plan)
+
+    def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
+        """Return what a recomputation leads to that a schedule of some peak has."""
+        chosen = tuple(t for t in plan.kept if not self._always(t))
+        return replace(self._trial(chosen, plan), scheduled_peak=peak)
+
+    def _trial(self, kept: tuple[Tensor, ...], plan: Recomputation | None) -> Trial:
+        held = sum(map(tensor_bytes, kept))
+        if plan is None:
+            return Trial(kept, self.program.peak(), 0, held)
+        peak = self.program.peak(plan.segments, plan.places)
+        return Trial(kept, peak, sum(map(self._cost_of, plan.run_again)), held, plan)
+
 
 _COST_SHARE = 0.01
 """The share of all bytes that the compute of all ops is worth, to break ties."""
@@ -32,17 +105,13 @@ _COST_SHARE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """How stretches and kept tensors are reckoned.
-
-    Attributes:
-        stretches: what lies between the cuts.
-        held: the bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
-        idle: how much more a kept tensor counts that the backward pass does not read
-            itself: what it does read would be held for a while anyway.
-    """
+    """How stretches and kept tensors are reckoned."""
 
     stretches: Stretches
+    # The bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
     held: Ints
+    # How much more a kept tensor counts that the backward pass does not read itself:
+    # what it does read would be held for a while anyway.
     idle: float = 0.0
 
 
@@ -52,17 +121,16 @@ def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
     The bytes kept up to a cut are all that later stretches need to know of the cuts
     before, and fewer are never worse; so for each cut the best way to it is found from
     the ways to the cuts before it. Of several, the one with less to compute is taken.
-
-    Args:
-        terms: what the stretches take.
-        budget: in bytes.
-
-    Returns:
-        The numbers of the cuts, ascending, or None if there are none.
+    The numbers of the cuts ascend; None if there are none.
 
     Cost: quadratic in the number of cuts, in numpy.
     """
-    added, score_added = _added(terms)
+    # What each stretch adds to the bytes kept, and to the score.
+    stretches = terms.stretches
+    added = stretches.kept + terms.idle * stretches.idle
+    whole = float(stretches.cost[0].max())
+    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
+    score_added = added + worth * stretches.cost
     count = len(added)
     kept_bytes = np.full(count, np.inf)
     kept_bytes[0] = 0
@@ -86,10 +154,7 @@ def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
 
 
 def least_budget(terms: Terms, precision: float = 0.002) -> int:
-    """Return a budget within `precision` of the least that some cuts keep.
-
-    Cost: that of `cut_within`, some ten times.
-    """
+    """Return a budget within `precision` of the least that some cuts keep."""
     high = int(terms.held[0, -1])
     low = 0
     while high - low > max(1, precision * high):
@@ -101,13 +166,138 @@ def least_budget(terms: Terms, precision: float = 0.002) -> int:
     return high
 
 
-def _added(terms: Terms) -> tuple[Floats, Floats]:
-    """Return what each stretch adds to the bytes kept, and to the score."""
-    stretches = terms.stretches
-    added = stretches.kept + terms.idle * stretches.idle
-    whole = float(stretches.cost[0].max())
-    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
-    return added, added + worth * stretches.cost
+AS_GOOD = 1.01
+"""Of choices whose peaks differ by less, the one with less compute is taken."""
+
+_MOST_STARTS = 8
+_SWEPT_CUTS = 3
+
+Cuts = tuple[int, ...]
+"""The places of cuts, ascending."""
+
+
+class CuttingSearch:
+    """Tries cuttings at most `most` times, each choice of tensors once.
+
+    The places of cuts ascend. `among_others`: other steps hold what they keep at the
+    same time. How many is not known; what is kept counts as if one more did so.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        trials: Trials,
+        places: Iterable[int],
+        most: int,
+        *,
+        among_others: bool = False,
+    ) -> None:
+        self._forward, self._trials, self._places = forward, trials, list(places)
+        self._left, self._among_others = most, among_others
+        self._known: dict[Cuts, Trial] = {}
+        # Different cuts may keep the same tensors, which are simulated once.
+        self._same: dict[tuple[int, ...], Trial] = {}
+
+    def best(self) -> Trial | None:
+        """Return the choice with the least to compute of those with the least peak."""
+        tried = self._same.values()
+        least = min(map(self._bytes, tried), default=0)
+        good = (trial for trial in tried if self._bytes(trial) <= AS_GOOD * least)
+        return min(good, key=lambda t: (t.cost, self._bytes(t)), default=None)
+
+    def _bytes(self, trial: Trial) -> int:
+        return trial.peak + trial.held if self._among_others else trial.peak
+
+    def start(self, cuttings: Iterable[Cuts]) -> None:
+        """Try cuttings out."""
+        for cuts in cuttings:
+            self._try(cuts)
+
+    def descend(self) -> None:
+        """Leave out, shift or add one cut at a time, as long as that lowers the peak.
+
+        Cuts are added where there are so few places that all of them can be tried.
+        Where that leads no further, it goes on from the next best cutting so far.
+        """
+        left_alone: set[Cuts] = set()
+        while self._left > 0 and len(left_alone) < _MOST_STARTS:
+            open_cuts = [cuts for cuts in self._known if cuts not in left_alone]
+            if not open_cuts:
+                return
+            best = min(open_cuts, key=lambda cuts: _rank(self._known[cuts]))
+            if not self._finds_better(best):
+                left_alone.add(best)
+
+    def sweep(self) -> None:
+        """Try all cuttings of one cut, then of two and three, while that can be done.
+
+        In a small graph nothing is left to chance then.
+        """
+        for count in range(1, _SWEPT_CUTS + 1):
+            if math.comb(len(self._places), count) > self._left:
+                return
+            self.start(combinations(self._places, count))
+
+    def recompute_last(self, most: int) -> None:
+        """Try the best choices with the last segment recomputed as well.
+
+        With the end of the forward pass kept, which no cut reaches, and without.
+        """
+        last = len(self._forward.ops) - 1
+        made_last = (b for b in self._forward.buffers if b.made == last)
+        ends = [t for b in made_last for t, _, _ in b.tensors]
+        forms = ([], ends) if ends else ([],)
+        best = sorted(self._same.values(), key=_rank)
+        every = ((*trial.kept, *others) for trial in best for others in forms)
+        for kept in islice(every, most):
+            full = self._trials.run(kept, spare_last=False)
+            self._same[(*map(id, kept), 0)] = replace(full, spares_last=False)
+
+    def _finds_better(self, cuts: Cuts) -> bool:
+        for changed in self._changes(cuts):
+            if self._left <= 0:
+                break
+            if changed not in self._known:
+                trial = self._try(changed)
+                if trial and _rank(trial) < _rank(self._known[cuts]):
+                    return True
+        return False
+
+    def _changes(self, cuts: Cuts) -> Iterator[Cuts]:
+        if len(cuts) > 1:
+            yield from reversed([*combinations(cuts, len(cuts) - 1)])
+        number = {place: n for n, place in enumerate(self._places)}
+        for step in (-1, 1):
+            for i, place in enumerate(cuts):
+                n = number[place] + step
+                if 0 <= n < len(self._places) and self._places[n] not in cuts:
+                    yield (*cuts[:i], self._places[n], *cuts[i + 1 :])
+        if len(self._places) <= self._left:
+            for place in self._places:
+                if place not in cuts:
+                    yield tuple(sorted((*cuts, place)))
+
+    def _try(self, cuts: Cuts) -> Trial | None:
+        """Return what a cutting leads to, or None if it may not be tried any more."""
+        if cuts not in self._known:
+            trial = self.run(crossing_tensors(self._forward.buffers, cuts))
+            if trial:
+                self._known[cuts] = trial
+        return self._known.get(cuts)
+
+    def run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
+        """Return what a choice leads to, or None if it may not be tried any more."""
+        key = tuple(map(id, kept_tensors))
+        if key not in self._same:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+            self._same[key] = self._trials.run(kept_tensors)
+        return self._same[key]
+
+
+def _rank(trial: Trial) -> tuple[int, int]:
+    return trial.peak, trial.cost
 
 
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
@@ -155,23 +345,9 @@ def choose_for_memory(
 
     Returns:
         The choice; without tensors and with a reason if plain gradients are best.
-
-    Cost: linear in the ops of the step and their edges.
     """
     forward = read_forward(step, always, min_checkpoint_size)
     trials = trials or Trials(step, always)
-    return _choose(step, forward, trials, others, among_others=among_others)
-
-
-def _choose(
-    step: PlainStep,
-    forward: ForwardPass,
-    trials: Trials,
-    others: Iterable[Sequence[Tensor]],
-    *,
-    among_others: bool,
-) -> Trial:
-    """Return the best tensors to keep; none if the peak would fall too little."""
     alone = trials.without()
     # The order is the executor's where none is better.
     alone = replace(alone, peak=min(trials.program.plain_peak(), alone.peak))
@@ -190,8 +366,8 @@ def _choose(
     # The best one of a large step is tried once more, whole.
     left = most - full - is_large
     search = CuttingSearch(forward, tried, places, left, among_others=among_others)
-    for other in others:
-        search.add(other)
+    for other in filter(None, others):
+        search.run(other)
     search.start(_cuttings(stretches))
     # A sweep finds what steps of one cut do not lead to; its best is then refined.
     search.descend()
@@ -202,8 +378,15 @@ def _choose(
     if best and is_large:
         exact = trials.run(best.kept, spare_last=best.spares_last)
         best = replace(exact, spares_last=best.spares_last)
-    if best is None or best.peak > _WORTH_WHILE * alone.peak:
-        return replace(alone, reason=_reason(best, alone.peak))
+    if best is None:
+        reason = "no recomputation is predicted to need less at its peak"
+        return replace(alone, reason=reason)
+    if best.peak > _WORTH_WHILE * alone.peak:
+        reason = (
+            f"the best recomputation is predicted to need {best.peak:,} bytes at its "
+            f"peak, and plain gradients {alone.peak:,}"
+        )
+        return replace(alone, reason=reason)
     return best
 
 
@@ -211,15 +394,6 @@ def _most_trials(size: int) -> int:
     """Return how many choices are tried out for a step of so many nodes."""
     most = max(_FEWEST_TRIALS, min(_MOST_TRIALS, _TRIED_NODES // size))
     return max(most, _QUICK_NODES // size)
-
-
-def _reason(best: Trial | None, alone: int) -> str:
-    if best is None:
-        return "no recomputation is predicted to need less at its peak"
-    return (
-        f"the best recomputation is predicted to need {best.peak:,} bytes at its "
-        f"peak, and plain gradients {alone:,}"
-    )
 
 
 def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:

@@ -123,8 +123,7 @@ class Plan:
         Cost: linear in the ops of the step and their edges.
         """
         ops = canonical_ops(step)
-        same = self.fingerprint in ("", fingerprint(step, ops))
-        return len(ops) == self.ops and same
+        return len(ops) == self.ops and self.fingerprint in ("", fingerprint(step, ops))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan to a file of JSON, and return its path."""
@@ -240,12 +239,8 @@ def make_plan(
 ) -> Plan:
     """Return what a recomputation comes to as a plan.
 
-    Args:
-        recomputation: what runs again.
-        budget: in bytes.
-        peaks: the predicted peak, and that of plain gradients.
-        times: the extra time and its bound.
-        offload_device: where results wait that are sent away.
+    `peaks` are the predicted one and that of plain gradients, `times` the extra time
+    and its bound.
     """
     step = recomputation.step
     ops = canonical_ops(step)
@@ -287,23 +282,18 @@ def _order(
 
 
 def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
-    """Return what a plan recomputes of a step.
-
-    Args:
-        step: the step with plain gradients.
-        plan: made for the same step.
+    """Return what a plan recomputes of a step with plain gradients.
 
     Raises:
         PlanError: the step is another one than that the plan was made for.
-
-    Cost: linear in the ops of the step and their edges.
     """
     ops = canonical_ops(step)
+    difference = ""
     if len(ops) != plan.ops:
         difference = f"that one had {plan.ops} ops, this one has {len(ops)}"
-        raise PlanError(_OTHER_GRAPH.format(difference=difference))
-    if plan.fingerprint not in ("", fingerprint(step, ops)):
+    elif plan.fingerprint not in ("", fingerprint(step, ops)):
         difference = "types, shapes or edges of ops differ"
+    if difference:
         raise PlanError(_OTHER_GRAPH.format(difference=difference))
     if plan.away and runtime.is_compiled_by_xla(step.graph):
         raise PlanError(
@@ -327,8 +317,6 @@ def canonical_ops(step: PlainStep) -> list[Operation]:
 
     Each comes after what it reads and waits for, back edges of loops apart: in depth
     first order from the ys and the gradients on, input by input.
-
-    Cost: linear in the ops and their edges.
     """
     ordered: dict[Operation, None] = {}
     begun: set[Operation] = set()
@@ -347,13 +335,9 @@ def canonical_ops(step: PlainStep) -> list[Operation]:
 
 
 def fingerprint(step: PlainStep, ops: Sequence[Operation]) -> str:
-    """Return a number of the structure of a step: no names, no variables' values.
+    """Return a digest of the structure of a step: no names, no variables' values.
 
-    Args:
-        step: the step.
-        ops: its ops, as `canonical_ops` has them.
-
-    Cost: linear in the ops and their edges.
+    `ops` are its canonical ones.
     """
     number = {op: n for n, op in enumerate(ops)}
     digest = hashlib.sha256()

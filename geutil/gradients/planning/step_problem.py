@@ -2,61 +2,57 @@
 
 Forward and backward ops are the nodes, views part of what they show; forward ops may
 run again, as often as pays. What a schedule runs again between one backward op and the
-next is a segment.
+next is a segment. A result that travels to another device and back is one that "runs
+again" in the time of the way back, and reads nothing then. To the planner its op is two
+nodes: one that computes it, holds it while it does, and leaves nothing behind; and one
+that is there right after and may run again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from time import perf_counter
 
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import PlanError
 from geutil.gradients import segments
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import PlainStep, reached
 from geutil.gradients.step_order import place_to_wait
+from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Operation
 from geutil.memory.dependencies import with_controls
 from geutil.memory.program import Program
 from geutil.memory.schedule import frugal_order, negligible_size
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import Times, op_time
 
 
 @dataclass(frozen=True, eq=False)
 class StepProblem:
-    """A step as a problem of the planner.
-
-    Attributes:
-        step: the step with plain gradients.
-        problem: its ops as nodes.
-        ops: those of each node, in topological order.
-        tensors: those that could be recomputed, each with its node.
-        results: for each node the op that makes all that it leaves behind, or None if
-            there are several or none.
-        returning: the nodes whose results come back from another device when they run
-            again, each with how long that takes. They are there when they run first.
-    """
+    """A step as a problem of the planner."""
 
     step: PlainStep
     problem: Problem
+    # The ops of each node, in topological order.
     ops: tuple[tuple[Operation, ...], ...]
-    tensors: tuple[tuple[int, Tensor], ...]
+    # For each node the op that makes all that it leaves behind, if there is one.
     results: tuple[Operation | None, ...] = ()
+    # The nodes whose results come back from another device when they run again, each
+    # with how long that takes. They are there when they run first.
     returning: Mapping[int, float] = field(default_factory=dict)
 
     def recomputation(self, runs: Sequence[int]) -> Recomputation:
-        """Return what a schedule recomputes, each op where the schedule has it.
-
-        Args:
-            runs: the nodes in the order in which they run.
-
-        Cost: linear in the runs and the edges of the backward pass.
-        """
+        """Return what a schedule recomputes, each op where the schedule has it."""
         backward = frozenset(self.step.backward)
         ran: set[int] = set()
         copies: Counter[Operation] = Counter()
@@ -103,17 +99,13 @@ class StepProblem:
         waits itself if it can; many products and sums cannot.
         """
         return (
-            node not in self._once
+            node not in self.problem.once
             and self.step.is_helper(op)
             and (
                 any(copies[t.op] for t in op.inputs)
                 or (late and place_to_wait(op) is None)
             )
         )
-
-    @cached_property
-    def _once(self) -> frozenset[int]:
-        return frozenset(self.problem.no_recompute)
 
 
 def step_problem(
@@ -126,19 +118,11 @@ def step_problem(
 
     An op whose result has one reader is part of that reader, if this takes over its
     buffer or if the result is tiny: then nothing is lost by running both together.
-
-    Args:
-        step: the step.
-        always: tells which tensors are kept whatever is chosen.
-        step_program: the step as numbers.
-        time_of: tells how long an op takes.
-
-    Cost: linear in the ops of the step and their edges.
     """
     program = step_program.program(updates_wait=True)
     ops = step_program.ops
     later = step_program.later(program)
-    again = _recomputable(step, always, ops)
+    again = _may_run_again(step, always, ops)
     again += [False] * (len(program.nodes) - len(ops))
     groups = _Groups(program)
     groups.merge_views()
@@ -196,16 +180,8 @@ def step_problem(
         outputs=outputs,
         workspaces=workspaces,
     )
-    tensors = [
-        (node_of[i], t)
-        for i, op in enumerate(ops)
-        if node_of[i] not in once
-        for t in op.outputs
-    ]
     results = [makers[0] if len(makers) == 1 else None for makers in makers_of_nodes]
-    return StepProblem(
-        step, problem, tuple(map(tuple, ops_of_nodes)), tuple(tensors), tuple(results)
-    )
+    return StepProblem(step, problem, tuple(map(tuple, ops_of_nodes)), tuple(results))
 
 
 class _Groups:
@@ -224,9 +200,9 @@ class _Groups:
 
     def makers(self, tensor: int) -> tuple[int, ...]:
         """Return the node that makes a tensor, and that of a buffer that it shows."""
-        if tensor in self._shown:
-            return self._maker[tensor], self._shown[tensor]
-        return (self._maker[tensor],)
+        shown = self._shown.get(tensor)
+        maker = self._maker[tensor]
+        return (maker,) if shown is None else (maker, shown)
 
     def leader(self, i: int) -> int:
         """Return the node that stands for the group of a node."""
@@ -238,27 +214,16 @@ class _Groups:
     def all_before(self, i: int, place: Sequence[int], end: int) -> set[int]:
         """Return the places of the groups that a node has to have behind it.
 
-        That of its own group, if that comes before some end; otherwise, where its group
-        ends later, those of what the group reads up to it.
-
-        Args:
-            i: the node.
-            place: of the group of each node.
-            end: what waits for the node.
+        That of its own group, if that comes before the one that waits (`end`);
+        otherwise, where its group ends later, those of what the group reads up to it.
         """
-        before: set[int] = set()
-        waiting, met = [i], {i}
-        while waiting:
-            j = waiting.pop()
+
+        def behind(j: int) -> Iterable[int]:
             if place[j] < end:
-                before.add(place[j])
-                continue
-            for t in self._program.nodes[j].inputs:
-                for maker in self.makers(t):
-                    if maker not in met:
-                        met.add(maker)
-                        waiting.append(maker)
-        return before
+                return ()
+            return (m for t in self._program.nodes[j].inputs for m in self.makers(t))
+
+        return {place[j] for j in reached([i], behind) if place[j] < end}
 
     def _groups_of(self, tensor: int) -> list[int]:
         return [self.leader(i) for i in self.makers(tensor)]
@@ -272,10 +237,7 @@ class _Groups:
         return [t for o, t in enumerate(node.outputs) if o not in shared]
 
     def merge_views(self) -> None:
-        """Put each view into the group of the buffer that it shows.
-
-        One of several buffers (IdentityN) goes into the group of the first of them.
-        """
+        """Put each view into the group of the (first) buffer that it shows."""
         for i, node in enumerate(self._program.nodes):
             # Nothing is left of what shows a constant or a variable.
             if not node.aliases or any(self._program.sizes[t] for t in self.left_by(i)):
@@ -288,10 +250,8 @@ class _Groups:
                     self._shown[node.outputs[out]] = maker
 
     def merge_gradients_of_biases(self) -> None:
-        """Put the gradient of a bias into the group of that of its filter.
-
-        TensorFlow runs both as one, so that what waits for one waits for the other.
-        """
+        """Put the gradient of a bias into the group of that of its filter."""
+        # TensorFlow runs both as one, so that what waits for one waits for the other.
         nodes = self._program.nodes
         # The gradient of the result comes last, and is never held anyway.
         filters = {
@@ -307,8 +267,7 @@ class _Groups:
     def merge_with_readers(self, again: Sequence[bool]) -> None:
         """Put a group into that of its only reader, where nothing is lost by it.
 
-        Args:
-            again: whether each node may run again; only alike ones are merged.
+        Only of nodes that may all run `again`, or none.
         """
         nodes = self._program.nodes
         small = negligible_size(self._program)
@@ -365,14 +324,171 @@ class _Groups:
         )
 
 
-def _recomputable(
+def _may_run_again(
     step: PlainStep, always: Keeps, ops: Sequence[Operation]
 ) -> list[bool]:
-    """Tell of each op whether it may run again.
-
-    One that also shows something tiny that is kept (the IdentityN of a swish, its
-    factor) may: what has to stay as it is stays with all outputs.
-    """
-    roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
-    behind = frozenset(segments.ops_behind(roots, always))
+    """Tell of each op whether it may run again."""
+    behind = frozenset(segments.recomputable(step, always))
+    # One that also shows something tiny that is kept (the IdentityN of a swish, its
+    # factor) may: what has to stay as it is stays with all outputs.
     return [op in behind and not all(map(always, op.outputs)) for op in ops]
+
+
+_PROBE = 1 << 26
+"""The bytes that are sent to see how fast that is."""
+_ROUNDS = 3
+
+
+def travel_times(
+    problem: StepProblem, device: str, bandwidth: float | None
+) -> dict[int, float]:
+    """Return the nodes whose result can wait on a device, each with seconds one way.
+
+    The bandwidth, in bytes in a second, is measured if it is None: 64 MiB are sent
+    there and back four times.
+
+    Raises:
+        PlanError: the step runs on that device, or it cannot be told how fast
+            transfers are.
+    """
+    results = {node: problem.results[node] for node in _travelling_nodes(problem)}
+    ops = {node: op for node, op in results.items() if op is not None}
+    sources = sorted({_kind(op.device) for op in ops.values()})
+    host = _kind(device)
+    others = [source for source in sources if source != host]
+    if sources and not others:
+        raise PlanError(
+            f"the step runs on {_name(host)}, to which its tensors would be sent, so "
+            "that nothing would be let go: put the step on an accelerator, name "
+            "another offload_device, or plan without offload=True"
+        )
+    if bandwidth is None and others:
+        if {kind for kind, _ in (*others, host)} == {"CPU"}:
+            raise PlanError(
+                f"{_name(others[0])} and {_name(host)} are parts of one memory, where "
+                "nothing is copied that could be timed: pass bandwidth= for the "
+                "devices that are meant"
+            )
+        bandwidth = _measured_bandwidth(_name(others[0]), _name(host))
+    speed = bandwidth or 1.0
+    return {node: tensor_bytes(op.outputs[0]) / speed for node, op in ops.items()}
+
+
+def _kind(device: str) -> tuple[str, int]:
+    """Return the type and the number of a device; by default, TensorFlow's choice."""
+    spec = tf.DeviceSpec.from_string(device)
+    usual = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return spec.device_type or usual, spec.device_index or 0
+
+
+def _name(kind: tuple[str, int]) -> str:
+    return f"/device:{kind[0]}:{kind[1]}"
+
+
+def _measured_bandwidth(source: str, destination: str) -> float:
+    """Return the bytes in a second that go from one device to the other and back."""
+
+    def measure() -> float:
+        numbers = np.zeros(_PROBE // 4, np.float32)
+        with tf.device(source):
+            sent = tf.identity(tf.constant(numbers))
+        seconds = []
+        for _ in range(_ROUNDS + 1):
+            began = perf_counter()
+            with tf.device(destination):
+                there = tf.identity(sent)
+            with tf.device(source):
+                back = tf.identity(there)
+                # Reading one element waits for all that comes before.
+                back[0].numpy()
+            seconds.append(perf_counter() - began)
+        return 2 * _PROBE / min(seconds[1:])
+
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise PlanError(
+            "how fast transfers are can be measured only where TensorFlow runs "
+            "eagerly: pass bandwidth="
+        )
+    # A thread of its own is in no graph.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(measure).result()
+
+
+def _travelling_nodes(problem: StepProblem) -> list[int]:
+    """Return the nodes whose result can wait elsewhere, in ascending order.
+
+    Those that may run again and leave one buffer behind, that of an op of one output,
+    of which all else that they make are views.
+    """
+    return [
+        node
+        for node, op in enumerate(problem.results)
+        if op is not None
+        and node not in problem.problem.once
+        and len(op.outputs) == 1
+        and not v1_control_flow.is_inside(op)
+        and not any(map(problem.step.is_helper, problem.ops[node]))
+        and _behind(problem, node) is not None
+    ]
+
+
+def _behind(problem: StepProblem, node: int) -> tuple[Operation, ...] | None:
+    """Return the op of a node's buffer and its views, if they read nothing computed."""
+    result = problem.results[node]
+    members = frozenset(problem.ops[node])
+    # A dictionary for its order.
+    shown = {} if result is None else {result: None}
+    for op in problem.ops[node]:
+        if op is result or not any(t.op in shown for t in op.inputs):
+            continue
+        others = (t.op for t in op.inputs if t.op not in shown)
+        if any(o in members or not segments.is_parameter(o) for o in others):
+            return None
+        shown[op] = None
+    return tuple(shown)
+
+
+def with_transfers(problem: StepProblem, one_way: Mapping[int, float]) -> StepProblem:
+    """Return a step's problem in which some results come back instead of running again.
+
+    `one_way` are the nodes whose results do, each with how long that takes.
+    """
+    plain = problem.problem
+    # Each such node comes right behind the one that computes it.
+    makes: list[int] = []
+    count = 0
+    for node in range(len(plain)):
+        makes.append(count)
+        count += 2 if node in one_way else 1
+    leaves = [n + (node in one_way) for node, n in enumerate(makes)]
+    times, sizes, workspaces = [0.0] * count, [0] * count, [0] * count
+    ops: list[tuple[Operation, ...]] = [()] * count
+    results: list[Operation | None] = [None] * count
+    returning: dict[int, float] = {}
+    for node, (make, leave) in enumerate(zip(makes, leaves, strict=True)):
+        times[make] = plain.times[node]
+        sizes[leave] = plain.sizes[node]
+        workspaces[make] = plain.workspaces[node]
+        ops[make] = problem.ops[node]
+        results[leave] = problem.results[node]
+        if node in one_way:
+            workspaces[make] += plain.sizes[node]
+            times[leave] = returning[leave] = one_way[node]
+            ops[leave] = _behind(problem, node) or ()
+    edges = [(leaves[a], makes[b]) for a, b in plain.edges]
+    edges += [(makes[node], leaves[node]) for node in one_way]
+    once = [makes[node] for node in (*plain.no_recompute, *one_way)]
+    return replace(
+        problem,
+        problem=Problem(
+            times,
+            sizes,
+            edges,
+            no_recompute=sorted(once),
+            outputs=[leaves[node] for node in plain.outputs],
+            workspaces=workspaces,
+        ),
+        ops=tuple(ops),
+        results=tuple(results),
+        returning=returning,
+    )

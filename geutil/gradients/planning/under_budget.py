@@ -15,15 +15,18 @@ from functools import cached_property
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.barriers import HOST
-from geutil.gradients.planner.overhead_bound import extra_time_bound
-from geutil.gradients.planner.schedule import Schedule
-from geutil.gradients.planner.solver import schedule_step
-from geutil.gradients.planning.least_peak import choose_for_memory
-from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
-from geutil.gradients.planning.step_problem import StepProblem, step_problem
-from geutil.gradients.planning.transfers import (
-    transfers_for,
-    travelling_nodes,
+from geutil.gradients.planner.problem import Schedule
+from geutil.gradients.planner.solver import extra_time_bound, schedule_step
+from geutil.gradients.planning.least_peak import (
+    AS_GOOD,
+    Trial,
+    Trials,
+    choose_for_memory,
+)
+from geutil.gradients.planning.step_problem import (
+    StepProblem,
+    step_problem,
+    travel_times,
     with_transfers,
 )
 from geutil.gradients.prediction import Updates, program_of
@@ -178,6 +181,9 @@ def _share_of(value: object) -> float | None:
     return None
 
 
+_ANY = Budget(1.0)
+
+
 class BudgetSearch:
     """Plans one step: the least time within bytes, or the least peak within time.
 
@@ -185,16 +191,9 @@ class BudgetSearch:
         step: the step with plain gradients.
         always: tells which tensors are kept whatever is chosen.
         others: choices of kept tensors that are tried besides.
-        seed: of the planner's random numbers.
-        measured: as in `Budget`.
+        budget: says all but how much: `seed`, `measured`, and how results may travel.
         updates: as in `StepProgram`. Where nothing is within a budget with updates
             "apart", it is looked for with such in place, and then without any.
-        offload: a budget that says how results may travel; None if they may not.
-
-    Attributes:
-        time_of: tells how long an op takes.
-
-    Cost: that of `choose_for_memory`.
     """
 
     def __init__(
@@ -202,29 +201,22 @@ class BudgetSearch:
         step: PlainStep,
         always: Keeps,
         others: Iterable[Sequence[Tensor]] = (),
-        seed: int = 0,
+        budget: Budget = _ANY,
         *,
-        measured: bool = False,
         updates: Updates = "apart",
-        offload: Budget | None = None,
     ) -> None:
-        self._offload = offload
+        self._step, self._always, self._others = step, always, list(others)
+        self._budget, self._updates = budget, updates
         # Transfers take seconds, so that ops have to be measured beside them.
-        in_seconds = offload is not None
         self.time_of = step.op_times(
-            measured=measured or in_seconds, in_seconds=in_seconds
+            measured=budget.measured or budget.offload, in_seconds=budget.offload
         )
-        self._step, self._always, self._seed = step, always, seed
-        self._others = list(others)
-        self._measured, self._updates = measured, updates
         self._trials = Trials(step, always, updates=updates)
 
     @cached_property
     def plain_peak(self) -> int:
-        """What plain gradients hold."""
-        knows_updates = self._updates != "none"
-        program = program_of(self._step) if knows_updates else self._trials.program
-        return program.plain_peak()
+        """The bytes that plain gradients hold, without updates."""
+        return program_of(self._step).plain_peak()
 
     @cached_property
     def alone(self) -> Trial:
@@ -247,19 +239,13 @@ class BudgetSearch:
     def _problems(self) -> list[StepProblem]:
         """The step's problem, and some in which results may travel.
 
-        Those of nodes that are computed in more time than results take to go and come
-        back, and those for which it is half or twice as much: what runs again may need
-        others to run again before it.
+        Those that take longer to compute than to travel both ways, or half or twice as
+        long: what runs again may need others to run again before it.
         """
-        problem, offload = self.problem, self._offload
-        if offload is None:
+        problem, budget = self.problem, self._budget
+        if not budget.offload:
             return [problem]
-        transfers = transfers_for(problem, offload.offload_device, offload.bandwidth)
-        one_way = {
-            node: transfers.seconds(op)
-            for node in travelling_nodes(problem)
-            if (op := problem.results[node]) is not None
-        }
+        one_way = travel_times(problem, budget.offload_device, budget.bandwidth)
         times = problem.problem.times
         choices = [
             {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
@@ -275,10 +261,8 @@ class BudgetSearch:
             self._step,
             self._always,
             self._others,
-            self._seed,
-            measured=self._measured,
+            self._budget,
             updates="in place" if self._updates == "apart" else "none",
-            offload=self._offload,
         )
 
     @cached_property
@@ -290,11 +274,9 @@ class BudgetSearch:
     def least_once_again(
         self, min_checkpoint_size: int = 0, *, among_others: bool = False
     ) -> Trial:
-        """Return the least peak if no op runs more than once again.
+        """Return the least peak if no op runs more than once again; needs no extra.
 
-        This is `checkpoints="memory"`. Its time is that of a forward pass at most, and
-        it is found without the planner's schedules, so that it needs no extra.
-        Arguments and cost are those of `choose_for_memory`.
+        This is `checkpoints="memory"`. See `choose_for_memory`.
         """
         return choose_for_memory(
             self._step,
@@ -315,8 +297,6 @@ class BudgetSearch:
         Raises:
             PlanError: no choice was found; it names the least peak that was.
             MissingExtraError: numba or OR-Tools is not installed.
-
-        Cost: that of the planner, and of a simulation, a few times.
         """
         if self.alone.peak <= limit:
             return self.alone
@@ -352,13 +332,13 @@ class BudgetSearch:
 
     def _refined(self, trial: Trial, limit: int) -> Trial:
         """Return a choice that also keeps as much as fits, what is worth most first."""
-        worth = [
-            (self.time_of(op) / size, op.outputs[0])
-            for op in (trial.plan.run_again if trial.plan else ())
-            if op.outputs and (size := tensor_bytes(op.outputs[0]))
-        ]
-        worth.sort(key=lambda pair: -pair[0])
-        tensors = [tensor for _, tensor in worth]
+        run_again = trial.plan.run_again if trial.plan else ()
+        made = (op.outputs[0] for op in run_again if op.outputs)
+        tensors = sorted(
+            filter(tensor_bytes, made),
+            key=lambda t: self.time_of(t.op) / tensor_bytes(t),
+            reverse=True,
+        )
         best, fits, too_many = trial, 0, len(tensors) + 1
         # As many of the first ones as fit, by halving.
         while too_many - fits > 1:
@@ -380,26 +360,21 @@ class BudgetSearch:
         )
 
     def _leaves_more(self, trial: Trial) -> bool:
-        """Tell whether a step holds what updates leave, of which no schedule knows.
+        """Tell whether a step holds old values of variables that updates leave.
 
-        They leave the old value of a variable that is read by what runs again later.
+        No schedule knows of them.
         """
         is_small = len(self.problem.problem) <= _MOST_SEARCHED
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
     def least(self, extra_share: float) -> Trial:
-        """Return the recomputation of least peak within extra time.
+        """Return the recomputation of least peak within a share of the step's time.
 
         Of those that hold hardly more, it is the one of least time. The choice of
         `checkpoints="memory"` is among them.
 
-        Args:
-            extra_share: what may be run again, as a part of the time of the step.
-
         Raises:
             MissingExtraError: numba or OR-Tools is not installed.
-
-        Cost: that of `within`, twice.
         """
         most = extra_share * self._time
         planned = {}
@@ -409,7 +384,7 @@ class BudgetSearch:
                 most,
                 _moves_for(problem) // 2,
                 objective="peak",
-                seed=self._seed,
+                seed=self._budget.seed,
             )
             planned[self._scheduled(problem, schedule)] = problem
         tried = [*planned, self.alone, *self._simple]
@@ -455,8 +430,7 @@ class BudgetSearch:
 
         A step holds a little more than the planner's schedule, or less: kernels take
         over buffers, and ops wait for others, of which the planner knows a part. `most`
-        is the peak that is taken, `tries` how many schedules are made at most; None for
-        as many as take some seconds.
+        is the peak that is taken, `tries` the most schedules that are made.
         """
         nodes = max(len(problem.problem), 1)
         tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
@@ -470,7 +444,7 @@ class BudgetSearch:
                 problem.problem,
                 asked,
                 _moves_for(problem),
-                seed=self._seed + attempt,
+                seed=self._budget.seed + attempt,
                 found=found,
             )
             # The next budget is near this one.
@@ -499,23 +473,16 @@ class BudgetSearch:
 
     def _extra_time(self, trial: Trial) -> float:
         """Return how long what runs again or travels takes, by the ops' times."""
-        if trial.plan is None:
-            return 0.0
-        again = sum(map(self.time_of, trial.plan.run_again))
-        return again + trial.plan.transfer_time
+        return trial.plan.extra_time(self.time_of) if trial.plan else 0.0
 
 
 def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
-    """Return the budget to ask for, by the last two and the peaks that came of them.
-
-    At first a peak is taken to be in proportion. It rather has a part that no budget
-    changes, which two points tell.
-    """
+    """Return the budget to ask for, by the last two and the peaks that came of them."""
     asked, peak = points[-1]
     in_proportion = asked * limit / peak
-    if len(points) < 2:
-        return in_proportion
-    before, peak_before = points[-2]
+    # At first a peak is taken to be in proportion. It rather has a part that no budget
+    # changes, which two points tell.
+    before, peak_before = points[-2] if len(points) > 1 else points[-1]
     if (asked - before) * (peak - peak_before) <= 0:
         return in_proportion
     asked += (limit - peak) * (asked - before) / (peak - peak_before)

@@ -10,7 +10,7 @@ from parameterized import parameterized
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.planner import Problem, pareto, solve
-from geutil.gradients.planner.overhead_bound import extra_time_bound
+from geutil.gradients.planner.solver import extra_time_bound
 from testdata.layered import HERE, KEPT, layered, training_blocks, training_chain
 from testdata.training_steps import STEPS
 from tests.thorough import thorough

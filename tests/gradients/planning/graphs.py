@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.apply import build_recomputation
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
-from geutil.gradients.planning.local_search import Trial, Trials
+from geutil.gradients.planning.least_peak import Trial, Trials
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients, last_report
-from geutil.gradients.planning.local_search import Trials
-from geutil.gradients.segments import forward_inputs, ops_behind
+from geutil.gradients.planning.least_peak import Trials
+from geutil.gradients.segments import recomputable
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from tests.memory.tracing import peak_of, trace
@@ -70,8 +70,7 @@ def least_of_all(make, most):
         step = build_step(make(x), x)
     always = AlwaysKept(step)
     trials = Trials(step, always)
-    roots = [t.op for _, _, t in forward_inputs(step) if not always(t)]
-    tensors = [t for op in ops_behind(roots, always) for t in op.outputs]
+    tensors = [t for op in recomputable(step, always) for t in op.outputs]
     counts = range(len(tensors) + 1 if most is None else most + 1)
     choices = chain.from_iterable(combinations(tensors, count) for count in counts)
     return min(

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from benchmarks.networks import NETWORKS
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.planning.cuts import Stretches
-from geutil.gradients.planning.least_peak import Terms, cut_within, least_budget
-from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
+from geutil.gradients.planning.least_peak import (
+    AS_GOOD,
+    Terms,
+    Trial,
+    Trials,
+    cut_within,
+    least_budget,
+)
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step

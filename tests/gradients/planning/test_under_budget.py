@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import Budget, explain, gradients, last_report, plan, plan_curve
-from geutil.gradients.planning.local_search import Trials
+from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
