@@ -9,8 +9,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
 from geutil.graph.placement import checked_default, places_of
@@ -233,7 +231,7 @@ def _read(
     graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
     names = [f.name for f in fetches if f not in feed_tensors]
     home = checked_default(default, (op.device for op in ops))
-    places = places_of(ops, [t.op for t in fed if t.dtype != tf.resource], home)
+    places = places_of(ops, [t.op for t in fed if t.dtype.name != "resource"], home)
     for node in graph_def.node:
         # By full names, as a Session writes them before Grappler.
         node.device = places.get(node.name, home)
@@ -274,10 +272,9 @@ def _keep_loops(graph_def: Any) -> None:
 
 def _fetches(ys_or_fetches: Any) -> Sequence[Any]:
     fetches: list[Any] = []
-    for leaf in types.flatten(ys_or_fetches):
-        if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor):
-            fetches += tf.nest.flatten(leaf, expand_composites=True)
-        elif types.is_op(leaf) or types.is_tensor(leaf):
+    leaves = map(types.components, types.flatten(ys_or_fetches))
+    for leaf in chain.from_iterable(leaves):
+        if types.is_op(leaf) or types.is_tensor(leaf):
             fetches.append(leaf)
         elif leaf is not None:
             raise ArgumentTypeError(
