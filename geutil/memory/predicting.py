@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
 from geutil.graph.placement import checked_default, places_of
+from geutil.graph.protos import all_nodes
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
@@ -264,8 +265,7 @@ def _keep_loops(graph_def: Any) -> None:
 
     It knows no shapes in what they become, and the memory is the same.
     """
-    functions = (function.node_def for function in graph_def.library.function)
-    for node in chain(graph_def.node, *functions):
+    for node in all_nodes(graph_def):
         if _LOWERED in node.attr:
             node.attr[_LOWERED].b = False
 
