@@ -19,6 +19,13 @@ from geutil.graph import _tf
 from geutil.graph._tf import AssetFileDef, DataType
 
 
+def all_nodes(graph_def: Any) -> Iterator[Any]:
+    """Yield the nodes of a `GraphDef`, then those of its functions."""
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
 def new_trackable() -> Any:
     """Return an object whose attributes are saved in a SavedModel."""
     return tf.__internal__.tracking.AutoTrackable()

@@ -286,6 +286,13 @@ def flatten(tree: Any) -> list[Any]:
     return leaves
 
 
+def components(obj: Any) -> list[Any]:
+    """Return the tensors of indexed slices or of a sparse tensor; else the object."""
+    if isinstance(obj, tf.IndexedSlices | tf.SparseTensor):
+        return list(tf.nest.flatten(obj, expand_composites=True))
+    return [obj]
+
+
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Return a structure like `tree` whose leaves are `function(leaf)`.
 

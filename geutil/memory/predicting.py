@@ -9,8 +9,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
 from geutil.graph.placement import (
@@ -19,6 +17,7 @@ from geutil.graph.placement import (
     places_of,
     planned_for,
 )
+from geutil.graph.protos import all_nodes
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
@@ -249,7 +248,7 @@ def _read(
     device = planned_for(graph) if device is None else device
     on = device_of(device, onednn)
     home = checked_default(device, (op.device for op in ops))
-    places = places_of(ops, [t.op for t in fed if t.dtype != tf.resource], home)
+    places = places_of(ops, [t.op for t in fed if t.dtype.name != "resource"], home)
     for node in graph_def.node:
         # By full names, as a Session writes them before Grappler.
         node.device = places.get(node.name, home)
@@ -282,18 +281,16 @@ def _keep_loops(graph_def: Any) -> None:
 
     It knows no shapes in what they become, and the memory is the same.
     """
-    functions = (function.node_def for function in graph_def.library.function)
-    for node in chain(graph_def.node, *functions):
+    for node in all_nodes(graph_def):
         if _LOWERED in node.attr:
             node.attr[_LOWERED].b = False
 
 
 def _fetches(ys_or_fetches: Any) -> Sequence[Any]:
     fetches: list[Any] = []
-    for leaf in types.flatten(ys_or_fetches):
-        if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor):
-            fetches += tf.nest.flatten(leaf, expand_composites=True)
-        elif types.is_op(leaf) or types.is_tensor(leaf):
+    leaves = map(types.components, types.flatten(ys_or_fetches))
+    for leaf in chain.from_iterable(leaves):
+        if types.is_op(leaf) or types.is_tensor(leaf):
             fetches.append(leaf)
         elif leaf is not None:
             raise ArgumentTypeError(

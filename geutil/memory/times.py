@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from inspect import signature
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -14,11 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError
+from geutil.graph.creation import raw_call
 from geutil.graph.op_types import SHAPE_READERS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.kernels import cpu
 from geutil.memory.kernels.cpu import types_in
-from geutil.memory.sizes import UNKNOWN, bytes_of_shape, known_dims, tensor_elements
+from geutil.memory.sizes import UNKNOWN, known_dims, tensor_elements
 
 Times = Callable[[Operation], float]
 """Returns the time of an op, in any unit."""
@@ -213,7 +212,8 @@ def _measured_times(ops: Sequence[Operation]) -> dict[str, float]:
     known: dict[str, float | None] = {}
     times: dict[str, float | None] = {}
     for op in ops if tf.executing_eagerly() else ():
-        read, written = (sum(map(_bytes, ts)) for ts in (op.inputs, op.outputs))
+        read = sum(cpu.bytes_at(t, known_dims) for t in op.inputs)
+        written = sum(cpu.bytes_at(t, known_dims) for t in op.outputs)
         if read + written >= _SMALL:
             like = [(t.dtype.name, known_dims(t), _few_integers(t)) for t in op.inputs]
             key = repr((op.type, like, written, _attributes(op)))
@@ -223,14 +223,11 @@ def _measured_times(ops: Sequence[Operation]) -> dict[str, float]:
     return {name: time for name, time in times.items() if time is not None}
 
 
-def _bytes(tensor: Tensor) -> int:
-    return bytes_of_shape(tensor.dtype, known_dims(tensor)) or 0
-
-
 def _few_integers(tensor: Tensor) -> Any:
     """Return the value of axes, shapes and paddings, as a list; None if unknown."""
-    small = tensor.dtype.is_integer and _bytes(tensor) <= 8 * _MOST_VALUES
-    value = tf.get_static_value(tensor) if small else None
+    is_small = cpu.bytes_at(tensor, known_dims) <= 8 * _MOST_VALUES
+    may_matter = is_small and tensor.dtype.is_integer
+    value = tf.get_static_value(tensor) if may_matter else None
     return None if value is None else np.asarray(value).tolist()
 
 
@@ -270,45 +267,25 @@ _SHAPE_INPUTS = {
 
 def _seconds(op: Operation) -> float | None:
     """Return how long an op takes outside of its graph; None if it cannot run there."""
-    run = getattr(tf.raw_ops, op.type, None)
     try:
         values = list(map(_made_up, op.inputs))
         shape = known_dims(op.outputs[0]) if op.type in _SHAPE_INPUTS else None
         if shape and None not in shape:
             values[_SHAPE_INPUTS[op.type]] = tf.constant(shape)
-        if run is None or not values or any(value is None for value in values):
+        is_made_up = values and all(value is not None for value in values)
+        run = raw_call(op, values) if is_made_up else None
+        if run is None:
             return None
-        arguments = _arguments(op, values, signature(run).parameters)
-        seconds = [_seconds_of_call(run, arguments) for _ in range(1 + _ROUNDS)]
+        # The first call is a trial.
+        return min([_seconds_of_call(run) for _ in range(1 + _ROUNDS)][1:])
     except (TypeError, ValueError, tf.errors.OpError):
         # Numbers that the op does not take, or an attribute of functions.
         return None
-    return min(seconds[1:])
 
 
-def _seconds_of_call(run: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
+def _seconds_of_call(run: Callable[[], Any]) -> float:
     began = perf_counter()
-    run(**arguments)
+    run()
     # A GPU runs it behind the caller's back.
     tf.test.experimental.sync_devices()
     return perf_counter() - began
-
-
-def _arguments(
-    op: Operation, values: Iterable[Any], parameters: Container[str]
-) -> dict[str, Any]:
-    """Return the inputs and attributes of an op by the names of its function."""
-    left = iter(values)
-    attributes = [a.name for a in op.op_def.attr if a.name in parameters]
-    arguments = {name: op.get_attr(name) for name in attributes}
-    for argument in op.op_def.input_arg:
-        # Reductions call `reduction_indices` "axis".
-        name = argument.name if argument.name in parameters else "axis"
-        if argument.number_attr:
-            arguments[name] = list(islice(left, op.get_attr(argument.number_attr)))
-        elif argument.type_list_attr:
-            types = op.get_attr(argument.type_list_attr)
-            arguments[name] = list(islice(left, len(types)))
-        else:
-            arguments[name] = next(left)
-    return arguments

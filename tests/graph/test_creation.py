@@ -1,5 +1,7 @@
 """Ops that are made without a mark of what is around the caller."""
 
+from types import SimpleNamespace
+
 import pytest
 import tensorflow as tf
 
@@ -45,6 +47,21 @@ def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(graph, ca
         raise KeyError
     assert z.op.inputs[0] is x
     assert "a transaction is undone, but not for everybody" in caplog.text
+
+
+def test_a_call_of_an_op_on_other_inputs_has_its_attributes():
+    with tf.Graph().as_default():
+        x = tf.ones([2, 3])
+        product = tf.matmul(x, x, transpose_b=True).op
+        joined = tf.concat([x, x, x], 1).op
+        total = tf.reduce_sum(x, 1, keepdims=True).op
+    two = tf.constant([[1.0, 2.0]])
+    assert creation.raw_call(product, [two, two])().numpy().tolist() == [[5.0]]
+    parts = [two, two, two, tf.constant(0)]
+    assert creation.raw_call(joined, parts)().shape == [3, 2]
+    assert creation.raw_call(total, [two, tf.constant(1)])().numpy().tolist() == [[3.0]]
+    unknown = SimpleNamespace(type="NoSuchOp")
+    assert creation.raw_call(unknown, []) is None
 
 
 def test_the_context_of_a_conditional(control_flow_v1):

@@ -281,6 +281,16 @@ def test_parts_are_views_where_kernels_make_them_views():
     assert wrong == {}
 
 
+def test_indexed_slices_are_fetched_as_their_tensors():
+    with tf.Graph().as_default():
+        table = tf.compat.v1.placeholder(tf.float32, [100, 8])
+        rows = tf.gather(table, tf.constant([1, 2, 3]))
+        (slices,) = tf.gradients(tf.reduce_sum(tf.square(rows)), [table])
+    assert isinstance(slices, tf.IndexedSlices)
+    parts = [slices.values, slices.indices, slices.dense_shape]
+    assert predict([[slices], None]) == predict(parts)
+
+
 EINSUMS = {
     "as they are": ("ab,bc->ac", ([256, 64], [64, 128])),
     "a copy of an operand": ("abc,bd->acd", ([64, 32, 16], [32, 64])),

@@ -20,6 +20,7 @@ from geutil.errors import MeasurementError
 from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
 from geutil.graph.op_types import MERGES
+from geutil.graph.protos import all_nodes
 from geutil.memory.measuring.jobs import (
     CallJob,
     GraphJob,
@@ -342,10 +343,8 @@ def environment_of(options: MeasureOptions, device: str) -> Environment:
 def has_compiled_calls(job: GraphJob) -> bool:
     """Tell whether XLA compiles functions that a graph calls."""
     graph_def = tf.compat.v1.GraphDef.FromString(job.graph_def)
-    marked = [node.attr for node in graph_def.node]
-    for function in graph_def.library.function:
-        marked += [function.attr, *(node.attr for node in function.node_def)]
-    return any(COMPILED in attr and attr[COMPILED].b for attr in marked)
+    marked = (*all_nodes(graph_def), *graph_def.library.function)
+    return any(COMPILED in m.attr and m.attr[COMPILED].b for m in marked)
 
 
 def _configure(job: Job, options: MeasureOptions) -> None:

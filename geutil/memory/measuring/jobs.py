@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import pickletools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.graph import call_graph, fetched_subgraph, op_types, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
 from geutil.graph.placement import Task, tasks_of
+from geutil.graph.protos import all_nodes
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
@@ -153,7 +154,7 @@ def _graph_job(
     _check_placeholders(fetches, [t for t, _ in feeds], outside)
 
     graph_def = _part(graph, needed)
-    for node in _all_nodes(graph_def):
+    for node in all_nodes(graph_def):
         if node.op in op_types.PYTHON_CALLS:
             raise MeasurementError(
                 f"'{node.name}' ({node.op}) calls Python of this process; measure a "
@@ -162,7 +163,7 @@ def _graph_job(
     for node in graph_def.node:
         if node.name in handles:
             write_stand_in(node, handles[node.name])
-    tasks = tasks_of(node.device for node in _all_nodes(graph_def))
+    tasks = tasks_of(node.device for node in all_nodes(graph_def))
     if tasks and as_function:
         raise MeasurementError(
             f"the ops are on {len(tasks)} task(s) of a cluster, '{tasks[0][0]}' among "
@@ -232,16 +233,10 @@ def _part(graph: Graph, names: set[str]) -> Any:
     return part
 
 
-def _all_nodes(graph_def: Any) -> Iterator[Any]:
-    yield from graph_def.node
-    for function in graph_def.library.function:
-        yield from function.node_def
-
-
 def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
     ops = get_backward_walk_ops(initials, control_inputs=True)
     part = _part(graph, {op.name for op in ops})
-    for node in _all_nodes(part):
+    for node in all_nodes(part):
         # Values are computed in the measuring process, which is no task of a cluster.
         node.device = ""
     return bytes(part.SerializeToString())
@@ -249,7 +244,7 @@ def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
 
 def _cpus(graph_def: Any) -> int:
     """Return how many CPU devices the device strings of a graph ask for."""
-    devices = {node.device for node in _all_nodes(graph_def) if node.device}
+    devices = {node.device for node in all_nodes(graph_def) if node.device}
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     indices = [s.device_index or 0 for s in specs if s.device_type == "CPU"]
     return 1 + max(indices, default=0)
