@@ -307,7 +307,7 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     the backward pass: backward ops, and what recomputation starts from. Tensors of
     fewer elements than `smallest` stay as they are.
     """
-    # What runs again counts: it waits for the backward pass.
+    # Ops that run again count: they wait for the backward pass.
     step = with_edited_backward(step, step.gradients, ())
     halved, left = [], []
     edits: dict[tuple[Operation, int], Tensor] = {}

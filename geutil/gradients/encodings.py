@@ -1,8 +1,8 @@
 """Encodings: what the backward pass needs of forward tensors, where that is less.
 
 The gradient of a Relu needs to know where its result is positive, that of a pool of
-maxima the place of each maximum, that of a resized image no more than its shape. Which
-tensors are read late for no more than that is found here. Nothing is built.
+maxima the place of each maximum, that of a resized image no more than its shape.
+Tensors that are read late for no more than that are found here. Nothing is built.
 
 Source: Jain et al., "Gist: Efficient data encoding for deep neural network training",
 2018.
@@ -155,9 +155,8 @@ def _obstacles(
     A gradient of a pool that stays reads its maxima, too. So these may have to stay,
     which are the input of another pool in turn.
     """
-    replaced = {
-        read.op for reads in by_buffer.values() for read in reads if _reads_images(read)
-    }
+    every = (read for reads in by_buffer.values() for read in reads)
+    replaced = {read.op for read in every if _reads_images(read)}
     obstacles: types.MutableIdentityMap[str | None] = types.MutableIdentityMap()
     settled = False
     while not settled:

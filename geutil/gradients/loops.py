@@ -110,10 +110,9 @@ def find_loops(step: PlainStep) -> list[Loop]:
     pairs = [(op, readers) for op in loops if (readers := _loops_behind(op, backward))]
     if not pairs:
         return []
-    callers = Counter(
-        name for c in function_calls.callers_in(step.graph) for name in c.names
-    )
-    return [_loop(op, readers, step.calls, callers) for op, readers in pairs]
+    callers = function_calls.callers_in(step.graph)
+    counts = Counter(name for caller in callers for name in caller.names)
+    return [_loop(op, readers, step.calls, counts) for op, readers in pairs]
 
 
 def _loops_behind(op: Operation, backward: Collection[Operation]) -> list[Operation]:

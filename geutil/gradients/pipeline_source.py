@@ -178,7 +178,7 @@ def _of_each(
     """Return the ops that each micro-batch has for itself: data and random numbers."""
     found: dict[Operation, None] = {}
     for op in ops:
-        # What only makes a split tensor is run for the whole batch.
+        # An op that only makes a split tensor is run for the whole batch.
         if op.outputs and all(t in wholes for t in op.outputs):
             continue
         before = (*(t.op for t in op.inputs), *adjacency.control_inputs(op))

@@ -81,9 +81,8 @@ class PipelinedStep:
     @cached_property
     def weights(self) -> tuple[int, ...]:
         """The bytes of the variables of each stage."""
-        return tuple(
-            sum(map(variable_bytes, stage.ops)) for stage in self.partition.stages
-        )
+        stages = self.partition.stages
+        return tuple(sum(map(variable_bytes, stage.ops)) for stage in stages)
 
     @cached_property
     def traffic(self) -> Mapping[tuple[int, int], int]:
@@ -164,10 +163,8 @@ class PipelinedStep:
         # Weights and the whole batch are no part of a micro-batch.
         made = {op for key, ops in self.passes.items() if not key[1] for op in ops}
         near = IdentitySet(t for op in forward for t in (*op.inputs, *op.outputs))
-        read = IdentitySet(
-            t for op in backward for t in op.inputs if t.op in made and t in near
-        )
-        return sum(map(tensor_bytes, read))
+        read = IdentitySet(t for op in backward for t in op.inputs)
+        return sum(tensor_bytes(t) for t in read if t.op in made and t in near)
 
     def __str__(self) -> str:
         """Return the balance, bubble, traffic and peaks, a line for each stage."""
@@ -441,7 +438,7 @@ class _Builder:
             _, info = copier(make_view(ops), self._graph, now.scope, "", True)
         copies = {op: info.transformed(op) for op in ops}
         for op, copy in copies.items():
-            # What draws numbers may read nothing that waits.
+            # Ops that draw numbers may read nothing that waits.
             if not any(t in replaced or t.op in inside for t in op.inputs):
                 creation.add_control_edges(copy, now.awaited)
         return copies

@@ -58,7 +58,7 @@ class Prepared:
     options: Options
     offload: Offload | None
     encoder: Encoder
-    # What warnings begin with, if they are about a part of a step.
+    # The beginning of warnings, if they are about a part of a step.
     where: str = ""
 
     @runtime.without_collector()
@@ -135,9 +135,8 @@ def prepare(
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
     tensor_dims = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
     # Before anything is built: what does not fit is refused.
-    tensor_sizes.settle_shapes(
-        get_backward_walk_ops(targets, control_inputs=True), tensor_dims
-    )
+    behind = get_backward_walk_ops(targets, control_inputs=True)
+    tensor_sizes.settle_shapes(behind, tensor_dims)
     step = build_step(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )

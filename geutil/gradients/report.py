@@ -294,7 +294,7 @@ def _kept(tensor: Tensor, reason: str) -> KeptTensor:
 
 
 def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
-    """Return the report on a step, given that before its tensors waited."""
+    """Return the report on a halved step, given the report before."""
     planned = StepProgram(halved.step).plan(ordered=ordered)
     left = {t.name: reason for t, reason in halved.left}
     sized = [(t, tensor_bytes(t)) for t in halved.tensors]

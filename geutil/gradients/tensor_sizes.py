@@ -76,7 +76,7 @@ def _found(graph: Graph, key: Any) -> Tensor:
 
 
 class OpenShapes:
-    """What the open shapes of one graph are taken to be."""
+    """The shapes that tensors of one graph with open shapes are taken to have."""
 
     def __init__(self) -> None:
         # Those that are given, assumed, or follow from these; and the assumed ones.
@@ -178,9 +178,8 @@ class OpenShapes:
         read = IdentitySet(t for op in members for t in op.inputs)
         feeds = [t for t in read if t.op not in inside]
         try:
-            graph_def = fetched_subgraph.step_graph_def(
-                members[0].graph, members, feeds
-            )
+            graph = members[0].graph
+            graph_def = fetched_subgraph.step_graph_def(graph, members, feeds)
             self._write(graph_def, members, feeds)
             scratch = shape_inference.inferred_graph(graph_def)
         except Exception as error:  # TensorFlow raises what it likes.

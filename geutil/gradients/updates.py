@@ -171,7 +171,7 @@ class _Orders:
         self._holds_gradients = True
         # No step is held: it is the key of notes that lead back to the graph.
         self._gradients: frozenset[str] = frozenset()
-        # What is run for the ys alone, which must not come to take more.
+        # The ops that run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
         self._phases: list[Phase] = []
         # The places of ops in the orders that gradients were planned with, by name; and
@@ -255,7 +255,7 @@ class _Orders:
         if obstacle := self._obstacle(use):
             self._warn(obstacle.format(peak=self._peak))
             return
-        # What is fed counts as a part of the step, as it is.
+        # Fed tensors count as a part of the step, as they are.
         targets = [*targets, *(t.op for t in use.feeds)]
         ops = _without_joints(_ops_of(targets), self._backward, targets)
         starts = frozenset(filter(call_graph.changes_state, ops))

@@ -260,10 +260,8 @@ class _Running(threading.local):
 _running = _Running()
 
 
-def _call_in_graph(
-    function: Callable[[], Any], options: Options, *, alone: bool
-) -> Any:
-    """Call a function without arguments, so that its gradients save memory.
+def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) -> Any:
+    """Make a call so that its gradients save memory.
 
     The function runs in the default graph as if it had been called plainly. Only how
     its outputs depend on its inputs is told anew, to the tapes and to the graph: the
@@ -271,7 +269,7 @@ def _call_in_graph(
     added to a Keras layer) keep their plain gradients.
 
     Args:
-        function: its inputs are found in the graph.
+        call: makes the call; what it reads is found in the graph.
         options: how to choose and hold checkpoints.
         alone: whether the graph was made for this call.
     """
@@ -279,7 +277,7 @@ def _call_in_graph(
     before = state.count_ops(graph)
     _running.inside = True
     try:
-        result = function()
+        result = call()
     finally:
         _running.inside = False
     leaves = tf.nest.flatten(result, expand_composites=True)
@@ -294,9 +292,9 @@ def _call_in_graph(
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
     placement.plan_for(graph, options.device)
     ends = (first, state.count_ops(graph), alone, options.offloading())
-    call = _Call(options, graph, tuple(ys), inputs, *ends)
+    differentiated = _Call(options, graph, tuple(ys), inputs, *ends)
     _calls_in(graph).count += 1
-    stand_ins = IdentityMap(zip(ys, call.stand_ins(), strict=True))
+    stand_ins = IdentityMap(zip(ys, differentiated.stand_ins(), strict=True))
     return tf.nest.pack_sequence_as(
         result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
     )
@@ -318,10 +316,8 @@ def _read_from_outside(
 
     def is_made(t: Tensor) -> bool:
         # A tape may watch the small eager tensor that became a constant.
-        is_given = t.op.type in _GIVEN or (
-            t.op.type == "Const" and runtime.is_watched(t)
-        )
-        return t.op in new_ops and not is_given
+        is_known = t.op.type == "Const" and runtime.is_watched(t)
+        return t.op in new_ops and not (is_known or t.op.type in _GIVEN)
 
     ops = reached(
         (y.op for y in ys if is_made(y)),
@@ -350,7 +346,7 @@ class _Call:
     # The creation index of the first op of the call, and the number of ops at its end.
     first: int
     end: int
-    # Whether the graph holds nothing else, so that what comes after it is unknown.
+    # The graph may hold nothing else, so that what comes after it is unknown.
     alone: bool
     # For all gradients of the call.
     offload: Offload | None
@@ -393,9 +389,8 @@ class _Call:
         A function that is called inside hides its captures from the tapes: they may
         know only a placeholder for something outside by that.
         """
-        watched = types.MutableIdentityMap(
-            (t, t) for t in self.inputs if runtime.is_watched(t)
-        )
+        direct = filter(runtime.is_watched, self.inputs)
+        watched = types.MutableIdentityMap((t, t) for t in direct)
         if len(watched) < len(self.inputs) and types.is_func_graph(self.graph):
             others = IdentitySet(t for t in self.inputs if t not in watched)
             captures = gradient_functions.captures_of(self.graph)
@@ -482,7 +477,7 @@ class _Call:
             return keeping, keeping.plan
         if len(keeping.chosen):
             plan = plan_recomputation(step, keeping, spare_last=ends)
-            # What is chosen is held by each of the calls, and one works at a time.
+            # Each of the calls holds the chosen tensors, and one works at a time.
             held = sum(map(tensor_bytes, keeping.chosen))
             held *= _calls_in(self.graph).count
             working = max((_bytes(s.ops) for s in plan.segments), default=0)

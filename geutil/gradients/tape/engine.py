@@ -219,7 +219,7 @@ class Run:
         seed_gradients = _seeds(self._space, target, output_gradients)
         self._maker, entries = self._tape.export()
         self._entries, uses = self._needed(ids, entries)
-        # What the targets do not depend on is let go now.
+        # Entries that the targets do not depend on are let go now.
         del entries
         seed_gradients.reverse()
         for number in ids:
