@@ -118,3 +118,22 @@ def test_memory_of_open_sizes(geutil, tmp_path):
     assert refused.code == 1
     assert "--size image=" in refused.err
     geutil.done("memory", tmp_path / "open", "--size", "image=8,8,3")
+
+
+def test_memory_is_that_of_a_gpu_that_is_not_there(geutil, tmp_path):
+    net = chain(6).save(tmp_path / "net")
+    large = ("memory", net, "--batch", "4097")
+    here, there = geutil.json(*large), geutil.json(*large, "--device", "GPU:0")
+    assert "chunks" not in here
+    assert there["peak"] < 0.8 * there["plain_peak"]
+    assert there["chunks"] >= there["peak"]
+    assert there["plain_chunks"] >= there["plain_peak"]
+    cells = geutil.done(*large, "--device", "GPU:0").splitlines()[1].split("\t")
+    assert cells[2] == f"{there['chunks'] / 1e6:.4g} MB"
+    limit = ("--largest-batch", "--memory", "50MB")
+    rows = geutil.json("memory", net, *limit, "--device", "GPU:0")
+    batches = [row["largest_batch"] for row in rows]
+    assert 0 < batches[0] < batches[2]
+    refused = geutil(*large, "--device", "TPU:0")
+    assert refused.code == 1
+    assert "no device that this TensorFlow has kernels for" in refused.err

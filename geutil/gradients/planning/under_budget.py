@@ -32,7 +32,9 @@ from geutil.gradients.planning.step_problem import (
 from geutil.gradients.prediction import Updates, program_of
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
+from geutil.graph.placement import planned_for
 from geutil.graph.types import Tensor
+from geutil.memory.kernels import device_of
 from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 
 _FEWEST_TRIES, _TRIES = 3, 8
@@ -67,6 +69,11 @@ _STRIDE = 0.7
 _AIM, _MOST = 0.985, 0.99
 """Of a budget, what is looked for and what is taken: a finished step may hold a percent
 more than was planned."""
+_SPARE_OF_REGION, _SPARE_OF_REGIONS = 1 / 16, 1 / 8
+"""Of a budget, what stays free where an allocator hands out chunks, of one region and
+of growing memory: the order that a step has in the end moves the gaps between them.
+Encoder and ResNet50, 50 % and 25 %: chunks of 0.98 to 1.08 times, and of 0.98 to 1.15
+times what was planned."""
 _CLOSE = 0.01
 """As a part of the budget: what is nearer to it makes no difference."""
 
@@ -326,7 +333,7 @@ class BudgetSearch:
 
     def tried(self, limit: int, tries: int | None = None) -> list[Trial]:
         """Return the planner's choices for a budget, some with results that travel."""
-        aim, most = int(_AIM * limit), int(_MOST * limit)
+        aim, most = int((_AIM - self._spare) * limit), self._most(limit)
         planned = (self._planned(aim, most, p, tries) for p in self._problems)
         return [trial for trials in planned for trial in trials]
 
@@ -352,12 +359,23 @@ class BudgetSearch:
 
     def _best_within(self, tried: Sequence[Trial], limit: int) -> Trial | None:
         """Return the choice of least time that keeps a budget, well if that can be."""
-        within = [trial for trial in tried if trial.peak <= int(_MOST * limit)]
+        within = [trial for trial in tried if trial.peak <= self._most(limit)]
         return min(
             within or [trial for trial in tried if trial.peak <= limit],
             key=lambda trial: (self._extra_time(trial), trial.peak),
             default=None,
         )
+
+    @cached_property
+    def _spare(self) -> float:
+        """The part of a limit that is left free for the gaps between chunks."""
+        allocator = device_of(planned_for(self._step.graph)).allocator
+        if allocator is None:
+            return 0.0
+        return _SPARE_OF_REGIONS if allocator.grows else _SPARE_OF_REGION
+
+    def _most(self, limit: int) -> int:
+        return int((_MOST - self._spare) * limit)
 
     def _leaves_more(self, trial: Trial) -> bool:
         """Tell whether a step holds old values of variables that updates leave.
