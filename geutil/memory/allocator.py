@@ -158,22 +158,23 @@ class Taken:
 
 def replay(
     allocator: Allocator,
-    always: int,
+    always: Iterable[int],
     moves: Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]],
 ) -> Taken:
     """Return the memory of a device in a step.
 
     Args:
         allocator: the device's.
-        always: the bytes that are there before, which do not count as in use.
+        always: the bytes of each buffer that is there before, which does not count as
+            in use: variables.
         moves: for each op in turn, the buffers that it allocates, as pairs of a key and
             bytes, and the keys of those that are freed when it has run.
 
     Cost: linear in the buffers but for a logarithm; some 3 us for each.
     """
     chunks = Chunks(allocator)
-    if always:
-        chunks.allocate(always)
+    for size in filter(None, always):
+        chunks.allocate(size)
     before = chunks.in_use
     taken: dict[int, _Chunk] = {}
     in_use: list[int] = []

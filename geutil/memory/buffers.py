@@ -228,7 +228,8 @@ class Simulation:
                 made[step].append((-1, node.temporary))
                 freed[step].insert(0, -1)
         moves = zip(made, freed, strict=True)
-        return replay(allocator, self.program.variable_bytes, moves)
+        always = self.program.variables or (self.program.variable_bytes,)
+        return replay(allocator, always, moves)
 
     def alive(self, step: int) -> list[int]:
         """Return the tensors whose buffers are held at a step, largest first."""

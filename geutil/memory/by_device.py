@@ -21,6 +21,8 @@ from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 
+_RULES = "CPU:0"
+"""The device whose rules hold for all: what lies in a host's memory counts, too."""
 _SHOWN = 3
 """How many tensors of a cut the text names."""
 
@@ -197,7 +199,9 @@ def predict_by_device(
             f"measured is what geutil.memory.measure returns, got {type_name(measured)}"
         )
     check_threads(threads)
-    step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, default)
+    step = executed_step(
+        ys_or_fetches, feeds, shapes, grappler, onednn, default, rules=_RULES
+    )
     names = sorted({*step.devices, step.home})
     parts = _split(step, names)
     step.check()

@@ -152,9 +152,11 @@ class Step:
 
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
-        # The host of a GPU does not count: the sum is the GPU's.
-        gpus = {device for device in self.devices if not is_cpu(device)}
-        if (count := len(gpus or set(self.devices))) < 2:
+        counted = set(self.devices)
+        if not is_cpu(self.home):
+            # The host of a GPU does not count: the sum is the GPU's.
+            counted = {device for device in counted if not is_cpu(device)}
+        if (count := len(counted)) < 2:
             return timeline
         note = (
             f"the sum over {count} devices, which no single one holds; "
@@ -170,12 +172,14 @@ def executed_step(
     grappler: bool,
     onednn: bool | None = None,
     device: str | None = None,
+    rules: str | None = None,
 ) -> Step:
     """Return the step that TensorFlow runs for some fetches, but for oneDNN's merging.
 
-    The arguments are those of `predict`.
+    The arguments are those of `predict`; `rules` is a device whose rules hold for all
+    ops, wherever they run.
     """
-    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, device)
+    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, device, rules)
     return step if grappler else step.merged()
 
 
@@ -234,6 +238,7 @@ def _read(
     grappler: bool,
     onednn: bool | None = None,
     device: str | None = None,
+    rules: str | None = None,
 ) -> Step:
     """Return the step of some fetches, read from a copy of its graph."""
     fetches = _fetches(ys_or_fetches)
@@ -246,8 +251,8 @@ def _read(
     graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
     names = [f.name for f in fetches if f not in feed_tensors]
     device = planned_for(graph) if device is None else device
-    on = device_of(device, onednn)
     home = checked_default(device, (op.device for op in ops))
+    on = device_of(rules or home, onednn)
     places = places_of(ops, [t.op for t in fed if t.dtype.name != "resource"], home)
     for node in graph_def.node:
         # By full names, as a Session writes them before Grappler.

@@ -130,6 +130,7 @@ class Program:
             constants, what the caller feeds) has size 0.
         fetched: the tensors that are held to the end, by number.
         variable_bytes: what the variables hold.
+        variables: the bytes of each, if they are known.
         constant_bytes: what the constants hold.
         device: what it runs on.
     """
@@ -140,6 +141,7 @@ class Program:
     variable_bytes: int = 0
     constant_bytes: int = 0
     device: Device = Device()
+    variables: Sequence[int] = ()
 
     def with_queues(self, queues: Sequence[str | None]) -> Program:
         """Return the program with a queue for each node."""

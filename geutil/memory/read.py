@@ -234,13 +234,15 @@ def read_ops(
     given = dict.fromkeys(op for op in read if op not in members)
     device = device or (device_of(planned_for(ops[0].graph)) if ops else device_of())
     reader = _OpReader((*given, *ops), given, calls or {}, edges, size_of, device, dims)
+    variables = [size for op in ops if (size := variable_bytes(op))]
     program = Program(
         nodes=reader.nodes,
         sizes=reader.sizes,
         fetched=[reader.tensors[id(t)] for t in fetched],
-        variable_bytes=sum(variable_bytes(op) for op in ops),
+        variable_bytes=sum(variables),
         constant_bytes=constant_bytes(ops, size_of),
         device=device,
+        variables=variables,
     )
     return Reading(program, reader.places, reader.tensors, reader.maxima)
 

@@ -81,7 +81,7 @@ def test_chunks_never_overlap_and_nothing_is_lost(grows, steps):
 
 def test_what_is_there_before_is_not_in_use():
     moves = [([(0, 1000)], []), ([(1, 500)], [0, 1])]
-    taken = replay(Allocator(), 10_000, moves)
+    taken = replay(Allocator(), [10_000], moves)
     assert taken.in_use == [1024, 1536]
     assert taken.extent == 10_240 + 1536
 

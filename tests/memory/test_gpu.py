@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import Budget, checkpointed, explain, gradients, last_report, plan
-from geutil.memory import largest_batch, predict, step_program, worst_case
+from geutil.memory import (
+    largest_batch,
+    predict,
+    predict_by_device,
+    step_program,
+    worst_case,
+)
 from geutil.memory.allocator import ALIGNMENT
 from geutil.memory.predicting import executed_step
 
@@ -207,3 +213,21 @@ def test_devices_that_are_none_are_refused(device):
         with pytest.raises(ArgumentTypeError, match="is no device"):
             gradients(y, x, checkpoints="memory", device=device)
         assert len(graph.get_operations()) == count
+
+
+def test_the_sum_over_several_gpus_is_said_to_be_one():
+    def make():
+        with tf.device("/GPU:1"):
+            x = tf.random.stateless_uniform([100, 100], [1, 2])
+        with tf.device("/CPU:0"):
+            y = tf.square(x)
+            least = tf.reduce_min(tf.sort(y))
+        return tf.tanh(y), least
+
+    fetches = in_graph(make)
+    assert "sum over 2 devices" in predict(fetches, device=GPU, grappler=False).note
+    assert "sum over 2 devices" in predict(fetches, grappler=False).note
+    rows = predict_by_device(fetches, default=GPU, grappler=False).devices
+    assert [row.device[-5:] for row in rows] == ["CPU:0", "GPU:0", "GPU:1"]
+    # What the host alone reads is the host's: three tensors of 40,000 bytes.
+    assert [row.peak // 40_000 for row in rows] == [3, 2, 1]
