@@ -229,5 +229,6 @@ def test_the_sum_over_several_gpus_is_said_to_be_one():
     assert "sum over 2 devices" in predict(fetches, grappler=False).note
     rows = predict_by_device(fetches, default=GPU, grappler=False).devices
     assert [row.device[-5:] for row in rows] == ["CPU:0", "GPU:0", "GPU:1"]
-    # What the host alone reads is the host's: three tensors of 40,000 bytes.
-    assert [row.peak // 40_000 for row in rows] == [3, 2, 1]
+    # The host's memory is the host's: it receives, squares and sorts 40,000 bytes.
+    assert rows[0].peak >= 120_000
+    assert predict(fetches, device=GPU, grappler=False).peak < 240_000
