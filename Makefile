@@ -43,7 +43,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env web docs-images env-oldest demo test test-times test-touched test-all test-oldest
-.PHONY: coverage mutants test-version test-versions lint format bench bench-plan bench-quantize house zoo docs clean dist check-dist browser
+.PHONY: coverage mutants test-version test-versions lint format bench bench-gpu bench-plan bench-quantize house zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -205,6 +205,9 @@ bench: $(call with,bench) ## Run the benchmarks (ARGS="..." goes to them)
 
 bench-plan: $(call with,bench) ## Print what the planner finds (ARGS="--json out.json")
 	@$(VENV)/bin/python -m benchmarks.plans $(ARGS)
+
+bench-gpu: $(call with,bench) ## Print what steps hold on a GPU beside their reports (ARGS="--way memory")
+	@$(VENV)/bin/python -m benchmarks.chunks $(ARGS)
 
 bench-quantize: $(call with,bench) $(PEERS_READY) ## Print how quantized files do beside peers' (ARGS="--quick")
 	@$(VENV)/bin/python -m benchmarks.quantized --peers $(PEERS)/bin/python $(ARGS)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import chunks
 from benchmarks.gradients.cases import CASES, DEFAULT, Case
 from benchmarks.gradients.child import ChildError, in_a_child
 from benchmarks.gradients.peaks import Peak
@@ -135,3 +136,13 @@ def test_the_encoder_has_what_real_ones_have():
     tokens = forward.step.batch[0]
     assert (tokens == 0).any()
     assert (tokens[:, 0] != 0).all()
+
+
+def test_chunks_are_measured_beside_what_is_predicted():
+    # Some 3 MB: nothing that was there before has room for a tensor.
+    sizes = {"layers": 8, "rows": 4096, "width": 96}
+    row = chunks.row_in_a_child("chain", "memory", sizes)
+    assert row.buffers <= row.chunks
+    assert row.measured == pytest.approx(row.chunks, rel=0.5)
+    with pytest.raises(RuntimeError, match="got an unexpected keyword"):
+        chunks.row_in_a_child("chain", "memory", {"pixels": 3})

@@ -22,7 +22,7 @@ PROCESSES = {
         {VARIABLE: "two_devices", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "scratch, oneDNN off": (
-        ["../memory/test_scratch.py", "../batchnorm/test_groups.py"],
+        ["../memory/test_cpu.py", "../batchnorm/test_groups.py"],
         {"TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
