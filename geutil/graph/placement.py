@@ -58,7 +58,7 @@ def full_name(device: str, default: str) -> str:
 def default_device(devices: Iterable[str]) -> str:
     """Return the full name of the device of ops that name none, by those of others."""
     job, task = next(iter(tasks_of(devices)), (LOCALHOST, 0))
-    has_gpu = job == LOCALHOST and tf.config.list_logical_devices("GPU")
+    has_gpu = job == LOCALHOST and tf.config.get_visible_devices("GPU")
     kind = "GPU" if has_gpu else "CPU"
     return f"/job:{job}/replica:0/task:{task}/device:{kind}:0"
 

@@ -240,7 +240,7 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     absent = sorted(
         {node.device for node in meta.graph_def.node if _GPU in node.device}
     )
-    is_absent = absent and not tf.config.list_logical_devices("GPU")
+    is_absent = absent and not tf.config.get_visible_devices("GPU")
     cluster = _cluster_with(absent) if is_absent else None
     config = tf.compat.v1.ConfigProto()
     # As `tf.config.optimizer` has it for functions.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError
+from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import Budget, checkpointed, explain, gradients, last_report, plan
 from geutil.memory import (
     largest_batch,
@@ -21,6 +21,7 @@ from geutil.memory import (
 )
 from geutil.memory.allocator import ALIGNMENT
 from geutil.memory.predicting import executed_step
+from tests.processes import run_python
 
 GPU = "GPU:0"
 v1 = tf.compat.v1
@@ -232,3 +233,35 @@ def test_the_sum_over_several_gpus_is_said_to_be_one():
     # The host's memory is the host's: it receives, squares and sorts 40,000 bytes.
     assert rows[0].peak >= 120_000
     assert predict(fetches, device=GPU, grappler=False).peak < 240_000
+
+
+def test_transfers_to_a_gpu_that_is_not_there_are_not_timed():
+    with tf.Graph().as_default():
+        x = y = tf.ones([256, 256])
+        for _ in range(24):
+            y = tf.tanh(tf.matmul(y, tf.ones([256, 256])))
+        with pytest.raises(PlanError, match=r"GPU:0 is not in this machine.*bandwidth"):
+            plan(y, x, Budget("60%", offload=True), device=GPU)
+        fast = Budget("60%", offload=True, bandwidth=1e12)
+        assert plan(y, x, fast, device=GPU).away
+
+
+def test_planning_starts_no_device():
+    # What starts TensorFlow's devices takes the memory of a GPU.
+    child = run_python("-c", IDLE)
+    assert child.returncode == 0, child.stderr.decode()[-2000:]
+
+
+IDLE = """
+import tensorflow as tf
+from tests.processes import run_python
+from geutil.gradients import gradients
+from geutil.memory import predict
+with tf.Graph().as_default():
+    x = y = tf.compat.v1.placeholder(tf.float32, [64, 64])
+    for _ in range(6):
+        y = tf.tanh(y)
+    predict(gradients(y, x, checkpoints="memory", device="GPU:0"))
+# Refused once the devices have started.
+tf.config.threading.set_inter_op_parallelism_threads(1)
+"""

@@ -29,6 +29,7 @@ from geutil.gradients.step import PlainStep, reached
 from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
+from geutil.graph.placement import checked_default, full_name, planned_for
 from geutil.graph.types import Operation
 from geutil.memory.dependencies import with_controls
 from geutil.memory.program import Program
@@ -353,8 +354,9 @@ def travel_times(
     """
     results = {node: problem.results[node] for node in _travelling_nodes(problem)}
     ops = {node: op for node, op in results.items() if op is not None}
-    sources = sorted({_kind(op.device) for op in ops.values()})
-    host = _kind(device)
+    usual = planned_for(problem.step.graph)
+    sources = sorted({_kind(op.device, usual) for op in ops.values()})
+    host = _kind(device, usual)
     others = [source for source in sources if source != host]
     if sources and not others:
         raise PlanError(
@@ -369,16 +371,22 @@ def travel_times(
                 "nothing is copied that could be timed: pass bandwidth= for the "
                 "devices that are meant"
             )
+        here = {device.name for device in tf.config.list_logical_devices()}
+        if _name(others[0]) not in here:
+            raise PlanError(
+                f"{_name(others[0])} is not in this machine, so that transfers cannot "
+                "be timed: pass bandwidth="
+            )
         bandwidth = _measured_bandwidth(_name(others[0]), _name(host))
     speed = bandwidth or 1.0
     return {node: tensor_bytes(op.outputs[0]) / speed for node, op in ops.items()}
 
 
-def _kind(device: str) -> tuple[str, int]:
-    """Return the type and the number of a device; by default, TensorFlow's choice."""
-    spec = tf.DeviceSpec.from_string(device)
-    usual = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-    return spec.device_type or usual, spec.device_index or 0
+def _kind(device: str, usual: str | None) -> tuple[str, int]:
+    """Return the type and the number of a device, of `usual` where it names none."""
+    default = checked_default(usual, ())
+    spec = tf.DeviceSpec.from_string(full_name(device, default))
+    return spec.device_type, spec.device_index or 0
 
 
 def _name(kind: tuple[str, int]) -> str:

@@ -53,7 +53,7 @@ def _allocator_of_gpu() -> Allocator | None:
     said = os.environ.get(_GROWS)
     if said is not None:
         return Allocator(grows=said.lower() in ("1", "true"))
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     return Allocator(
         grows=any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
     )

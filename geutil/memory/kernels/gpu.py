@@ -73,7 +73,7 @@ def temporary_bytes(op: Operation, dims: DimsOf = dims_of) -> int:
     filters = tensors[_FILTER_PLACE.get(op.type, -1)]
     sides = dims(filters)
     stride = max(op.get_attr("strides"))
-    if sides and len(sides) == 4 and sides[:2] == (1, 1) and stride == 1:
+    if sides and len(sides) == 4 and tuple(sides[:2]) == (1, 1) and stride == 1:
         # One product of matrices.
         return 0
     copied = [filters]
