@@ -47,6 +47,10 @@ _COMPILED = (
     "results while it runs them is no part of the predicted peaks; for a convolution "
     "by groups that may be many times the rest"
 )
+_TURNED = (
+    "with auto_mixed_precision Grappler turns images for a GPU: the copies are in "
+    "geutil.memory.predict of the finished step, and not in this report"
+)
 _ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 
 
@@ -87,6 +91,8 @@ class Prepared:
         if compiled and self.options.encode == BFLOAT16:
             warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
+        if image_layouts.are_turned(plan.step.graph):
+            warnings.append(_TURNED)
         sent = offloaded(plan, self.offload) if self.offload else []
         if sent and compiled:
             warnings.append(_ONE_DEVICE)
@@ -129,7 +135,18 @@ def prepare(
     """
     targets = require_targets(ys)
     refuse_mesh(targets[0].graph)
-    placement.plan_for(targets[0].graph, options.device)
+    with placement.planning_for(targets[0].graph, options.device):
+        return _prepared(targets, xs, grad_ys, options, arguments)
+
+
+def _prepared(
+    targets: Sequence[Tensor],
+    xs: Any,
+    grad_ys: Any,
+    options: Options,
+    arguments: Mapping[str, Any],
+) -> Prepared:
+    """Build and plan the gradients of tensors of one graph."""
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)

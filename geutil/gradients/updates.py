@@ -56,6 +56,10 @@ _OVER_BUDGET = (
     "without them): pass a smaller budget, or, if the updates hold all gradients at "
     "once, holds_gradients=True"
 )
+_OVER_BY_GAPS = (
+    "the allocator hands out {peak:,} bytes in chunks for the {buffers:,} that the "
+    "step holds at its peak, more than the budget of {limit:,}: pass a smaller budget"
+)
 _HOLDS = (
     "of the {peak:,} bytes that the step holds at its peak, {held:,} are gradients: "
     "they are held until the last one is there (to be clipped by their common norm, "
@@ -326,7 +330,10 @@ class _Orders:
         limit = report.budget
         if whole and limit is not None and ordered.resident > _OVER * limit:
             peaks = {"peak": ordered.resident, "before": report.resident}
-            notes.append(_OVER_BUDGET.format(limit=limit, **peaks))
+            has_chunks = plan.simulation.program.device.allocator is not None
+            is_met = has_chunks and ordered.peak <= limit
+            over = _OVER_BY_GAPS if is_met else _OVER_BUDGET
+            notes.append(over.format(limit=limit, buffers=ordered.peak, **peaks))
         for note in notes:
             self._warn(note)
         self._report = replace(

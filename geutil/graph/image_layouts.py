@@ -10,6 +10,9 @@ that was planned to hold 1,683 MB takes 2,951 and 1.17 times as long
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import tensorflow as tf
 
 from geutil.graph import state
@@ -71,15 +74,30 @@ def hold_when_complete(graph: Graph) -> None:
     state.on_completion(graph, _hold)
 
 
+def are_turned(graph: Graph) -> bool:
+    """Tell whether Grappler is left to turn the images of a graph for a GPU."""
+    options = tf.config.optimizer.get_experimental_options()
+    is_left = options.get("auto_mixed_precision") and not _is_switched_off(options)
+    return bool(is_left) and any(True for _ in _sensitive(graph))
+
+
+def _is_switched_off(options: Mapping[str, Any]) -> bool:
+    return options.get("layout_optimizer") is False
+
+
+def _sensitive(graph: Graph) -> Iterator[Operation]:
+    """Yield the ops on GPUs whose layout Grappler may change."""
+    usual = kind_of(planned_for(graph))
+    for op in graph.get_operations():
+        if op.type in _SENSITIVE and _device_type(op, usual) == "GPU":
+            yield op
+
+
 def _hold(use: state.Use) -> None:
     options = tf.config.optimizer.get_experimental_options()
-    switched_off = options.get("layout_optimizer") is False
-    if switched_off or options.get("auto_mixed_precision"):
+    if _is_switched_off(options) or options.get("auto_mixed_precision"):
         return
-    usual = kind_of(planned_for(use.graph))
-    for op in use.graph.get_operations():
-        if op.type not in _SENSITIVE or _device_type(op, usual) != "GPU":
-            continue
+    for op in _sensitive(use.graph):
         attributes = op.node_def.attr
         # A Session that has run an op sees no change of it.
         can_change = use.is_function or not state.has_been_run(use.graph, (op,))

@@ -10,7 +10,8 @@ for a GPU go to the CPU beside it, with all ops that must be where they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import tensorflow as tf
 
@@ -69,11 +70,14 @@ def checked_default(device: str | None, devices: Iterable[str]) -> str:
     if device is None:
         return default
     try:
-        return full_name(device, default)
+        name = full_name(device, default)
+        if (_spec(name).device_index or 0) < 0:
+            raise ValueError(name)
     except (TypeError, ValueError, AttributeError) as error:
         raise ArgumentTypeError(
-            f"{device!r} is no device; pass one like '/job:worker/task:0'"
+            f"{device!r} is no device; pass one like 'GPU:0' or '/job:worker/task:0'"
         ) from error
+    return name
 
 
 def kind_of(device: str | None) -> str:
@@ -92,6 +96,18 @@ def plan_for(graph: Graph, device: str | None) -> None:
     """Note the device that the steps of a graph are planned for, if one is named."""
     if device is not None:
         state.state_of(graph).device = device
+
+
+@contextmanager
+def planning_for(graph: Graph, device: str | None) -> Iterator[None]:
+    """Plan steps of a graph for a device, unless what is done raises."""
+    earlier = planned_for(graph)
+    plan_for(graph, device)
+    try:
+        yield
+    except BaseException:
+        state.state_of(graph).device = earlier
+        raise
 
 
 def planned_for(graph: Graph) -> str | None:

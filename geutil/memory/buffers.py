@@ -209,11 +209,14 @@ class Simulation:
         """The bytes of a region that has room for the chunks and the variables.
 
         None where the device has no allocator of chunks. Regions of growing memory need
-        about as much.
+        about as much, and at least what is in use.
         """
-        if self.program.device.allocator is None:
+        allocator = self.program.device.allocator
+        if allocator is None:
             return None
-        return self._replay(Allocator()).extent
+        in_use = max(self._replay(allocator).in_use, default=0)
+        least = in_use + self.program.variable_bytes
+        return max(self._replay(Allocator()).extent, least)
 
     def _replay(self, allocator: Allocator) -> Taken:
         nodes, sizes = self.program.nodes, self.program.sizes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, PlanError
+from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import Budget, checkpointed, explain, gradients, last_report, plan
 from geutil.memory import (
     largest_batch,
@@ -202,7 +202,56 @@ def test_the_largest_batch_leaves_room_for_fragments():
     assert found.batch < largest_batch(lambda b: conv_step(batch=b), "64MB").batch
 
 
-@pytest.mark.parametrize("device", ["TPU:0", "the large one", "FPGA:0"])
+def test_memory_that_grows_has_no_less_than_is_in_use(monkeypatch):
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    for rows in (7, 8, 37, 60):
+        timeline = predict(conv_step("memory", rows, GPU, 8), grappler=False)
+        assert timeline.extent >= timeline.resident + timeline.variable_bytes
+    # TensorFlow takes no other spelling.
+    grown = predict(conv_step(batch=8), device=GPU).resident
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "1")
+    assert predict(conv_step(batch=8), device=GPU).resident < grown
+
+
+def test_a_refused_call_plans_for_no_device():
+    with tf.Graph().as_default():
+        x = tf.ones([4096])
+        y = tf.tanh(tf.tanh(x))
+        with pytest.raises(PlanError):
+            gradients(y, x, checkpoints=Budget(1), device=GPU)
+        with pytest.raises(SelectionError):
+            gradients(y, x, checkpoints="none", device=GPU)
+        assert predict(gradients(y, x, checkpoints="memory")).extent is None
+
+
+def test_times_of_a_gpu_that_is_not_there_are_not_measured():
+    with tf.Graph().as_default():
+        x = tf.ones([4096])
+        y = tf.tanh(tf.tanh(x))
+        with pytest.raises(PlanError, match="plan without measured=True"):
+            plan(y, x, Budget("90%", measured=True), device=GPU)
+
+
+def test_a_report_says_that_grappler_turns_images():
+    options = tf.config.optimizer.get_experimental_options()
+    mixed = {"auto_mixed_precision": True}
+    tf.config.optimizer.set_experimental_options(mixed)
+    try:
+        with tf.Graph().as_default():
+            x = tf.ones([8, 32, 32, 16])
+            y = tf.tanh(tf.nn.conv2d(x, tf.ones([3, 3, 16, 16]), 1, "SAME"))
+            told = explain(y, x, device=GPU).warnings
+            assert any("auto_mixed_precision" in warning for warning in told)
+            told = explain(y, x).warnings
+            assert not any("auto_mixed_precision" in warning for warning in told)
+    finally:
+        was = options.get("auto_mixed_precision", False)
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision": was})
+
+
+@pytest.mark.parametrize(
+    "device", ["TPU:0", "the large one", "FPGA:0", "GPU:-1", "GPU:x"]
+)
 def test_devices_that_are_none_are_refused(device):
     fetches = conv_step()
     with pytest.raises(ArgumentTypeError, match=r"'.*' is no device"):

@@ -32,7 +32,7 @@ from geutil.gradients.planning.step_problem import (
 from geutil.gradients.prediction import Updates, program_of
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
-from geutil.graph.placement import planned_for
+from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Tensor
 from geutil.memory.kernels import device_of
 from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
@@ -214,6 +214,13 @@ class BudgetSearch:
     ) -> None:
         self._step, self._always, self._others = step, always, list(others)
         self._budget, self._updates = budget, updates
+        device = planned_for(step.graph)
+        is_here = kind_of(device) == kind_of(None)
+        if budget.measured and not is_here:
+            raise PlanError(
+                f"'{device}' is not in this machine, so that its times cannot be "
+                "measured: plan without measured=True"
+            )
         # Transfers take seconds, so that ops have to be measured beside them.
         self.time_of = step.op_times(
             measured=budget.measured or budget.offload, in_seconds=budget.offload

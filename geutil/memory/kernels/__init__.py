@@ -51,8 +51,9 @@ def _allocator_of_gpu() -> Allocator | None:
     if os.environ.get(_GPU_ALLOCATOR) == "cuda_malloc_async":
         return None
     said = os.environ.get(_GROWS)
-    if said is not None:
-        return Allocator(grows=said.lower() in ("1", "true"))
+    # TensorFlow takes no other spelling.
+    if said in ("true", "false"):
+        return Allocator(grows=said == "true")
     gpus = tf.config.get_visible_devices("GPU")
     return Allocator(
         grows=any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
