@@ -148,7 +148,7 @@ class Candidate:
     loops: tuple[LoopValues, ...] = ()
     # The time of the step's ops, as a part of that without what loops compute again.
     longer: float = 1.0
-    # Whether less time is better; less bytes at the peak otherwise.
+    # Less time is better if True, else less bytes at the peak.
     in_budget: bool = False
 
     @cached_property

@@ -86,7 +86,7 @@ def kind_of(device: str | None) -> str:
     Raises ArgumentTypeError for what is no device.
 
     Example:
-        >>> kind_of("/device:GPU:0"), kind_of("GPU:1"), kind_of("/job:worker/task:0")
+        >>> kind_of("/device:GPU:0"), kind_of("GPU:1"), kind_of("CPU:0")
         ('GPU', 'GPU', 'CPU')
     """
     return str(_spec(checked_default(device, ())).device_type)
@@ -115,11 +115,6 @@ def planned_for(graph: Graph) -> str | None:
     return state.state_of(graph).device
 
 
-def is_cpu(device: str) -> bool:
-    """Tell whether a full name is that of a CPU."""
-    return _spec(device).device_type == "CPU"
-
-
 def share_memory(one: str, other: str) -> bool:
     """Tell whether tensors go from one device to another without a copy.
 
@@ -144,7 +139,7 @@ def places_of(
     named.
     """
     named = {full_name(device, default) for device in {op.device for op in ops}}
-    if len(named) <= 1 and all(map(is_cpu, named)):
+    if len(named) <= 1 and all(kind_of(device) == "CPU" for device in named):
         (device,) = named or {default}
         places = dict.fromkeys((op.name for op in ops), device)
     else:

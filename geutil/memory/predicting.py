@@ -13,7 +13,7 @@ from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import fetched_subgraph, runtime, shape_inference, types
 from geutil.graph.placement import (
     checked_default,
-    is_cpu,
+    kind_of,
     places_of,
     planned_for,
 )
@@ -153,9 +153,9 @@ class Step:
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
         counted = set(self.devices)
-        if not is_cpu(self.home):
+        if kind_of(self.home) != "CPU":
             # The host of a GPU does not count: the sum is the GPU's.
-            counted = {device for device in counted if not is_cpu(device)}
+            counted = {device for device in counted if kind_of(device) != "CPU"}
         if (count := len(counted)) < 2:
             return timeline
         note = (

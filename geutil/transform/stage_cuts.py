@@ -93,11 +93,7 @@ def cut_sequence(
         >>> cut.ends, cut.largest, cut.traffic
         ((3, 6), 6, 1.0)
     """
-    length = len(crossing) - 1
-    if not 1 <= stages <= length:
-        raise PlanError(
-            f"{length} parts cannot be cut into {stages} stages; ask for 1 to {length}"
-        )
+    length = _checked_length(crossing, stages)
     search = _Search(length, stages, cost)
     least, most = search.bisect(precision)
     found = [search.cheapest(crossing, most * (1 + slack * s)) for s in _SHARES]
@@ -105,6 +101,16 @@ def cut_sequence(
     traffic, ends = next(f for f in found if f[0] <= fewest)
     costs = search.costs(ends)
     return SequenceCut(tuple(ends), tuple(costs), traffic, least)
+
+
+def _checked_length(crossing: Sequence[float], stages: int) -> int:
+    """Return how many parts there are; raise PlanError unless that is enough."""
+    length = len(crossing) - 1
+    if not 1 <= stages <= length:
+        raise PlanError(
+            f"{length} parts cannot be cut into {stages} stages; ask for 1 to {length}"
+        )
+    return length
 
 
 def cut_any(
@@ -133,11 +139,7 @@ def cut_any(
         >>> cut.ends, cut.largest, cut.traffic
         ((3, 6), 6.0, 1.0)
     """
-    length = len(crossing) - 1
-    if not 1 <= stages <= length:
-        raise PlanError(
-            f"{length} parts cannot be cut into {stages} stages; ask for 1 to {length}"
-        )
+    length = _checked_length(crossing, stages)
     weight = np.array([*crossing[:-1], 0.0])
     least = np.full(length + 1, np.inf)
     least[0] = 0.0

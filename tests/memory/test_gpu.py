@@ -159,6 +159,28 @@ def test_a_budget_is_one_of_chunks():
         assert last_report().peak == found.peak
 
 
+def test_gaps_that_exceed_a_budget_are_named():
+    filters = [tf.Variable(tf.ones([3, 3, 16, 16]) / 100) for _ in range(8)]
+
+    @tf.function(autograph=False)
+    def step(x):
+        y = x
+        for w in filters:
+            y = tf.nn.relu(tf.nn.conv2d(y, w, 1, "SAME"))
+        budget = Budget(0.5)
+        loss = tf.reduce_mean(y * y)
+        slopes = gradients(loss, filters, checkpoints=budget, device=GPU)
+        for w, slope in zip(filters, slopes, strict=True):
+            w.assign_sub(slope)
+        return loss
+
+    traced = step.get_concrete_function(tf.TensorSpec([8, 32, 32, 16]))
+    report = last_report(traced)
+    assert report.peak <= report.budget < report.resident
+    (told,) = report.warnings
+    assert f"hands out {report.resident:,} bytes in chunks" in told
+
+
 def test_checkpointed_layers_are_planned_for_a_gpu():
     w = tf.Variable(tf.ones([64, 64]))
 

@@ -407,7 +407,7 @@ class Schedule:
 
     @cached_property
     def steps(self) -> tuple[ScheduleStep, ...]:
-        """What is computed and freed: everything behind its last use."""
+        """The runs and frees in turn: each result is freed behind its last use."""
         freed: list[list[int]] = [[] for _ in (*self.runs, None)]
         last_uses = self.problem.last_uses(self.runs)
         for node, last in zip(self.runs, last_uses, strict=True):
@@ -440,7 +440,7 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """What may be saved at most, as a share of the time of every node once."""
+        """The time that may be saved at most, as a share of that of each node once."""
         missing = max(self.overhead - self.lower_bound, 0.0)
         return missing / self.problem.total_time if missing else 0.0
 

@@ -89,7 +89,7 @@ class Search(NamedTuple):
     # Bytes that are held in each slot, workspaces included; 1 for a slot with a run.
     level: Array
     filled: Array
-    # What the current move did, as pairs of a node and a slot: a run that was put in;
+    # The changes of the current move, as pairs of a node and a slot: a run put in;
     # one taken out, as -1 - node; one that slid there from a slot, which is given above
     # the numbers of nodes, the other way round.
     log: Array

@@ -184,7 +184,7 @@ MOST_CUTS = 320
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """What lies between any two cuts, the start and the end of the forward pass.
+    """The stretches between any two cuts, the start and the end of the forward pass.
 
     Only the triangles above the diagonals count.
     """
@@ -334,7 +334,7 @@ def _held(forward: ForwardPass, table: _Table, gradients: Ints) -> tuple[Ints, I
 
 def _turns(forward: ForwardPass, table: _Table) -> Ints:
     """Return, for each cut, when the backward pass first needs what is before it."""
-    # What crosses the cut is kept, so it does not count.
+    # A tensor that crosses the cut is kept, so it does not count.
     first = np.full(table.cuts + 1, forward.end, np.int64)
     needed = table.last_read >= 0
     np.minimum.at(first, table.until[needed], table.first_read[needed])

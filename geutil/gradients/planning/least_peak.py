@@ -40,7 +40,7 @@ class Trial:
     held: int
     # None if nothing is recomputed.
     plan: Recomputation | None = None
-    # Whether what the backward pass starts with is not recomputed.
+    # True if the ops that the backward pass starts with are not recomputed.
     spares_last: bool = True
     # That of the planner's schedule that it is; 0 if it is none.
     scheduled_peak: int = 0
@@ -125,7 +125,7 @@ def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
 
     Cost: quadratic in the number of cuts, in numpy.
     """
-    # What each stretch adds to the bytes kept, and to the score.
+    # The bytes kept that each stretch adds, and its part of the score.
     stretches = terms.stretches
     added = stretches.kept + terms.idle * stretches.idle
     whole = float(stretches.cost[0].max())

@@ -214,12 +214,11 @@ class BudgetSearch:
     ) -> None:
         self._step, self._always, self._others = step, always, list(others)
         self._budget, self._updates = budget, updates
-        device = planned_for(step.graph)
-        is_here = kind_of(device) == kind_of(None)
-        if budget.measured and not is_here:
+        device, here = planned_for(step.graph), kind_of(None)
+        if budget.measured and kind_of(device) != here:
             raise PlanError(
-                f"'{device}' is not in this machine, so that its times cannot be "
-                "measured: plan without measured=True"
+                f"ops are measured on the {here} of this process, and the step is "
+                f"planned for '{device}': plan without measured=True"
             )
         # Transfers take seconds, so that ops have to be measured beside them.
         self.time_of = step.op_times(

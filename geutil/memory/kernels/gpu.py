@@ -62,8 +62,8 @@ def _kernel_on_gpu(op: Operation) -> Kernel | None:
 def temporary_bytes(op: Operation, dims: DimsOf = dims_of) -> int:
     """Return the bytes that an op's kernel allocates for itself.
 
-    cuDNN computes on channels first. What has channels last is copied, but in
-    convolutions that run in half precision or TensorFloat-32: only their filters are.
+    cuDNN computes on channels first: kernels copy images of channels last, except those
+    of convolutions in half precision or TensorFloat-32, which copy their filters alone.
     """
     if op.type in _NCHW_COPIES:
         return _copies_of_batch_norm(op, dims)
