@@ -1,4 +1,4 @@
-"""What an allocator of chunks holds in a training step, beside the report.
+"""The chunks that an allocator hands out in a training step, beside the report.
 
 `python -m benchmarks.chunks` prints a table: for each network and way of taking
 gradients the buffers and chunks that geutil predicts, and the peak of TensorFlow's

@@ -200,7 +200,7 @@ class Segment:
     reads: tuple[Read, ...]
     # Where backward ops of the same time read kept tensors as they are.
     direct: tuple[Read, ...]
-    # What must have run before: then nothing of the segment before is held.
+    # The ops that must have run before: then nothing of the segment before is held.
     awaited: tuple[Operation, ...]
     # For those of `kept` that have run again before, the segment that is read.
     sources: IdentityMap[int] = field(default_factory=IdentityMap)
@@ -226,7 +226,7 @@ def name_of_sent(op: Operation) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Recomputation:
-    """What of a step is recomputed."""
+    """The ops of a step that are recomputed, by segments."""
 
     step: PlainStep
     # The forward tensors that the backward pass reads, or others are recomputed from,

@@ -158,7 +158,7 @@ class AlwaysKept:
 class Keeping:
     """The forward tensors of a step that are kept, and what is known of the choice."""
 
-    # What the caller asked for, in words.
+    # The choice that the caller asked for, in words.
     mode: str
     chosen: IdentitySet
     always: AlwaysKept
@@ -232,7 +232,7 @@ class _Resolver:
 
     def _least_peak(self) -> Keeping:
         """Return what "memory" keeps, with a warning if these are plain gradients."""
-        # What "speed" keeps is simulated as well, since no cutting may lead there.
+        # The choice of "speed" is simulated as well, since no cutting may lead there.
         heavy = tuple(self._chosen_by(is_heavy, self._smallest))
         search = BudgetSearch(self._step, self._always, [heavy], updates="none")
         among_others = self._among_others

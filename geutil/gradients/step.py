@@ -88,14 +88,14 @@ class PlainStep:
     ys: tuple[Tensor, ...]
     # Without variables.
     xs: tuple[Tensor, ...]
-    # What `tf.gradients` returned for each x: a tensor, `tf.IndexedSlices` or None.
+    # The results of `tf.gradients`: tensors, `tf.IndexedSlices` or None.
     gradients: tuple[Any, ...]
     # The ops that hand the gradient of each y to the backward pass.
     seeds: tuple[Operation, ...]
     # The ops that some gradient needs and that depend on a seed, by data or control
     # edges, in topological order.
     backward: tuple[Operation, ...]
-    # Whether all gradients are held until the step ends.
+    # True if all gradients are held until the step ends.
     holds_gradients: bool = False
     # Of each x the handle, if it is a resource variable, and the reference variable
     # that it is or shows.

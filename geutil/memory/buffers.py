@@ -388,7 +388,7 @@ class _AnyOrder:
         for shared in read:
             here = {t for t in node.inputs if self._shared[t] is shared}
             shared.left -= len(here)
-            # What runs before this node in any order cannot be the last reader.
+            # A node that runs before this one in any order cannot be the last reader.
             shared.last = [j for j in shared.last if not behind >> j & 1]
         met: dict[int, _Shared] = {}
         for out, place in node.aliases:
@@ -432,7 +432,7 @@ class _AnyOrder:
             late = {
                 j
                 for t in node.updates
-                # What is read after the update is the new buffer.
+                # Reads after the update are of the new buffer.
                 if not self._behind[self._program.makers[t]] >> i & 1
                 for j in self._shared[t].last
                 if not ended >> j & 1
