@@ -76,6 +76,10 @@ class QuantizeError(GeutilError, ValueError):
     """Quantization cannot be simulated as asked."""
 
 
+class TFLiteError(GeutilError, ValueError):
+    """A TFLite file cannot be read, or edited as asked; it is as it was."""
+
+
 class TapeError(GeutilError, ValueError):
     """A tape cannot be recorded, or gone back along."""
 

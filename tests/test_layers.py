@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1] / "geutil"
 
 LAYERS = {
     "graph": 0,
+    "tflite": 1,
     "select": 1,
     "reroute": 2,
     "transform": 3,
@@ -33,7 +34,15 @@ LAYERS = {
 }
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
-FOR_ALL = {"errors", "formats", "lazy", "notebook_display", "progress", "version"}
+FOR_ALL = {
+    "errors",
+    "formats",
+    "lazy",
+    "notebook_display",
+    "progress",
+    "version",
+    "writing",
+}
 # Clients do not know each other, with one exception: the rewriters of old fold batch
 # norms and then insert FakeQuant ops, so one module puts the two together.
 COMPOSITIONS = {"quantize.contrib_rewriters": {"batchnorm"}}
@@ -51,6 +60,9 @@ OWN_PRIVATE = {
     "select.subgraph": VIEW | {"_graph", "_ops", "_lookups"},
     # Functions that update a view in place.
     "reroute.views": VIEW,
+    # The place of a table in a flatbuffer, which the generated classes call so.
+    "tflite.reading": {"_tab"},
+    "tflite.writing": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.model import ModelError
-from geutil.model.saving import written_atomically
+from geutil.writing import written_atomically
 from tests.model import small_models
 from tests.processes import run_python
 
@@ -340,7 +340,7 @@ def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
 
 KILLED = """
 import os, pathlib, signal
-from geutil.model.saving import written_atomically
+from geutil.writing import written_atomically
 path = pathlib.Path({!r})
 with written_atomically(path, overwrite=True) as new:
     new.mkdir()

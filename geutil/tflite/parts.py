@@ -1,0 +1,577 @@
+"""The parts of a TFLite file as objects with identity: subgraphs, ops and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geutil.errors import TFLiteError
+from geutil.tflite.schema import DTYPES, PACKED_BITS, options_table, schema
+
+Array = np.ndarray[Any, Any]
+
+FLEX = "Flex"
+"""The names of custom ops that are ops of TensorFlow begin so."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How integers stand for numbers: `scale * (integer - zero_point)`.
+
+    Attributes:
+        scales: the size of a step; one, or one for each index along `axis`.
+        zero_points: the integer that stands for 0; one for each scale.
+        axis: the dimension along which scales differ.
+        block: how many values in a row share a scale; 0 where no blocks are.
+        block_scales: the tensor with the sizes of the steps of blocks.
+        block_zeros: the tensor with their zero points; None where they are 0.
+    """
+
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...] = (0,)
+    axis: int = 0
+    block: int = 0
+    block_scales: LiteTensor | None = None
+    block_zeros: LiteTensor | None = None
+
+    def __str__(self) -> str:
+        if self.block:
+            return f"blocks of {self.block} along axis {self.axis}"
+        if len(self.scales) == 1:
+            return f"scale {self.scales[0]:.6g}, zero point {self.zero_points[0]}"
+        zero = f", zero point {self.zero_points[0]}" if self._one_zero() else ""
+        return (
+            f"{len(self.scales)} scales along axis {self.axis}, "
+            f"{min(self.scales):.4g} to {max(self.scales):.4g}{zero}"
+        )
+
+    def _one_zero(self) -> bool:
+        return len(set(self.zero_points)) == 1
+
+    def along(self, rank: int) -> tuple[Array, Array]:
+        """Return scales and zero points that broadcast over values of a rank."""
+        shape = [1] * rank
+        if len(self.scales) > 1:
+            shape[self.axis] = -1
+        scales = np.asarray(self.scales, np.float32).reshape(shape)
+        return scales, np.asarray(self.zero_points, np.int64).reshape(-1)[
+            : len(self.scales)
+        ].reshape(shape if len(self.zero_points) > 1 else [1] * rank)
+
+
+class Buffer:
+    """Bytes of a file: of constants, which several tensors can share, or metadata.
+
+    Attributes:
+        data: the bytes; None of a tensor that is computed.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Array | None = None) -> None:
+        self.data = data
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes in the file."""
+        return 0 if self.data is None else int(self.data.size)
+
+
+class LiteTensor:
+    """A tensor of a subgraph of a TFLite file; compared by identity.
+
+    Attributes:
+        name: its name, that of ops it was converted from, joined by ";".
+        dtype: the name of its type, such as "int8".
+        quantization: what its integers stand for; None if they stand for themselves.
+        buffer: the buffer with its values, which is empty of what is computed.
+        is_variable: whether it keeps its values from one run to the next.
+    """
+
+    __slots__ = (
+        "as_read",
+        "buffer",
+        "dtype",
+        "is_variable",
+        "makers",
+        "name",
+        "quantization",
+        "readers",
+        "record",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int | None] | None,
+        quantization: Quantization | None = None,
+        buffer: Buffer | None = None,
+    ) -> None:
+        self.record = schema().TensorT()
+        self.readers: dict[LiteOp, int] = {}
+        self.makers: dict[LiteOp, int] = {}
+        self.name, self.dtype, self.shape = name, dtype, shape
+        self.quantization = self.as_read = quantization
+        self.buffer = buffer or Buffer()
+        self.is_variable = False
+
+    @classmethod
+    def read(cls, record: Any, dtype: str, buffer: Buffer) -> LiteTensor:
+        """Return the tensor of a record of the schema; its steps are read later."""
+        tensor = cls.__new__(cls)
+        tensor.record, tensor.dtype, tensor.buffer = record, dtype, buffer
+        tensor.name = text(record.name)
+        tensor.is_variable = bool(record.isVariable)
+        tensor.readers, tensor.makers = {}, {}
+        tensor.quantization = tensor.as_read = None
+        return tensor
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """Its size in each dimension, None where it is free; None without a rank."""
+        sizes = self.record.shapeSignature
+        if sizes is None or not len(sizes):
+            sizes = self.record.shape
+        known = () if sizes is None else tuple(int(size) for size in sizes)
+        return tuple(None if size < 0 else size for size in known)
+
+    @shape.setter
+    def shape(self, shape: Sequence[int | None] | None) -> None:
+        sizes = () if shape is None else tuple(shape)
+        free = any(size is None for size in sizes)
+        signature = [-1 if size is None else size for size in sizes]
+        self.record.shape = np.asarray(
+            [1 if size is None else size for size in sizes], np.int32
+        )
+        self.record.shapeSignature = np.asarray(signature, np.int32) if free else None
+        self.record.hasRank = shape is not None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its shape before any input is resized: 1 where a size is free."""
+        sizes = self.record.shape
+        return () if sizes is None else tuple(int(size) for size in sizes)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that its values take in the file; 0 of what is computed."""
+        return self.buffer.size
+
+    @property
+    def producer(self) -> LiteOp | None:
+        """The op that makes it; None of constants and of what a subgraph is given."""
+        return next(iter(self.makers), None)
+
+    @property
+    def consumers(self) -> tuple[LiteOp, ...]:
+        """The ops that read it, each once."""
+        return tuple(self.readers)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the file leaves out zeros among its values."""
+        return self.record.sparsity is not None
+
+    @property
+    def value(self) -> Array | None:
+        """The array that the file holds; None of what is computed, and of strings.
+
+        Integers of 2 and 4 bits are given as int8; zeros that are left out of the file
+        are not filled in, so sparse tensors have None. The array cannot be written to.
+        """
+        data = self.buffer.data
+        if data is None or not data.size or self.is_sparse:
+            return None
+        if self.dtype in PACKED_BITS:
+            count = int(np.prod(self.sizes, dtype=np.int64))
+            return _unpacked_bits(data, self.dtype, count).reshape(self.sizes)
+        if self.dtype not in DTYPES:
+            return None
+        return data.view(DTYPES[self.dtype]).reshape(self.sizes)
+
+    @value.setter
+    def value(self, value: Array) -> None:
+        # The bytes of a buffer can be those of other tensors, too.
+        self.buffer = Buffer(stored(value, self.dtype))
+        if tuple(value.shape) != self.sizes or self.shape is None:
+            self.shape = value.shape
+        self.record.sparsity = None
+
+    def copied(self) -> LiteTensor:
+        """Return a tensor like it, which no op reads or makes, in the same buffer."""
+        new = LiteTensor.__new__(LiteTensor)
+        new.record = copied_record(self.record)
+        new.readers, new.makers = {}, {}
+        new.name, new.dtype, new.buffer = self.name, self.dtype, self.buffer
+        new.quantization, new.as_read = self.quantization, self.as_read
+        new.is_variable = self.is_variable
+        return new
+
+    def __str__(self) -> str:
+        shape = self.shape
+        sizes = (
+            "..."
+            if shape is None
+            else ", ".join("?" if size is None else str(size) for size in shape)
+        )
+        return f"{self.dtype} [{sizes}]"
+
+    def __repr__(self) -> str:
+        return f"<LiteTensor '{self.name}' {self}>"
+
+
+class LiteOp:
+    """An op of a TFLite file; compared by identity.
+
+    Attributes:
+        kind: its kind, such as "CONV_2D"; of custom ops the name, such as "FlexInv".
+        version: the version of its kernel.
+        is_custom: whether TFLite has no kernel of its own for it.
+        options: its options by their names in the schema; an option that calls a
+            subgraph holds this subgraph. Of kinds without a table of options, empty.
+        custom_options: of a custom op the options, as its kernel reads them.
+        intermediates: tensors that describe what a kernel computes on the way.
+    """
+
+    __slots__ = (
+        "_inputs",
+        "_outputs",
+        "code",
+        "custom_options",
+        "graph",
+        "intermediates",
+        "is_custom",
+        "kind",
+        "options",
+        "record",
+        "table",
+        "version",
+    )
+
+    def __init__(
+        self,
+        kind: str,
+        inputs: Iterable[LiteTensor | None],
+        outputs: Iterable[LiteTensor],
+        options: Mapping[str, Any] | None = None,
+        *,
+        version: int = 1,
+        custom_options: bytes | None = None,
+    ) -> None:
+        self.record = schema().OperatorT()
+        self.graph: LiteGraph | None = None
+        self.code: Code | None = None
+        self.kind, self.version = kind, version
+        self.is_custom = custom_options is not None
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.table = None if self.is_custom else options_table(kind)
+        self.options = dict(options or {})
+        self.custom_options = custom_options or b""
+        self.intermediates: tuple[LiteTensor | None, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        code: Code,
+        record: Any,
+        inputs: tuple[LiteTensor | None, ...],
+        outputs: tuple[LiteTensor, ...],
+    ) -> LiteOp:
+        """Return the op of a code and a record of the schema, without options."""
+        op = cls(code.kind, inputs, outputs, version=code.version)
+        op.code, op.record, op.is_custom = code, record, code.is_custom
+        return op
+
+    @property
+    def inputs(self) -> tuple[LiteTensor | None, ...]:
+        """The tensors that it reads; None for those left out."""
+        return self._inputs
+
+    @inputs.setter
+    def inputs(self, tensors: Iterable[LiteTensor | None]) -> None:
+        new = tuple(tensors)
+        if self.graph is not None:
+            _unlink(self, self._inputs, "readers")
+            _link(self, new, "readers")
+        self._inputs = new
+
+    @property
+    def outputs(self) -> tuple[LiteTensor, ...]:
+        """The tensors that it makes."""
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, tensors: Iterable[LiteTensor]) -> None:
+        new = tuple(tensors)
+        if self.graph is not None:
+            _unlink(self, self._outputs, "makers")
+            _link(self, new, "makers")
+        self._outputs = new
+
+    @property
+    def subgraphs(self) -> tuple[LiteGraph, ...]:
+        """The subgraphs that it calls."""
+        values = (
+            item
+            for value in self.options.values()
+            for item in (value if isinstance(value, list) else (value,))
+        )
+        return tuple(item for item in values if isinstance(item, LiteGraph))
+
+    def copied(
+        self, tensors: Mapping[LiteTensor, LiteTensor], kind: str | None = None
+    ) -> LiteOp:
+        """Return an op like it, in no subgraph, with tensors replaced by others.
+
+        Args:
+            tensors: the tensors to replace and their replacements.
+            kind: its kind; that of this op if None.
+        """
+        kind = kind or self.kind
+        new = LiteOp(
+            kind,
+            (t and tensors.get(t, t) for t in self._inputs),
+            (tensors.get(t, t) for t in self._outputs),
+            self.options,
+            version=self.version,
+        )
+        new.record, new.is_custom = copied_record(self.record), self.is_custom
+        new.custom_options = self.custom_options
+        new.intermediates = tuple(t and tensors.get(t, t) for t in self.intermediates)
+        if kind == self.kind:
+            new.code, new.table = self.code, self.table
+        return new
+
+    def __repr__(self) -> str:
+        made = ", ".join(f"'{t.name}'" for t in self._outputs)
+        return f"<LiteOp {self.kind} -> {made}>"
+
+
+def _link(op: LiteOp, tensors: Iterable[LiteTensor | None], field: str) -> None:
+    for tensor in tensors:
+        if tensor is not None:
+            ops = getattr(tensor, field)
+            ops[op] = ops.get(op, 0) + 1
+
+
+def _unlink(op: LiteOp, tensors: Iterable[LiteTensor | None], field: str) -> None:
+    for tensor in tensors:
+        if tensor is not None:
+            ops = getattr(tensor, field)
+            ops[op] -= 1
+            if not ops[op]:
+                del ops[op]
+
+
+class LiteGraph:
+    """A subgraph of a TFLite file: the network, or a branch or body of a loop.
+
+    Attributes:
+        name: its name; "" if it has none.
+        inputs: the tensors that it is given.
+        outputs: the tensors that it gives.
+    """
+
+    __slots__ = ("_listed", "_ops", "_tensors", "inputs", "name", "outputs", "record")
+
+    def __init__(self, name: str = "") -> None:
+        self.record = schema().SubGraphT()
+        self._tensors: dict[LiteTensor, None] = {}
+        self._ops: list[LiteOp] = []
+        self._listed: tuple[LiteOp, ...] | None = None
+        self.name = name
+        self.inputs: tuple[LiteTensor, ...] = ()
+        self.outputs: tuple[LiteTensor, ...] = ()
+
+    @property
+    def ops(self) -> tuple[LiteOp, ...]:
+        """Its ops in the order in which they run."""
+        if self._listed is None:
+            self._listed = tuple(self._ops)
+        return self._listed
+
+    @property
+    def tensors(self) -> tuple[LiteTensor, ...]:
+        """Its tensors, in the order of the file."""
+        return tuple(self._tensors)
+
+    def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
+        """Let the subgraph, which has no ops yet, have these tensors."""
+        self._tensors = dict.fromkeys(tensors)
+
+    def add_tensor(self, tensor: LiteTensor) -> LiteTensor:
+        """Add a tensor at the end; return it."""
+        self._tensors[tensor] = None
+        return tensor
+
+    def add_op(self, op: LiteOp, at: int | None = None) -> LiteOp:
+        """Let an op run at a place in the order, at the end if None; return it.
+
+        Tensors that the subgraph does not have yet are added.
+
+        Cost: linear in the ops behind it.
+        """
+        self._ops.insert(len(self._ops) if at is None else at, op)
+        self._listed = None
+        self._attach(op)
+        return op
+
+    def _attach(self, op: LiteOp) -> None:
+        op.graph = self
+        _link(op, op.inputs, "readers")
+        _link(op, op.outputs, "makers")
+        for tensor in (*op.inputs, *op.outputs, *op.intermediates):
+            if tensor is not None:
+                self._tensors.setdefault(tensor)
+
+    def set_ops(self, ops: Iterable[LiteOp]) -> None:
+        """Let the subgraph have these ops and no others, in this order.
+
+        Cost: linear in both.
+        """
+        new = [*ops]
+        for op in self._ops:
+            _unlink(op, op.inputs, "readers")
+            _unlink(op, op.outputs, "makers")
+            op.graph = None
+        self._ops, self._listed = new, None
+        for op in self._ops:
+            self._attach(op)
+
+    def drop_tensors(self, tensors: Iterable[LiteTensor]) -> None:
+        """Leave tensors out, which no op reads or makes."""
+        for tensor in tensors:
+            del self._tensors[tensor]
+
+    def __repr__(self) -> str:
+        return f"<LiteGraph '{self.name}', {len(self._ops)} ops>"
+
+
+@dataclass(eq=False)
+class LiteSignature:
+    """A signature of a TFLite file.
+
+    Attributes:
+        key: its name.
+        graph: its subgraph.
+        inputs: the tensors that it is given, by name.
+        outputs: the tensors that it gives, by name.
+    """
+
+    key: str
+    graph: LiteGraph
+    inputs: dict[str, LiteTensor]
+    outputs: dict[str, LiteTensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """An op code: a kind of ops and the version of its kernel."""
+
+    kind: str
+    version: int
+    is_custom: bool
+    record: Any
+
+
+class Contents:
+    """The contents of a TFLite file.
+
+    Attributes:
+        graphs: its subgraphs, the first of them the main one.
+        signatures: its signatures by their names.
+        metadata: the bytes that are stored in it besides, by name.
+        description: the converter's description of itself.
+        bytes_total: the size of the file that was read.
+        record: the schema's object of the file, for tables that are read no further.
+        codes: the op codes of the file that was read.
+        buffers: its buffers in their order.
+        kept: the places of buffers that nothing named; they are written all the same.
+        old_metadata: buffers that old files list as metadata.
+        unknown: a field of it that the schema lacks; "" if it has none.
+        is_split: whether weights lie behind the flatbuffer, as in files above 2 GB.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[LiteGraph] = []
+        self.signatures: dict[str, LiteSignature] = {}
+        self.metadata: dict[str, Buffer] = {}
+        self.description = ""
+        self.bytes_total = 0
+        self.record = schema().ModelT()
+        self.record.version = 3
+        self.codes: list[Code] = []
+        self.buffers: list[Buffer] = [Buffer()]
+        self.kept: set[int] = {0}
+        self.old_metadata: list[Buffer] = []
+        self.unknown = ""
+        self.is_split = False
+
+    @property
+    def tensors(self) -> Iterator[LiteTensor]:
+        """The tensors of all subgraphs."""
+        return (t for graph in self.graphs for t in graph.tensors)
+
+    @property
+    def ops(self) -> Iterator[LiteOp]:
+        """The ops of all subgraphs, in their order."""
+        return (op for graph in self.graphs for op in graph.ops)
+
+
+def text(value: bytes | None) -> str:
+    """Return the text of a string of the schema, "" without one."""
+    return "" if value is None else bytes(value).decode("utf-8")
+
+
+def copied_record(record: Any) -> Any:
+    """Return an object of the schema with the same fields."""
+    new = type(record)()
+    vars(new).update(vars(record))
+    return new
+
+
+def stored(value: Array, dtype: str) -> Array:
+    """Return the bytes of an array as a file holds them.
+
+    Args:
+        value: the array; integers in the range of the type.
+        dtype: the name of the type to store it in.
+
+    Raises:
+        TFLiteError: numpy has no such type.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil.tflite.file import stored
+        >>> stored(np.array([1, -1, 7]), "int4").tolist()
+        [241, 7]
+    """
+    if dtype in PACKED_BITS:
+        bits = PACKED_BITS[dtype]
+        flat = value.reshape(-1).astype(np.int8).view(np.uint8) & (2**bits - 1)
+        each = 8 // bits
+        flat = np.append(flat, np.zeros(-flat.size % each, np.uint8)).reshape(-1, each)
+        shifts = np.arange(each, dtype=np.uint8) * bits
+        packed: Array = np.bitwise_or.reduce(flat << shifts, axis=1).astype(np.uint8)
+        return packed
+    if dtype not in DTYPES:
+        raise TFLiteError(
+            f"arrays cannot be stored as {dtype}; the types are {sorted(DTYPES)} and "
+            f"{sorted(PACKED_BITS)}"
+        )
+    raw: Array = np.ascontiguousarray(value, DTYPES[dtype])
+    return np.frombuffer(raw.tobytes(), np.uint8)
+
+
+def _unpacked_bits(data: Array, dtype: str, count: int) -> Array:
+    """Return the integers that bytes hold several in each."""
+    bits = PACKED_BITS[dtype]
+    shifts = np.arange(8 // bits, dtype=np.uint8) * bits
+    flat = (data[:, None] >> shifts & (2**bits - 1)).reshape(-1)[:count].view(np.int8)
+    if dtype.startswith("u"):
+        return flat
+    return np.where(flat >= 2 ** (bits - 1), flat - 2**bits, flat).astype(np.int8)

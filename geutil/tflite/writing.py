@@ -1,0 +1,336 @@
+"""TFLite files written from objects: tables in a flatbuffer, weights behind them.
+
+Weights are not copied into the flatbuffer: its tables are built with room for the
+places of the weights, which are written one after another, in the file or behind it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from geutil.errors import TFLiteError
+from geutil.tflite.parts import (
+    Array,
+    Buffer,
+    Code,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+    Quantization,
+    copied_record,
+)
+from geutil.tflite.schema import (
+    CUSTOM,
+    IDENTIFIER,
+    is_call,
+    kind_number,
+    option_names,
+    option_number,
+    schema,
+    type_numbers,
+)
+
+_ALIGNMENT = 16
+"""The schema aligns the bytes of a buffer so."""
+_LARGEST = 2**31 - 1
+"""Offsets in a flatbuffer reach so far; weights of larger files lie behind it."""
+_TABLES = 64 << 20
+"""Room for the tables of a file whose weights lie inside."""
+_DATA, _OFFSET = 4, 6
+"""The fields of the bytes and of their place in the schema's table of a buffer."""
+_LARGE_OFFSET = 22
+"""The field of an op for the place of custom options behind the flatbuffer."""
+_LAST_OF_ONE_BYTE = 127
+"""Kinds up to this one are written in a field for old readers, too."""
+
+
+class _Stub:
+    """A buffer whose bytes are written behind the tables."""
+
+    def __init__(self, buffer: Buffer, placeholder: list[int], split: bool) -> None:
+        self._buffer, self._placeholder, self._split = buffer, placeholder, split
+
+    def Pack(self, builder: Any) -> int:  # noqa: N802
+        """Write the table; its bytes are all the same placeholder at first."""
+        tables, data = schema(), self._buffer.data
+        here = data is not None and not (self._split and data.size)
+        if here and not self._placeholder:
+            self._placeholder.append(builder.CreateNumpyVector(np.zeros(0, np.uint8)))
+        tables.BufferStart(builder)
+        if here:
+            tables.BufferAddData(builder, self._placeholder[0])
+        elif data is not None:
+            # Smaller numbers mean that there is none.
+            tables.BufferAddOffset(builder, 2)
+            tables.BufferAddSize(builder, data.size)
+        return int(tables.BufferEnd(builder))
+
+
+class Writer:
+    """Writes one file: tables in a flatbuffer, then the bytes of the buffers."""
+
+    def __init__(self, file: Contents) -> None:
+        if file.unknown:
+            raise TFLiteError(
+                f"the file has {file.unknown}, which the schema that is installed "
+                "lacks and would lose; install a newer ai-edge-litert"
+            )
+        self._file = file
+        self._graphs = {graph: i for i, graph in enumerate(file.graphs)}
+        self._buffers = self._used_buffers()
+        self._buffer_at = {id(b): i for i, b in enumerate(self._buffers)}
+        self._codes = [*file.codes]
+        self._code_at: dict[Any, int] = {}
+        for i, code in enumerate(self._codes):
+            self._code_at.setdefault(id(code), i)
+            key = (code.kind, code.is_custom, code.version)
+            self._code_at.setdefault(key, i)
+        self._large: list[tuple[int, int, bytes]] = []
+        total = sum(b.size + _ALIGNMENT for b in self._buffers)
+        self._split = file.is_split or total > _LARGEST - _TABLES
+
+    def _used_buffers(self) -> list[Buffer]:
+        """Return the buffers of the new file, in the order of the one that was read."""
+        file = self._file
+        named = [t.buffer for t in file.tensors]
+        named += [*file.metadata.values(), *file.old_metadata]
+        used = {id(b): b for b in named}
+        kept = [
+            b for i, b in enumerate(file.buffers) if i in file.kept or id(b) in used
+        ]
+        known = {id(b) for b in kept}
+        return [*kept, *(b for key, b in used.items() if key not in known)]
+
+    def pieces(self) -> Iterator[Any]:
+        """Yield the bytes of the file, one piece after another."""
+        import flatbuffers
+
+        builder = flatbuffers.Builder(1 << 16)
+        builder.Finish(self._model().Pack(builder), IDENTIFIER)
+        head = bytearray(builder.Output())
+        head += bytes(-len(head) % _ALIGNMENT)
+        tables = schema().Model.GetRootAs(head, 0)
+        places = self._places(head, tables)
+        if not self._split and places[-1] > _LARGEST:
+            raise TFLiteError(
+                f"the file would take {places[-1]:,} bytes with its weights inside"
+            )
+        yield bytes(head)
+        end = len(head)
+        for buffer, place in zip(self._written(), places[:-1], strict=True):
+            prefix = b"" if self._split else struct.pack("<I", buffer.size)
+            yield bytes(place - end - len(prefix)) + prefix
+            yield np.ascontiguousarray(buffer.data).data
+            end = place + buffer.size
+        for place, options in self._large_at:
+            yield bytes(place - end) + options
+            end = place + len(options)
+        yield bytes(places[-1] - end)
+
+    def _written(self) -> list[Buffer]:
+        return [b for b in self._buffers if b.data is not None and self._is_behind(b)]
+
+    def _is_behind(self, buffer: Buffer) -> bool:
+        return bool(buffer.size) or (buffer.data is not None and not self._split)
+
+    def _places(self, head: bytearray, tables: Any) -> list[int]:
+        """Return where bytes will lie, and the end; let the tables say so."""
+        places, end = [], len(head)
+        for i, buffer in enumerate(self._buffers):
+            if buffer.data is None or not self._is_behind(buffer):
+                continue
+            table = tables.Buffers(i)._tab
+            # In a flatbuffer, the count of the bytes stands before them.
+            start = end + (0 if self._split else 4)
+            start += -start % _ALIGNMENT
+            if self._split:
+                struct.pack_into("<Q", head, table.Pos + table.Offset(_OFFSET), start)
+            else:
+                field = table.Pos + table.Offset(_DATA)
+                struct.pack_into("<I", head, field, start - 4 - field)
+            places.append(start)
+            end = start + buffer.size
+        self._large_at = []
+        for graph, op, options in self._large:
+            table = tables.Subgraphs(graph).Operators(op)._tab
+            start = end + -end % _ALIGNMENT
+            field = table.Pos + table.Offset(_LARGE_OFFSET)
+            struct.pack_into("<Q", head, field, start)
+            self._large_at.append((start, options))
+            end = start + len(options)
+        places.append(end + -end % 4)
+        return places
+
+    def _model(self) -> Any:
+        """Return the schema's object of the file."""
+        file, types = self._file, schema()
+        model = copied_record(file.record)
+        model.description = file.description or None
+        model.subgraphs = [self._subgraph(graph) for graph in file.graphs]
+        model.operatorCodes = [code.record for code in self._codes]
+        placeholder: list[int] = []
+        model.buffers = [_Stub(b, placeholder, self._split) for b in self._buffers]
+        model.metadata = []
+        for name, buffer in file.metadata.items():
+            entry = types.MetadataT()
+            entry.name, entry.buffer = name, self._buffer_at[id(buffer)]
+            model.metadata.append(entry)
+        model.metadata = model.metadata or None
+        old = [self._buffer_at[id(b)] for b in file.old_metadata]
+        model.metadataBuffer = np.asarray(old, np.int32) if old else None
+        model.signatureDefs = [self._signature(s) for s in file.signatures.values()]
+        model.signatureDefs = model.signatureDefs or None
+        return model
+
+    def _subgraph(self, graph: LiteGraph) -> Any:
+        subgraph = copied_record(graph.record)
+        tensors = graph.tensors
+        at = {tensor: i for i, tensor in enumerate(tensors)}
+        subgraph.name = graph.name or None
+        subgraph.tensors = [self._tensor(tensor, at) for tensor in tensors]
+        subgraph.inputs = _places_of(graph.inputs, at)
+        subgraph.outputs = _places_of(graph.outputs, at)
+        place = self._graphs[graph]
+        subgraph.operators = [
+            self._op(op, at, place, i) for i, op in enumerate(graph.ops)
+        ]
+        return subgraph
+
+    def _tensor(self, tensor: LiteTensor, at: Mapping[LiteTensor, int]) -> Any:
+        record = copied_record(tensor.record)
+        record.name = tensor.name
+        record.type = type_numbers()[tensor.dtype]
+        record.buffer = self._buffer_at[id(tensor.buffer)]
+        record.isVariable = tensor.is_variable
+        quantization = tensor.quantization
+        if quantization is not tensor.as_read:
+            record.quantization = _quantization_record(quantization)
+        if quantization is not None and quantization.block_scales is not None:
+            entry = record.quantization = copied_record(record.quantization)
+            details = entry.details = copied_record(entry.details)
+            zeros = quantization.block_zeros
+            details.scales = at[quantization.block_scales]
+            details.zeroPoints = -1 if zeros is None else at[zeros]
+        return record
+
+    def _op(
+        self, op: LiteOp, at: Mapping[LiteTensor, int], graph: int, place: int
+    ) -> Any:
+        record = copied_record(op.record)
+        record.opcodeIndex = self._code_of(op)
+        record.inputs = _places_of(op.inputs, at)
+        record.outputs = _places_of(op.outputs, at)
+        if op.intermediates:
+            record.intermediates = _places_of(op.intermediates, at)
+        if op.custom_options and self._split:
+            record.largeCustomOptionsOffset = 2
+            record.largeCustomOptionsSize = len(op.custom_options)
+            self._large.append((graph, place, op.custom_options))
+        elif op.custom_options:
+            record.customOptions = np.frombuffer(op.custom_options, np.uint8)
+        if op.table is None:
+            if op.options:
+                raise TFLiteError(
+                    f"{op!r}: ops of this kind have no options, and it has "
+                    f"{sorted(op.options)}"
+                )
+            return record
+        field = "builtinOptions"
+        if not hasattr(schema().BuiltinOptions, op.table):
+            field = "builtinOptions2"
+        union = getattr(schema(), field[0].upper() + field[1:])
+        setattr(record, f"{field}Type", getattr(union, op.table))
+        setattr(record, field, self._options_record(op, op.table))
+        return record
+
+    def _options_record(self, op: LiteOp, table: str) -> Any:
+        names = {option: name for name, option in option_names(table).items()}
+        record = getattr(schema(), f"{table}T")()
+        for option, value in op.options.items():
+            if option not in names:
+                raise TFLiteError(
+                    f"{op!r} has no option '{option}'; its options are {sorted(names)}"
+                )
+            if is_call(option) and not isinstance(value, int):
+                value = -1 if value is None else self._graphs[value]
+            elif option == "branch_subgraph_indices":
+                value = [self._graphs[graph] for graph in value]
+            try:
+                value = option_number(option, value)
+            except KeyError:
+                raise TFLiteError(
+                    f"{op!r}: '{value}' is no value of its option '{option}'"
+                ) from None
+            setattr(record, names[option], value)
+        return record
+
+    def _code_of(self, op: LiteOp) -> int:
+        """Return the number of an op's code, which is added where there is none."""
+        code = op.code
+        if code is not None and (code.kind, code.version) == (op.kind, op.version):
+            known = self._code_at.get(id(code))
+            if known is not None:
+                return known
+        key = (op.kind, op.is_custom, op.version)
+        if key not in self._code_at:
+            record = schema().OperatorCodeT()
+            if op.is_custom:
+                number, record.customCode = kind_number(CUSTOM), op.kind
+            else:
+                try:
+                    number = kind_number(op.kind)
+                except KeyError:
+                    raise TFLiteError(
+                        f"TFLite has no op of the kind '{op.kind}'; give it "
+                        "custom_options if it is an op of your own"
+                    ) from None
+            record.builtinCode, record.version = number, op.version
+            record.deprecatedBuiltinCode = min(number, _LAST_OF_ONE_BYTE)
+            self._code_at[key] = len(self._codes)
+            self._codes.append(Code(op.kind, op.version, op.is_custom, record))
+        return self._code_at[key]
+
+    def _signature(self, signature: LiteSignature) -> Any:
+        types = schema()
+        record = types.SignatureDefT()
+        record.signatureKey = signature.key
+        record.subgraphIndex = self._graphs[signature.graph]
+        at = {tensor: i for i, tensor in enumerate(signature.graph.tensors)}
+        for field in ("inputs", "outputs"):
+            ends = []
+            for name, tensor in getattr(signature, field).items():
+                end = types.TensorMapT()
+                end.name, end.tensorIndex = name, at[tensor]
+                ends.append(end)
+            setattr(record, field, ends)
+        return record
+
+
+def _quantization_record(quantization: Quantization | None) -> Any:
+    """Return the schema's object of a quantization; the tensors of blocks are open."""
+    if quantization is None:
+        return None
+    types = schema()
+    record = types.QuantizationParametersT()
+    record.quantizedDimension = quantization.axis
+    if quantization.block:
+        record.detailsType = types.QuantizationDetails.BlockwiseQuantization
+        record.details = types.BlockwiseQuantizationT()
+        record.details.blockSize = quantization.block
+        return record
+    record.scale = np.asarray(quantization.scales, np.float32)
+    zeros = np.asarray(quantization.zero_points, np.int64)
+    record.zeroPoint = np.broadcast_to(zeros, record.scale.shape).copy()
+    return record
+
+
+def _places_of(
+    tensors: Iterable[LiteTensor | None], at: Mapping[LiteTensor, int]
+) -> Array:
+    return np.asarray([-1 if t is None else at[t] for t in tensors], np.int32)
