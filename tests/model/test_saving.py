@@ -321,7 +321,7 @@ def write_directory(new, text):
 
 
 def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
+    monkeypatch.setattr("geutil.writing._exchanged", lambda *_: False)
     path = tmp_path / "out"
     write_directory(path, "old")
     with written_atomically(path, overwrite=True) as new:
