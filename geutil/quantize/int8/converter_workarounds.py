@@ -202,11 +202,15 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
         if divisor is None or origins.is_parameter(op.inputs[divisor]):
             continue
         readers = op.outputs[0].consumers()
-        if not any(reader.type in FAKE_QUANT for reader in readers):
+        if not any(_is_of_8_bits(reader) for reader in readers):
             continue
         quotient_by_result[op.outputs[0]] = quotient = _quotient(op, divisor)
         read_instead(readers, op.outputs[0], quotient)
     return [quotient_by_result.get(t, t) for t in results]
+
+
+def _is_of_8_bits(op: Operation) -> bool:
+    return op.type in FAKE_QUANT and op.get_attr("num_bits") == 8
 
 
 def read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> None:

@@ -133,10 +133,14 @@ def deployed(
             leave_in_float([copy.inputs[name].op for name in skipped], ())
             output_tensors, given = apart.set_apart(copy.graph, output_tensors)
             input_tensors |= given
-        if mend or fuse:
+        if mend:
             part_weights(copy.graph)
         block_weights.mark_blocks(copies[len(model.outputs) :])
         if fuse:
+            converter_workarounds.with_fitting_comparisons(copy.graph)
+            output_tensors = converter_workarounds.without_divisions(
+                copy.graph, output_tensors
+            )
             converter_workarounds.with_factors_apart(copy.graph)
             output_tensors = converter_workarounds.with_bias_vectors(
                 copy.graph, output_tensors
