@@ -17,7 +17,6 @@ from geutil.quantize.equalizing import (
     equalize,
 )
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
-from geutil.quantize.int8.converting import to_int8
 from geutil.quantize.int8.layer_noise import LayerNoise
 from geutil.quantize.int8.least_memory import (
     PeakTensor,
@@ -40,7 +39,7 @@ from geutil.quantize.rounding.rounding import Rounded
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.single_insertion import InsertReport, insert_quant_op
 from geutil.quantize.spec import Spec
-from geutil.quantize.tflite.converting import to_tflite
+from geutil.quantize.tflite.converting import to_int8, to_tflite
 
 __all__ = [
     "BitOption",

@@ -4,11 +4,6 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.quantize import calibrate, quantize
-from geutil.quantize.int8.matrix_weights import STORED_SINCE
-from geutil.quantize.planning.int8_kernels import version_of
-
-STORES_COLUMNS = version_of(tf.__version__) >= STORED_SINCE
-"""Whether the converter stores a range for each column of a matrix."""
 
 
 def normal(*shape, seed=0):

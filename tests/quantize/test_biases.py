@@ -13,7 +13,7 @@ from geutil import tflite
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
 from geutil.tflite.precision import has_floats
 from tests.quantize.converted import Together, alternate, opened, samples, spec
-from tests.quantize.small_networks import STORES_COLUMNS, normal, prepared
+from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 from tests.thorough import crossed
 
@@ -49,18 +49,11 @@ LAYERS = {
 
 
 def far_off(cases, most, *, in_float=True):
-    """Return what is more steps off than its case may be, or in float.
-
-    Left out is what this TensorFlow's converter stores in other ranges.
-    """
+    """Return what is more steps off than its case may be, or in float."""
     return {
         case: (part.most, part.floats)
         for case, part in Together(cases).parts().items()
-        if (in_float and part.floats)
-        or (
-            part.most > most(case)
-            and (STORES_COLUMNS or not case.startswith(("dense", "einsum", "matmul")))
-        )
+        if (in_float and part.floats) or part.most > most(case)
     }
 
 
@@ -270,10 +263,6 @@ def test_an_override_for_the_sum_is_obeyed():
 
 # -- matrices with a range for each column ---------------------------------------------
 
-stores_columns = pytest.mark.skipif(
-    not STORES_COLUMNS, reason="TensorFlow 2.16 stores one range for a matrix"
-)
-
 VECTOR = spec(None, 8, name="x")
 X = normal(16, 8, seed=4)
 ROWS = normal(4, 4, 8, seed=6)
@@ -302,7 +291,6 @@ PRODUCTS = {
 }
 
 
-@stores_columns
 def test_a_matrix_has_a_range_for_each_column_unless_it_is_turned():
     def transposed(x, m, name):
         return tf.matmul(x, m.T, transpose_b=True, name=name)
@@ -331,13 +319,6 @@ def test_a_matrix_has_a_range_for_each_column_unless_it_is_turned():
         assert part.most <= 1, name
 
 
-def test_where_columns_cannot_be_stored_a_warning_says_so(caplog):
-    to_int8(quantized(dense()))
-    warned = any("one range for all columns" in m for m in caplog.messages)
-    assert warned is not STORES_COLUMNS
-
-
-@stores_columns
 @pytest.mark.parametrize("size", [0.0, 1e-9])
 def test_columns_of_next_to_nothing_keep_their_bias(size):
     matrix = MATRIX.copy()
@@ -379,5 +360,4 @@ def test_a_part_of_a_network_of_dense_layers_is_quantized(product, part, caplog)
         has_floats(op) for op in tflite.open(blob).ops if op.kind == "FULLY_CONNECTED"
     }
     assert not any("not quantized in the model" in line for line in caplog.messages)
-    if STORES_COLUMNS:
-        assert compare_int8(m, blob, {"x": data}).most <= 3
+    assert compare_int8(m, blob, {"x": data}).most <= 3

@@ -46,7 +46,7 @@ leaves them, and the convolution computes in float.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,10 @@ from geutil.quantize.planning.int8_kernels import (
     COMPARISONS,
     DIVISIONS,
     FAKE_QUANT,
-    PASSING,
 )
 from geutil.quantize.planning.network import forwarded_from
 from geutil.quantize.spec import Range, nudged, step, with_zero
-from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -219,46 +218,6 @@ def read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> Non
         for index, t in enumerate(op.inputs):
             if t is tensor:
                 creation.set_new_input(op, index, other)
-
-
-def with_ranges_before_reversals(graph: Graph) -> None:
-    """Let what is reversed have the range that its reverse is quantized in.
-
-    Args:
-        graph: the graph, which is changed; the caller is in it.
-
-    Cost: linear in the ops of the graph.
-    """
-    # From the end, so that of reversals in a row each finds what was put behind it.
-    for op in reversed(graph.get_operations()):
-        if op.type != "ReverseV2":
-            continue
-        simulation = _only_simulation_behind(op.outputs[0])
-        (tensor, *_) = op.inputs
-        if simulation is None or forwarded_from(tensor).op.type in FAKE_QUANT:
-            continue
-        low, high = list(simulation.inputs)[1:] or (
-            simulation.get_attr(end) for end in ("min", "max")
-        )
-        bits, narrow = (simulation.get_attr(n) for n in ("num_bits", "narrow_range"))
-        quantized = tf.quantization.fake_quant_with_min_max_vars(
-            tensor, low, high, bits, narrow
-        )
-        creation.set_new_input(op, 0, quantized)
-
-
-def _only_simulation_behind(tensor: Tensor) -> Operation | None:
-    """Return the FakeQuant op that alone reads a tensor, behind ops that forward it."""
-    while True:
-        readers = tensor.consumers()
-        if len(readers) != 1:
-            return None
-        (reader,) = readers
-        if reader.type in FAKE_QUANT:
-            return None if "PerChannel" in reader.type else reader
-        if reader.type not in PASSING or len(reader.outputs) != 1:
-            return None
-        tensor = reader.outputs[0]
 
 
 def with_fitting_comparisons(graph: Graph) -> None:
@@ -458,42 +417,6 @@ def _quotient(op: Operation, divisor: int) -> Tensor:
 
 Values = dict[Operation, Array]
 
-_MOST_STEPS = 2.0**30
-"""Of 32 bits, half of what is above zero."""
-_NEXT_TO_ZERO = 1e-30
-_TINY = 1e-12
-_ROUNDING = 2.0**-20
-
-
-@dataclass(frozen=True, eq=False)
-class _Bias:
-    tensor: Tensor
-    layer: Layer
-
-
-def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
-    """Return other values for ops whose own values the converter stores wrong.
-
-    Args:
-        graph: a FuncGraph that is quantized.
-        constants: the values of ranges and variables, by the ops that read them.
-
-    Cost: linear in ops and edges; one run of what biases depend on.
-    """
-    new_values = _nudged_ranges(graph, constants)
-    biases = list(_biases(graph))
-    values = values_of([bias.tensor for bias in biases], constants.get)
-    for bias, value in zip(biases, values, strict=True):
-        if bias.layer.transposed and not value.any():
-            new_values[bias.tensor.op] = np.full_like(value, _NEXT_TO_ZERO)
-        elif _is_uniform(value):
-            new_values[bias.tensor.op] = _not_uniform(value)
-        _widen(bias.layer, value, constants, new_values)
-    _told_apart(graph, constants, new_values)
-    _kept(graph, constants, new_values)
-    new_values |= _divisors_of_one(graph, constants)
-    return new_values
-
 
 def nudge(node: Any, op: Operation) -> None:
     """Nudge the fixed range of a FakeQuant op in the node of its copy."""
@@ -503,7 +426,15 @@ def nudge(node: Any, op: Operation) -> None:
         node.attr["min"].f, node.attr["max"].f = (float(end) for end in ends)
 
 
-def _nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+def nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    """Return nudged ends of ranges, by the ops that read them.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        constants: the values of ranges, by the ops that read them.
+
+    Cost: linear in the ops.
+    """
     value_by_end: Values = {}
     for op in graph.get_operations():
         ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
@@ -520,160 +451,8 @@ def _nudged(op: Operation, low: Any, high: Any) -> Range:
     return nudged(low, high, op.get_attr("num_bits"), op.get_attr("narrow_range"))
 
 
-def _biases(graph: Graph) -> Iterator[_Bias]:
-    origins = Origins(graph)
-    for op in graph.get_operations():
-        if op.type not in op_types.BIAS_ADDITIONS or len(op.inputs) != 2:
-            continue
-        first, second = op.inputs
-        for bias, data in ((second, first), (first, second)):
-            if not origins.is_parameter(bias) or len(bias.op.outputs) != 1:
-                continue
-            layer = layer_of(forwarded_from(data).op, origins)
-            if layer is not None:
-                yield _Bias(bias, layer)
-
-
-def _told_apart(
-    graph: Graph, constants: Mapping[Operation, Array], new_values: Values
-) -> None:
-    """Widen ranges of weights by a rounding error where layers would become one."""
-    by_data: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
-    origins = Origins(graph)
-    for op in graph.get_operations():
-        layer = layer_of(op, origins)
-        simulation = None if layer is None else forwarded_from(layer.kernel).op
-        if layer is None or simulation is None or simulation.type not in FAKE_QUANT:
-            continue
-        # Equal layers have equal reshapes before them, which become one as well.
-        data = forwarded_from(op.inputs[layer.data])
-        same = by_data[data] = by_data.get(data, [])
-        if simulation not in same:
-            same.append(simulation)
-    for simulations in by_data.values():
-        if len(simulations) > 1:
-            _widen_equal(simulations, constants, new_values)
-
-
-def _widen_equal(
-    simulations: Sequence[Operation],
-    constants: Mapping[Operation, Array],
-    new_values: Values,
-) -> None:
-    values = values_of([op.inputs[0] for op in simulations], constants.get)
-    for index, op in enumerate(simulations):
-        ends = [t.op for t in op.inputs][1:]
-        count = sum(np.array_equal(values[index], v) for v in values[:index])
-        if count and all(end in constants for end in ends):
-            for end in ends:
-                wider = np.float32(1 + count * _ROUNDING)
-                new_values[end] = np.asarray(
-                    new_values.get(end, constants[end]) * wider
-                )
-
-
-def _kept(
-    graph: Graph, constants: Mapping[Operation, Array], new_values: Values
-) -> None:
-    """Change parameters of sums and products that would be dropped."""
-    simulations = list(_simulated_operands(graph, constants))
-    parameters = [op.inputs[0] for op, _ in simulations]
-    values = values_of(parameters, lambda op: new_values.get(op, constants.get(op)))
-    for (op, neutral), value in zip(simulations, values, strict=True):
-        if not value.size or not np.all(value == neutral):
-            continue
-        low, high = (t.op for t in list(op.inputs)[1:])
-        if neutral:
-            for end in (low, high):
-                wider = new_values.get(end, constants[end]) * np.float32(1 + _ROUNDING)
-                new_values[end] = np.asarray(wider)
-        else:
-            new_values[op.inputs[0].op] = np.full_like(value, _TINY)
-            new_values[low], new_values[high] = (
-                np.full_like(constants[low], end) for end in (-_TINY, _TINY)
-            )
-
-
-def _divisors_of_one(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
-    """Return other values for divisors, which are not simulated, that are all one."""
-    origins = Origins(graph)
-    divisors = [op.inputs[1] for op in graph.get_operations() if op.type == "RealDiv"]
-    read = [t for t in divisors if origins.is_parameter(t) and len(t.op.outputs) == 1]
-    values = values_of(read, constants.get)
-    return {
-        t.op: np.asarray(value * np.float32(1 + _ROUNDING))
-        for t, value in zip(read, values, strict=True)
-        if value.dtype == np.float32 and value.size and np.all(value == 1)
-    }
-
-
-def _simulated_operands(
-    graph: Graph, constants: Mapping[Operation, Array]
-) -> Iterator[tuple[Operation, int]]:
-    """Yield what quantizes parameters of sums and products, and the neutral number."""
-    origins = Origins(graph)
-    seen: set[Operation] = set()
-    for op in graph.get_operations():
-        if op.type not in op_types.SHIFTS | op_types.SCALINGS:
-            continue
-        for t in op.inputs:
-            simulation = forwarded_from(t).op
-            if simulation in seen or simulation.type != "FakeQuantWithMinMaxVars":
-                continue
-            ends = [end.op for end in list(simulation.inputs)[1:]]
-            has_known_ends = all(end in constants for end in ends)
-            if has_known_ends and origins.is_parameter(simulation.inputs[0]):
-                seen.add(simulation)
-                yield simulation, int(op.type in op_types.SCALINGS)
-
-
-def _is_uniform(bias: Array) -> bool:
-    return bias.size > 1 and bias.flat[0] != 0 and bool(np.all(bias == bias.flat[0]))
-
-
-def _not_uniform(bias: Array) -> Array:
-    changed = bias.copy()
-    changed.flat[-1] = np.nextafter(bias.flat[-1], np.inf, dtype=bias.dtype)
+def _not_uniform(values: Array) -> Array:
+    """Return values of which the last is larger by a rounding error."""
+    changed = values.copy()
+    changed.flat[-1] = np.nextafter(values.flat[-1], np.inf, dtype=values.dtype)
     return changed
-
-
-def _widen(
-    layer: Layer, bias: Array, constants: Mapping[Operation, Array], new_values: Values
-) -> None:
-    """Widen the range of weights for a bias that would overflow."""
-    simulation = forwarded_from(layer.kernel).op
-    data = _step(forwarded_from(layer.op.inputs[layer.data]).op, constants)
-    if data is None or simulation.type not in FAKE_QUANT:
-        return
-    ends = [t.op for t in simulation.inputs][1:]
-    if not ends or any(end not in constants for end in ends):
-        return
-    low, high = (new_values.get(end, constants[end]) for end in ends)
-    by_channel = low.ndim == 1 and bias.size == low.size
-    magnitude = np.abs(bias).reshape(-1) if by_channel else np.max(np.abs(bias))
-    least = np.broadcast_to(magnitude / (data * _MOST_STEPS), low.shape)
-    half = least * (2 ** (simulation.get_attr("num_bits") - 1) - 1)
-    too_small = _width(simulation, low, high) < least
-    if np.any(too_small):
-        new_values[ends[0]] = np.where(too_small, -half, low).astype(np.float32)
-        new_values[ends[1]] = np.where(too_small, half, high).astype(np.float32)
-
-
-def _step(simulation: Operation, constants: Mapping[Operation, Array]) -> Any:
-    """Return the step of what a FakeQuant op makes; None if it is not known."""
-    if simulation.type == "FakeQuantWithMinMaxArgs":
-        low, high = simulation.get_attr("min"), simulation.get_attr("max")
-    elif simulation.type == "FakeQuantWithMinMaxVars":
-        ends = [t.op for t in simulation.inputs][1:]
-        if any(end not in constants for end in ends):
-            return None
-        low, high = (constants[end] for end in ends)
-    else:
-        return None
-    width = _width(simulation, low, high)
-    return width if width > 0 else None
-
-
-def _width(simulation: Operation, low: Any, high: Any) -> Array:
-    bits, narrow = (simulation.get_attr(name) for name in ("num_bits", "narrow_range"))
-    return step(low, high, int(bits), bool(narrow))

@@ -15,10 +15,12 @@ from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
 from geutil.quantize.int8 import block_weights, running
 from geutil.quantize.int8.converting import (
+    check_bits,
     check_learnt,
     converted,
     deployed,
-    to_int8,
+    float_ops,
+    missed,
 )
 from geutil.quantize.int8.end_types import EndTypes
 from geutil.quantize.int8.least_memory import least_memory_order
@@ -26,7 +28,7 @@ from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
-from geutil.quantize.tflite.int16_lowering import lower_to_int16
+from geutil.quantize.tflite.lowering import lower
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
     layers_lost,
@@ -43,6 +45,94 @@ _logger = logging.getLogger("geutil")
 _INT16_BITS = 16
 _LEAST_MEMORY = "least_memory"
 _ORDERS = ("converter", _LEAST_MEMORY)
+
+
+def to_int8(
+    model: Any,
+    representative: Any = None,
+    *,
+    input_type: str | Mapping[str, str] | None = None,
+    output_type: str | Mapping[str, str] | None = None,
+) -> bytes:
+    """Convert a quantized model to a TFLite file that computes in int8.
+
+    TFLite's converter writes a file of float kernels with the ranges of the FakeQuant
+    ops between them, and geutil lets these compute in integers; inputs and outputs are
+    int8, too, if they are floats in the model and quantized. Ops that `quantize` was
+    told to leave in float, by overrides, a scope or activations, are float in the file,
+    with the weights that they have in the model. What stays float is logged
+    as a warning, op by op, which says so if the op is quantized in the model all the
+    same. A model that was quantized for training is converted as it will be deployed:
+    with the ranges as they are, whatever its delay.
+
+    Args:
+        model: a `geutil.model.Model` that was quantized.
+        representative: data to calibrate the model with first; see `calibrate`. None
+            takes the ranges as they are.
+        input_type: the type of its inputs: "int8", "uint8", "float32", or some of them
+            by name; see `to_tflite`.
+        output_type: the same of its outputs.
+
+    Returns:
+        The file's bytes, for an interpreter (`ai_edge_litert.interpreter.Interpreter`,
+        the extra `litert`) or to be written to disk.
+
+    Raises:
+        ArgumentTypeError: it is no model.
+        QuantizeError: the model was not quantized, or neither trained nor calibrated
+            since; activations have other than 8 bits, or weights more; an input or an
+            output cannot have its type; or the converter fails, whose message is in
+            this one, or makes a file that cannot be run.
+
+    Cost: what TFLite's converter takes: seconds for a network of 150 layers.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model
+        >>> from geutil.quantize import calibrate, quantize, to_int8
+        >>> kernel = tf.random.stateless_normal([3, 3, 3, 8], seed=(1, 2))
+        >>> spec = tf.TensorSpec([1, 8, 8, 3], name="x")
+        >>> @tf.function(input_signature=[spec])
+        ... def f(x):
+        ...     return {"y": tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))}
+        >>> m = model.open(f)
+        >>> _ = quantize(m, is_training=False)
+        >>> x = tf.random.stateless_normal([1, 8, 8, 3], seed=(3, 4))
+        >>> _ = calibrate(m, [{"x": x}])
+        >>> blob = to_int8(m)
+        >>> from ai_edge_litert.interpreter import Interpreter
+        >>> interpreter = Interpreter(model_content=blob)
+        >>> interpreter.get_output_details()[0]["dtype"].__name__
+        'int8'
+    """
+    graph: Any = getattr(model, "graph", None)
+    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
+        raise ArgumentTypeError(
+            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
+            "it with geutil.model.open"
+        )
+    if not live_simulations(graph):
+        raise QuantizeError(
+            "the model holds no FakeQuant op; quantize it first, with "
+            "geutil.quantize.quantize(model, is_training=False)"
+        )
+    types_of_ends = EndTypes(model, input_type, output_type)
+    if representative is not None:
+        calibrate(model, representative)
+    check_bits(graph)
+    blob = _lowered(model, SCHEMES["int8"])
+    # Some files are made, and cannot be run.
+    running.interpreter_of(blob)
+    in_float = float_ops(tflite.open(blob))
+    not_kept = missed(model, in_float)
+    for op in in_float:
+        _logger.warning(
+            "to_int8: %s '%s' of the TFLite file computes in float%s",
+            op.kind,
+            op.result,
+            ", though it is quantized in the model" if op in not_kept else "",
+        )
+    return types_of_ends.given(blob)
 
 
 def to_tflite(
@@ -259,8 +349,9 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
             left += layers_lost(graph, layers)
         if scheme.at_run_time:
             left += read_weights_stored(graph)
-        elif not scheme.weights_only:
-            left += lower_to_int16(file, graph)
+    if scheme.activation_bits is not None:
+        left += lower(file, scheme.activation_bits)
+    for graph in file.graphs:
         pack_weights(graph)
     edges = apart.join(file)
     left = [entry for entry in left if entry.result not in edges]

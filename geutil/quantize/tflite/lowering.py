@@ -137,7 +137,7 @@ class _Lowering:
             self._width.signed(tensor)
         for op in self._graph.ops:
             if op.kind == "QUANTIZE":
-                self._quantizers.setdefault(_read(op), []).append(op)
+                self._quantizers.setdefault(op.reads[0], []).append(op)
         self._quantize_earlier()
         for tensor in self._graph.inputs if has_ends else ():
             target = self._target(tensor)
@@ -243,9 +243,9 @@ class _Lowering:
         if op in self._done:
             return
         if op.kind == "DEQUANTIZE":
-            self._stored[op.outputs[0]] = _read(op)
+            self._stored[op.outputs[0]] = op.reads[0]
         elif op.kind == "QUANTIZE":
-            stored = self._stored.get(_read(op))
+            stored = self._stored.get(op.reads[0])
             if stored is not None and stored.value is None:
                 op.inputs = (stored,)
         else:
@@ -474,12 +474,6 @@ class _Lowering:
             return self._new(tensor, steps)
         stored.quantization = steps
         return stored
-
-
-def _read(op: LiteOp) -> LiteTensor:
-    """Return the one tensor that a conversion reads."""
-    (tensor,) = (t for t in op.inputs if t is not None)
-    return tensor
 
 
 def _is_float(tensor: LiteTensor) -> bool:
