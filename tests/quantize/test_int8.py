@@ -281,8 +281,9 @@ def test_every_integer_is_the_relu_of_it(kind, low, high):
 
 def test_a_relu6_whose_range_reaches_beyond_it_stays():
     m = opened(tf.nn.relu6, spec(1, 4, 8, 8))
-    quantize(m, is_training=False, overrides={"": Spec(range=(0.0, 12.0))})
-    calibrate(m, [{"a": np.linspace(-3, 9, 256).reshape(1, 4, 8, 8)}], "min_max")
+    quantize(m, is_training=False, overrides={"Relu6": Spec(range=(0.0, 12.0))})
+    data = np.linspace(-3, 9, 256, dtype=np.float32).reshape(1, 4, 8, 8)
+    calibrate(m, [{"a": data}], "min_max")
     assert kinds(to_int8(m)) == ["RELU6"]
 
 

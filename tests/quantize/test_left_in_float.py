@@ -221,11 +221,15 @@ def test_what_is_skipped_keeps_its_weights(scheme):
     assert types.count(FLOAT) == 1
 
 
-def test_a_layer_between_ranges_put_there_by_hand_is_told(caplog):
+def test_a_layer_between_ranges_put_there_by_hand_stays_in_float(caplog):
     m = opened(lambda a: tf.exp(tf.matmul(a, MATRIX, name="product")), spec(None, 4))
     get = m.graph.get_operation_by_name
     for name, reader in (("a", "product"), ("product", "Exp")):
         edge = get(name), [get(reader)]
         insert_quant_op(None, "q", *edge, is_training=False, init_min=-3.0)
-    to_int8(m)
-    assert any("not quantized in the model" in line for line in caplog.messages)
+    (product,) = [
+        op for op in tflite.open(to_int8(m)).ops if op.kind == "FULLY_CONNECTED"
+    ]
+    assert {t.dtype for t in (*product.reads, *product.outputs)} == {"float32"}
+    told = [line for line in caplog.messages if "FULLY_CONNECTED" in line]
+    assert any("its weights are not quantized in 8 bits" in line for line in told)

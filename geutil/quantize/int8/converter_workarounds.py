@@ -1,46 +1,24 @@
-"""Rewrites around faults of TFLite's converter.
+"""Rewrites of a quantized graph for TFLite's converter and the kernels of its files.
 
-Values, divisions, comparisons, dilated convolutions.
+The converter writes the file of float kernels (TensorFlow 2.21), and goes wrong in
+these places:
 
-With TensorFlow 2.21 the converter goes wrong with these:
-
-- The zero point of a range such as (-1, 1), where it is in the middle between two
-  integers. FakeQuant ops round it in float32, the converter in float64, and they may
-  end up at different ones. A range that was nudged as FakeQuant ops do has none such.
-- A bias behind a Squeeze becomes part of the layer if it is a vector, not [1, C].
-- A bias with the same value in all channels, or one number for all of them, is stored
-  with the scale of the first one, and comes out wrong in all others. A last channel
-  that is larger by a float32 rounding error keeps the converter from that.
-- A bias is stored as an integer of 32 bits, in steps of the input's step times the
-  weights' step. For weights that are all zero, or nearly, the steps are so small that
-  it overflows. Larger steps of the weights store them as well, since the bias outweighs
-  them by far.
-- A bias of zeros is dropped, and with it what a transposed convolution takes an
-  activation in by: both compute in float. A bias that rounds to zero is kept.
-- A sum with zeros, or a product with ones, is dropped, and the FakeQuant ops before and
-  behind it meet: the ranges of two tensors are one's then, which may contradict that of
-  a concat. With a number that is next to zero, or to one, it is kept.
+- It rounds the zero point of a range such as (-1, 1), in the middle between two
+  integers, in float64, and FakeQuant ops in float32: they may end up at different
+  ones. A range that was nudged as FakeQuant ops do has none such.
+- A bias behind a Squeeze becomes part of the layer if it is a vector, not [1, C]; one
+  number for all channels does not. A vector of that number whose last channel is larger
+  by a float32 rounding error does.
 - A product with one number, or a quotient by one, before a convolution becomes part of
   its weights, which keep the range that they had before: behind images that are scaled
   by 1/255 all weights are zeros. With a vector of that number it stays apart.
-- Layers that read the same data, and whose weights have the same values, become one. If
-  what they make is to be stored in two ranges, that one computes in float. Weights of
-  which one's range is wider by a float32 rounding error are not the same.
+- It makes one kernel of a convolution between SpaceToBatchND and BatchToSpaceND where
+  the batch is known, and else leaves three ops.
 
-It gives what is reversed no range, where a FakeQuant op stands behind the reverse only,
-and reverses in float (TensorFlow 2.21).
-
-It refuses divisors that are stored as 0, whatever the zero point is, and that while the
-file runs (TensorFlow 2.21: "data[i] != 0 was not true"). The converter chooses it
-wherever FakeQuant ops lie around a division. There is none for powers, so that one of
--1 is computed in float.
-
-Comparisons in int8 count in units of 1/256, whatever the steps are (TensorFlow 2.21,
-kernels of TFLite): with steps below that near values are the same, and with steps of 1
-or more the result is wrong. So both sides are scaled by a power of two.
-
-It makes one kernel of the three ops where the batch is known (TensorFlow 2.21); else it
-leaves them, and the convolution computes in float.
+Two kernels are not used as they are: there is none for a quotient in integers, so it is
+a product with a power, which is computed in float; and comparisons in int8 count in
+units of 1/256 of a step of 1. With steps below that near values are the same, and with
+steps of 1 or more the result is wrong. So both sides are scaled by a power of two.
 """
 
 from __future__ import annotations
@@ -292,6 +270,9 @@ def with_factors_apart(graph: Graph) -> None:
     """
     for op in graph.get_operations():
         if op.type not in _SCALINGS or op.outputs[0].shape.rank not in _OF_IMAGES:
+            continue
+        # Behind a range no convolution takes it in.
+        if all(reader.type in FAKE_QUANT for reader in op.outputs[0].consumers()):
             continue
         first, second = op.inputs
         if _is_one(second):

@@ -33,6 +33,7 @@ from geutil.quantize.int8 import (
 )
 from geutil.quantize.int8.converter_workarounds import Dilated
 from geutil.quantize.int8.left_in_float import Apart
+from geutil.quantize.int8.parted_weights import part_weights
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import (
     DECISIONS,
@@ -113,6 +114,8 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
             leave_in_float([copy.inputs[name].op for name in skipped], ())
             output_tensors, given = apart.set_apart(copy.graph, output_tensors)
             input_tensors |= given
+        if fuse:
+            part_weights(copy.graph)
         block_weights.mark_blocks(copies[len(model.outputs) :])
         if fuse:
             converter_workarounds.with_fitting_comparisons(copy.graph)

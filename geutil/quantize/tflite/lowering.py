@@ -160,28 +160,46 @@ class _Lowering:
         quantized behind the Reshape that brings them back, and a layer behind its
         pooling. A Relu whose end the range has is no op at all then.
         """
-        stored = {op.outputs[0] for op in self._graph.ops if op.kind == "DEQUANTIZE"}
         outputs = {*self._graph.outputs}
         ops: list[LiteOp] = []
         # From the end, so that of moves in a row each finds the steps put before it.
         for op in reversed(self._graph.ops):
-            kernel = INTEGER_KERNELS.get(op.kind)
-            ops.append(op)
-            if not op.outputs or kernel is None:
-                continue
-            target = self._target(op.outputs[0])
-            if target is None or target.quantization is None or len(op.outputs) > 1:
-                continue
-            clips = self._is_in_range(op, target.quantization)
-            if not (clips or (kernel.rule is Rule.KEEPS and kernel.selects)):
-                continue
-            source = op.inputs[(kernel.data or (0,))[0]]
-            if source is None or not _is_float(source) or source.value is not None:
-                continue
-            if source in stored or source in outputs or len(source.consumers) > 1:
-                continue
-            ops += reversed(self._quantized(op, source, target.quantization))
-        self._graph.set_ops(ops[::-1])
+            made = (t for t in op.outputs if t not in outputs)
+            earlier = (new for t in made for new in self._quantized_earlier(t))
+            ops += [*([] if op.kind == "DEQUANTIZE" else earlier), op]
+        first = [new for t in self._graph.inputs for new in self._quantized_earlier(t)]
+        self._graph.set_ops([*reversed(first), *reversed(ops)])
+
+    def _quantized_earlier(self, tensor: LiteTensor) -> list[LiteOp]:
+        """Return the ops that quantize a tensor for all that select its values."""
+        if not _is_float(tensor) or self._target(tensor) is not None:
+            return []
+        readers = tensor.consumers
+        wanted = [self._steps_behind(op, tensor) for op in readers]
+        steps = next(iter(wanted), None)
+        if steps is None or not all(_same(one, steps) for one in wanted):
+            return []
+        stored = self._new(tensor, steps)
+        floats = LiteTensor(tensor.name, tensor.dtype, tensor.shape)
+        quantize = LiteOp("QUANTIZE", [tensor], [stored], version=3)
+        for op in readers:
+            op.inputs = (floats if t is tensor else t for t in op.inputs)
+        self._quantizers[tensor] = [quantize]
+        return [LiteOp("DEQUANTIZE", [stored], [floats], version=6), quantize]
+
+    def _steps_behind(self, op: LiteOp, tensor: LiteTensor) -> Quantization | None:
+        """Return the steps of what an op selects from a tensor; None if it does not."""
+        kernel = INTEGER_KERNELS.get(op.kind)
+        if kernel is None or not op.outputs or any(map(_is_float, op.outputs[1:])):
+            return None
+        target = self._target(op.outputs[0])
+        if target is None or op.inputs[(kernel.data or (0,))[0]] is not tensor:
+            return None
+        selects = kernel.rule is Rule.KEEPS and kernel.selects
+        steps = target.quantization
+        if steps is None or not (selects or self._is_in_range(op, steps)):
+            return None
+        return steps
 
     def _is_in_range(self, op: LiteOp, steps: Quantization) -> bool:
         """Tell whether an op cuts values off where a range does."""
@@ -194,17 +212,6 @@ class _Lowering:
             zero == self._width.lowest
             and (self._width.highest - self._width.lowest - 0.5) * scale <= most
         )
-
-    def _quantized(
-        self, op: LiteOp, source: LiteTensor, steps: Quantization
-    ) -> list[LiteOp]:
-        """Let an op read a tensor quantized; return the ops that make it so."""
-        stored = self._new(source, steps)
-        floats = LiteTensor(source.name, source.dtype, source.shape)
-        quantize = LiteOp("QUANTIZE", [source], [stored], version=3)
-        op.inputs = (floats if t is source else t for t in op.inputs)
-        self._quantizers.setdefault(source, []).append(quantize)
-        return [quantize, LiteOp("DEQUANTIZE", [stored], [floats], version=6)]
 
     def _new(self, like: LiteTensor, steps: Quantization) -> LiteTensor:
         return LiteTensor(like.name, self._width.dtype, like.shape, steps)
@@ -308,7 +315,12 @@ class _Lowering:
         target = self._target(op.outputs[0])
         if target is not None and target.quantization is not None:
             return [target.quantization]
-        constants = (self._integers(tensor, None) for tensor in read.values())
+        # One number is stored exactly in any case.
+        constants = (
+            self._integers(tensor, None)
+            for tensor in read.values()
+            if int(np.prod(tensor.sizes)) == 1
+        )
         return [t.quantization for t in constants if t.quantization is not None][:1]
 
     def _obstacle(self, tensor: LiteTensor) -> str:
@@ -472,7 +484,7 @@ class _Lowering:
         stored = self._target(tensor)
         if stored is None or not _same(stored.quantization, steps):
             return self._new(tensor, steps)
-        stored.quantization = steps
+        stored.quantization, stored.name = steps, tensor.name
         return stored
 
 
