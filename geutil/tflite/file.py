@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from geutil.tflite.parts import Contents
+from geutil.tflite.parts import Contents, LiteGraph, LiteTensor
 from geutil.tflite.reading import read_into
 from geutil.tflite.writing import Writer
 from geutil.writing import written_atomically
+
+Named = LiteTensor | str
+"""A tensor, or the name of one."""
 
 
 class LiteFile(Contents):
@@ -76,6 +80,94 @@ class LiteFile(Contents):
         ):
             opened.writelines(pieces)
         return target
+
+    # Numbers and shapes.
+
+    def set_batch_size(
+        self,
+        size: int | None,
+        *,
+        inputs: Sequence[Named] | None = None,
+        graph: LiteGraph | None = None,
+    ) -> None:
+        """Set the batch size: the first size of the inputs, and all that follows of it.
+
+        Shapes follow by rules for each kind of op. Constants that hold the batch size,
+        such as the targets of Reshapes, are rewritten.
+
+        Args:
+            size: the new batch size; None is any.
+            inputs: the inputs whose first dimension is the batch; all but scalars if
+                None. An input is a tensor, its name, or its name in a signature.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: an op computes along the batch, or a constant could hold the
+                batch size by chance, or the shapes of an op cannot be told. The file
+                is as it was.
+
+        Cost: linear in ops and tensors.
+
+        Example:
+            >>> import numpy as np
+            >>> from geutil import tflite
+            >>> x = tflite.LiteTensor("x", "float32", [1, 2, 2])
+            >>> y = tflite.LiteTensor("y", "float32", [1, 4])
+            >>> to = tflite.LiteTensor("to", "int32", [2])
+            >>> to.value = np.array([1, 4], np.int32)
+            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
+            >>> made.graphs.append(graph)
+            >>> graph.inputs, graph.outputs = (x,), (y,)
+            >>> _ = graph.add_op(tflite.LiteOp("RESHAPE", [x, to], [y]))
+            >>> made.set_batch_size(8)
+            >>> graph.outputs, graph.ops[0].inputs[1].value.tolist()
+            ((<LiteTensor 'y' float32 [8, 4]>,), [8, 4])
+        """
+        from geutil.tflite import finding, resizing
+
+        graph = finding.graph_of(self, graph)
+        named = [t for t in graph.inputs if t.shape] if inputs is None else inputs
+        ends = [finding.input_of(self, graph, one) for one in named]
+        resizing.set_batch_size(self, graph, size, ends)
+
+    def set_input_shape(
+        self,
+        name: Named,
+        shape: Sequence[int | None],
+        *,
+        resize: Literal["scale", "keep"] | None = None,
+        graph: LiteGraph | None = None,
+    ) -> None:
+        """Set the shape of an input, and all that follows of it.
+
+        Args:
+            name: the input: a tensor, its name, or its name in a signature.
+            shape: its new shape, of the same rank; None is a size that is free.
+            resize: where the file resizes an image to a constant size: whether this is
+                scaled with the input, or kept. If None, such a file is refused.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: see `set_batch_size`; or weights do not fit the new shape.
+
+        Cost: linear in ops and tensors.
+
+        Example:
+            >>> from geutil import tflite
+            >>> x, y = (tflite.LiteTensor(n, "float32", [1, 8, 8, 3]) for n in "xy")
+            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
+            >>> made.graphs.append(graph)
+            >>> graph.inputs, graph.outputs = (x,), (y,)
+            >>> _ = graph.add_op(tflite.LiteOp("RELU", [x], [y]))
+            >>> made.set_input_shape("x", [1, 32, 32, 3])
+            >>> graph.outputs
+            (<LiteTensor 'y' float32 [1, 32, 32, 3]>,)
+        """
+        from geutil.tflite import finding, resizing
+
+        graph = finding.graph_of(self, graph)
+        end = finding.input_of(self, graph, name)
+        resizing.set_input_shape(self, graph, end, shape, resize)
 
     def __repr__(self) -> str:
         ops = sum(len(graph.ops) for graph in self.graphs)

@@ -546,7 +546,7 @@ def stored(value: Array, dtype: str) -> Array:
 
     Example:
         >>> import numpy as np
-        >>> from geutil.tflite.file import stored
+        >>> from geutil.tflite.parts import stored
         >>> stored(np.array([1, -1, 7]), "int4").tolist()
         [241, 7]
     """
