@@ -115,7 +115,9 @@ class LiteTensor:
         self.readers: dict[LiteOp, int] = {}
         self.makers: dict[LiteOp, int] = {}
         self.name, self.dtype, self.shape = name, dtype, shape
-        self.quantization = self.as_read = quantization
+        self.quantization = quantization
+        # Of a tensor that was read, its steps as the record has them.
+        self.as_read: Quantization | None = None
         self.buffer = buffer or Buffer()
         self.is_variable = False
 
