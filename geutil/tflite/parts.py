@@ -401,6 +401,10 @@ class LiteGraph:
         """Its tensors, in the order of the file."""
         return tuple(self._tensors)
 
+    def has_tensor(self, tensor: LiteTensor) -> bool:
+        """Tell whether a tensor is one of its own."""
+        return tensor in self._tensors
+
     def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
         """Let the subgraph, which has no ops yet, have these tensors."""
         self._tensors = dict.fromkeys(tensors)
@@ -496,6 +500,8 @@ class Contents:
         old_metadata: buffers that old files list as metadata.
         unknown: a field of it that the schema lacks; "" if it has none.
         is_split: whether weights lie behind the flatbuffer, as in files above 2 GB.
+        archive: the zip archive behind it, of labels and other files that metadata
+            names; None without one.
     """
 
     def __init__(self) -> None:
@@ -512,6 +518,7 @@ class Contents:
         self.old_metadata: list[Buffer] = []
         self.unknown = ""
         self.is_split = False
+        self.archive: Array | None = None
 
     @property
     def tensors(self) -> Iterator[LiteTensor]:
