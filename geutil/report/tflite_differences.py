@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
-from geutil.graph.tflite_kernels import is_step
-from geutil.graph.tflite_matching import Ends, Matching, match
-from geutil.graph.tflite_names import UniqueNames
-from geutil.graph.tflite_precision import computes_in_float, is_quantized
 from geutil.graph.types import Operation
 from geutil.quantize.int8.running import file_names
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
 from geutil.report.table import Row, Rows
 from geutil.report.tflite_nodes import FileSubject
+from geutil.tflite.kernels import is_step
+from geutil.tflite.matching import Ends, Matching, match
+from geutil.tflite.names import UniqueNames
+from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
 """What became of an op, as the viewer numbers it."""

@@ -10,18 +10,18 @@ from typing import Any
 
 from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
-from geutil.graph import tflite_reading
-from geutil.graph.tflite_names import UniqueNames, op_names, sources_of
-from geutil.graph.tflite_precision import computes_in_float, is_quantized, precision_of
-from geutil.graph.tflite_reading import (
+from geutil.model.files.tflite_inspection import read_tflite
+from geutil.report.table import Row, Rows
+from geutil.tflite import old_reading as tflite_reading
+from geutil.tflite.names import UniqueNames, op_names, sources_of
+from geutil.tflite.old_reading import (
     LiteFile,
     LiteGraph,
     LiteOp,
     LiteSignature,
     LiteTensor,
 )
-from geutil.model.files.tflite_inspection import read_tflite
-from geutil.report.table import Row, Rows
+from geutil.tflite.precision import computes_in_float, is_quantized, precision_of
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)

@@ -25,6 +25,8 @@ Ends = TensorsLike | Mapping[str, TensorLike]
 DEFAULT_SIGNATURE = "serving_default"
 DESCRIPTION = "TFLITE_METADATA"
 """Metadata that describe the inputs and outputs of a file in their order."""
+_FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
+"""Kinds of which each of two files can have the same op, and mean the same by it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,8 +268,9 @@ def _check_inside(
 
 def _free_ops(graph: LiteGraph) -> set[LiteOp]:
     """Return the ops that any part can have a copy of: constants, handles, set-up."""
-    kinds = state.HANDLES | {"CALL_ONCE"}
-    return looking.constant_ops(graph) | {op for op in graph.ops if op.kind in kinds}
+    return looking.constant_ops(graph) | {
+        op for op in graph.ops if op.kind in _FREE_KINDS
+    }
 
 
 def _taken_by(ops: Sequence[LiteOp], graph: LiteGraph) -> list[LiteTensor]:
@@ -332,44 +335,47 @@ def split(file: F, at: TensorsLike, graph: GraphLike) -> tuple[F, F]:
     state.check_places_are_free(file, "a split")
     own = looking.graph_of(file, graph)
     places = looking.tensors_of(file, at, own)
+    second = _behind_the_split(own, places)
     free = _free_ops(own)
-    second = {*looking.ahead(places)} - free
     first = [op for op in own.ops if op not in second and op not in free]
     if not first or not second:
         side = "ahead of" if not first else "behind"
         raise TFLiteError(f"there is no op {side} {places!r}: nothing is split")
     made = {t for op in first for t in op.outputs} - {*places}
-    crossing = dict.fromkeys(
-        t for op in own.ops if op in second for t in op.inputs if t and t in made
-    )
+    read = dict.fromkeys(t for op in own.ops if op in second for t in op.inputs if t)
+    crossing = [t for t in read if t in made]
     if crossing:
-        listed = ", ".join(repr(t.name) for t in crossing)
         raise TFLiteError(
             f"behind {', '.join(repr(t.name) for t in places)} the file still reads "
-            f"{listed} from ahead of the split; split at these, too"
+            f"{', '.join(repr(t.name) for t in crossing)} from ahead of the split; "
+            "split at these, too"
         )
-    _check_state_on_one_side(first, second)
     late = [t for t in own.outputs if t.producer in second]
     early = [t for t in own.outputs if t not in late and t not in places]
-    taken = dict.fromkeys(t for op in second for t in op.inputs if t)
-    given = [t for t in own.inputs if t in taken and t not in places]
     # Inputs of the file that both read are inputs of both.
+    given = [t for t in own.inputs if t in read and t not in places]
     return (
         cut(file, None, [*places, *early], None, own),
         cut(file, [*places, *given], late, None, own),
     )
 
 
-def _check_state_on_one_side(
-    first: Iterable[LiteOp], second: Collection[LiteOp]
-) -> None:
-    ahead = {one for op in first for one in state.resources(op)}
-    for op in second:
-        if ahead & state.resources(op):
-            raise TFLiteError(
-                f"{op!r} shares a variable or table with ops ahead of the split, and "
-                "two files share none; split where no state is shared"
-            )
+def _behind_the_split(graph: LiteGraph, places: Sequence[LiteTensor]) -> set[LiteOp]:
+    """Return the ops behind tensors, but for those that need a state from ahead."""
+    second = {*looking.ahead(places)} - _free_ops(graph)
+    while True:
+        first = (op for op in graph.ops if op not in second)
+        ahead = {
+            one
+            for op in first
+            if op.kind not in _FREE_KINDS
+            for one in state.resources(op)
+        }
+        bound = [op for op in second if ahead & state.resources(op)]
+        if not bound:
+            return second
+        needed = looking.behind((t for op in bound for t in op.inputs if t), places)
+        second -= {*bound, *needed}
 
 
 def clusters(

@@ -412,7 +412,8 @@ class LiteFile(Contents):
         """Return two new files: the ops ahead of tensors, and those behind.
 
         The first gives these tensors and the outputs that do not depend on them; the
-        second takes them, and the inputs that it reads besides.
+        second takes them, and the inputs that it reads besides. Ops behind that write
+        to a variable of the first stay with it.
 
         Args:
             at: the tensors, or their names.
@@ -420,7 +421,7 @@ class LiteFile(Contents):
 
         Raises:
             TFLiteError: the ops behind read other tensors from ahead, which the message
-                names, or share variables with these.
+                names; or there is nothing ahead or behind.
 
         Cost: linear in the ops and tensors of the subgraph.
 

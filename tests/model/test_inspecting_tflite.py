@@ -3,9 +3,9 @@
 import pytest
 
 from geutil import model
-from geutil.graph import tflite_runtime
 from geutil.model import ModelError, TFLiteInspection, inspect
 from geutil.model.files.keras_files import KERAS_SUFFIXES
+from geutil.tflite import run as tflite_runtime
 from tests import tflite_files
 from tests.settings import needs_eager
 

@@ -17,9 +17,9 @@ from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model
 from geutil.errors import ModelError
-from geutil.graph.tflite_reading import read
 from geutil.model import opening, powers
 from geutil.model.scanning import archives, graph_scan, op_table, saved_models
+from geutil.tflite.old_reading import read
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
 from tests.cli.test_child import deadly
 from tests.processes import run_python

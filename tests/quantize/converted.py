@@ -13,11 +13,11 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.errors import QuantizeError
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_files import ops_of
-from geutil.graph.tflite_runtime import new_interpreter, unpacked
 from geutil.quantize import calibrate, compare_int8, quantize, to_tflite
 from geutil.quantize.int8.running import Runner
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.old_files import ops_of
+from geutil.tflite.run import new_interpreter, unpacked
 from tests.thorough import is_quick
 
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
+from geutil.tflite.old_files import ops_of
 from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.quantize.small_networks import STORES_COLUMNS, normal, prepared
 from tests.settings import needs_eager

@@ -9,8 +9,6 @@ import tensorflow as tf
 from parameterized import parameterized
 
 from geutil import model
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
 from geutil.quantize import (
     Spec,
     calibrate,
@@ -28,6 +26,8 @@ from geutil.quantize.tflite.block_weights import (
     check_all_found,
     store_in_blocks,
 )
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import new_interpreter, packed, unpacked
 from tests.quantize.converted import Together, decibels, opened, refused, spec
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.tflite.old_files import ops_of
 from tests.quantize.converted import Together, alternate, samples, spec
 from tests.settings import needs_eager
 

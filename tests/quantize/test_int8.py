@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from geutil import model
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_edits import set_steps
-from geutil.graph.tflite_files import ops_of
-from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.int8 import converting
 from geutil.quantize.int8.converting import deployed
 from geutil.quantize.int8.running import Runner, interpreter_of
 from geutil.quantize.int8.standalone_relus import as_changes_of_steps
+from geutil.tflite.old_edits import set_steps
+from geutil.tflite.old_files import ops_of
+from geutil.tflite.run import new_interpreter, packed, unpacked
 from tests.quantize.converted import Together, opened, spec
 from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager

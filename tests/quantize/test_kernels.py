@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import quantize, to_tflite
 from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
+from geutil.tflite.old_files import ops_of
 from tests.quantize.converted import Together, decibels, opened, spec
 from tests.settings import needs_eager
 

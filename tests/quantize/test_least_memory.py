@@ -8,15 +8,15 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_arena import measure_arena
-from geutil.graph.tflite_order import file_subgraphs, with_op_order
-from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
 from geutil.quantize import arena_bytes, least_memory_order, to_int8
 from geutil.quantize.int8.arena_programs import RUNTIMES, runtime_arenas
+from geutil.tflite.arena import measure_arena
+from geutil.tflite.order import file_subgraphs, with_op_order
+from geutil.tflite.run import new_interpreter, packed, schema, unpacked
 from testdata.irregular_cells import irregular_network
-from tests.graph.test_tflite_order import converted
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
+from tests.tflite.test_order import converted
 
 pytestmark = needs_eager
 ROW = tf.TensorSpec([1, 64], name="x")

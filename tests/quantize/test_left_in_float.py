@@ -5,8 +5,6 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import (
     Spec,
     compare_int8,
@@ -15,6 +13,8 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.old_files import ops_of
 from tests.quantize.converted import (
     Together,
     alternate,

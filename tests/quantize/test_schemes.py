@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import unpacked
 from geutil.quantize import (
     Spec,
     arena_bytes,
@@ -22,6 +20,8 @@ from geutil.quantize import (
 )
 from geutil.quantize.int8 import converting
 from geutil.quantize.schemes import SCHEMES
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import unpacked
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.quantize.converted import (
     Together,

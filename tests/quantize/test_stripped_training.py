@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import compare_int8, quantize, to_int8
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.old_files import ops_of
 from tests.quantize.converted import decibels, stored_weights
 from tests.settings import needs_eager
 from tests.thorough import crossed

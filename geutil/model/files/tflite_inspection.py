@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geutil.errors import ModelError
-from geutil.graph import tflite_precision, tflite_reading
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteTensor, Quantization
-from geutil.graph.tflite_speed import SlowOps, slow_ops
 from geutil.model.files import inspection
 from geutil.model.files.inspection import (
     FunctionInfo,
@@ -21,6 +18,10 @@ from geutil.model.files.inspection import (
     SignatureInfo,
     TensorInfo,
 )
+from geutil.tflite import old_reading as tflite_reading
+from geutil.tflite import precision as tflite_precision
+from geutil.tflite.old_reading import LiteFile, LiteGraph, LiteTensor, Quantization
+from geutil.tflite.speed import SlowOps, slow_ops
 
 TFLITE = "TFLite"
 
@@ -57,7 +58,7 @@ class TFLiteInspection(Inspection):
         custom_ops: how many ops TFLite has no kernel of its own for, by type.
         flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
         slow_ops: those that run on slow kernels on CPUs; see
-            `geutil.graph.tflite_speed`.
+            `geutil.tflite.speed`.
         metadata: the names of what else is stored in the file.
         description: what the converter says of itself.
     """

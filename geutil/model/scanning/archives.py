@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from geutil.graph.tflite_reading import LiteOp
 from geutil.model.files import wire
 from geutil.model.files.hdf5 import Hdf5File, read_hdf5
 from geutil.model.files.keras_files import configurations
@@ -20,6 +19,7 @@ from geutil.model.scanning import op_table
 from geutil.model.scanning.graph_scan import power_of_node
 from geutil.model.scanning.keras_configs import items, powers_of_config
 from geutil.model.scanning.report import LOADED, MAIN, RUN, Power
+from geutil.tflite.old_reading import LiteOp
 
 _CONFIG = "config.json"
 _WEIGHTS = (".h5", ".hdf5")

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from geutil.graph.tflite_arena import (
+from geutil.quantize.int8.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
+from geutil.tflite.arena import (
     MeasuredArena,
     measure_arena,
     measure_op_temporaries,
 )
-from geutil.graph.tflite_order import FileSubgraph, file_subgraphs
-from geutil.quantize.int8.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
+from geutil.tflite.order import FileSubgraph, file_subgraphs
 
 Runtime = Literal["litert", "reference", "micro"]
 RUNTIMES: tuple[Runtime, ...] = ("litert", "reference", "micro")

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.functions import call_function
-from geutil.graph.tflite_files import FileOp
 from geutil.notebook_display import Shown
 from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
 from geutil.quantize.int8.running import Runner, file_names
 from geutil.quantize.joined_inputs import Part, are_uneven, parts_of
+from geutil.tflite.old_files import FileOp
 
 Array = np.ndarray[Any, Any]
 

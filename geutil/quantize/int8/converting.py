@@ -18,8 +18,6 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import creation, functions, op_types, protos, types
-from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.tflite_names import called, sources_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.calibrating import calibrate
@@ -61,6 +59,8 @@ from geutil.quantize.tflite import block_weights
 from geutil.quantize.tflite.end_types import EndTypes
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
+from geutil.tflite.names import called, sources_of
+from geutil.tflite.old_files import FileOp, ops_of
 
 Array = np.ndarray[Any, Any]
 _ROUNDING = 2.0**-20

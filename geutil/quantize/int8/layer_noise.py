@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, functions
-from geutil.graph.tflite_reading import read
 from geutil.graph.types import Operation, Tensor
 from geutil.quantize.calibration.ranges import (
     frozen,
@@ -39,6 +38,7 @@ from geutil.quantize.int8.stored_results import (
 from geutil.quantize.joined_inputs import are_uneven, parts_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.select.names import LayerNames, with_layer
+from geutil.tflite.old_reading import read
 
 Array = np.ndarray[Any, Any]
 

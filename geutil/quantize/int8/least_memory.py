@@ -14,13 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_arena import measure_arena
-from geutil.graph.tflite_order import (
-    FileSubgraph,
-    file_subgraphs,
-    fixed_order_reason,
-    with_op_order,
-)
 from geutil.graph.types import type_name
 from geutil.quantize.int8.arena_buffers import ArenaProgram
 from geutil.quantize.int8.arena_orders import least_arena, least_peak
@@ -31,6 +24,13 @@ from geutil.quantize.int8.arena_programs import (
     runtime_arenas,
 )
 from geutil.quantize.int8.running import interpreter_of
+from geutil.tflite.arena import measure_arena
+from geutil.tflite.order import (
+    FileSubgraph,
+    file_subgraphs,
+    fixed_order_reason,
+    with_op_order,
+)
 
 _STATES_A_TRY = 25
 """One order is tried by the size of its arena for so many states of the search."""

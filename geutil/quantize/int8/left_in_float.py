@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
+from geutil.graph import creation
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.int8.converter_workarounds import read_instead
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import is_left_in_float
 from geutil.select.networks.provenance import Origins
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import packed, unpacked
 
 Array = np.ndarray[Any, Any]
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.tflite_precision import is_float
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.graph.types import type_name
+from geutil.tflite.old_files import FileOp, ops_of
+from geutil.tflite.old_reading import read
+from geutil.tflite.precision import is_float
+from geutil.tflite.run import new_interpreter
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import packed, unpacked
 
 _MOST: dict[str, float] = {"RELU": np.inf, "RELU6": 6.0}
 """The values that each leaves as they are end here."""

@@ -16,9 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import op_types
-from geutil.graph.tflite_names import names_result, sources_of, spellings
-from geutil.graph.tflite_precision import is_float
-from geutil.graph.tflite_reading import LiteFile
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.int8.running import file_names
 from geutil.quantize.planning import int8_kernels
@@ -30,6 +27,9 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices, Range, nudged, step
+from geutil.tflite.names import names_result, sources_of, spellings
+from geutil.tflite.old_reading import LiteFile
+from geutil.tflite.precision import is_float
 
 Array = np.ndarray[Any, Any]
 

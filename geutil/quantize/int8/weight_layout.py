@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import packed, unpacked
 
 Array = np.ndarray[Any, Any]
 

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, tflite_edits
-from geutil.graph.tflite_runtime import runtime_name, runtime_version
+from geutil.graph import creation
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.blocks import MOVES, block_of, with_stored_steps
 from geutil.quantize.calibration.ranges import (
@@ -31,6 +30,8 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.spec import Format, Range
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import runtime_name, runtime_version
 
 Array = np.ndarray[Any, Any]
 

@@ -9,10 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import tflite_reading, types
-from geutil.graph.tflite_edits import drop_unread
-from geutil.graph.tflite_runtime import packed, unpacked
-from geutil.graph.tflite_speed import slow_ops
+from geutil.graph import types
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
 from geutil.quantize.int8 import running
@@ -39,6 +36,10 @@ from geutil.quantize.tflite.stored_weights import (
 )
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
+from geutil.tflite import old_reading as tflite_reading
+from geutil.tflite.old_edits import drop_unread
+from geutil.tflite.run import packed, unpacked
+from geutil.tflite.speed import slow_ops
 
 _logger = logging.getLogger("geutil")
 _INT16_BITS = 16

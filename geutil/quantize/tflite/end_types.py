@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
 from geutil.graph.types import type_name
 from geutil.quantize.int8.running import file_names
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.run import packed, unpacked
 
 Types = str | Mapping[str, str] | None
 """The type of all inputs or outputs that are quantized, or by name those of some."""

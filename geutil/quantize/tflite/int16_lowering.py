@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph import tflite_edits
 from geutil.quantize.tflite.int16_kernels import (
     INEXACT,
     INT16_KERNELS,
@@ -24,6 +23,7 @@ from geutil.quantize.tflite.int16_kernels import (
     Rule,
 )
 from geutil.quantize.tflite.stored_weights import LeftInFloat
+from geutil.tflite import old_edits as tflite_edits
 
 Array = np.ndarray[Any, Any]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_names import called, sources_of
 from geutil.quantize.int8.weight_layout import MOST_IN_4_BITS
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.names import called, sources_of
 
 Array = np.ndarray[Any, Any]
 

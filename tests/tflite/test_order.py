@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph.tflite_order import file_subgraphs, fixed_order_reason, with_op_order
-from geutil.graph.tflite_runtime import packed, schema, unpacked
+from geutil.tflite.order import file_subgraphs, fixed_order_reason, with_op_order
+from geutil.tflite.run import packed, schema, unpacked
 from tests.settings import needs_eager
 
 pytestmark = needs_eager

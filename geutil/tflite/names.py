@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from geutil.graph.op_types import CALLS, FAKE_QUANT
-from geutil.graph.tflite_reading import LiteGraph, LiteOp
+from geutil.tflite.old_reading import LiteGraph, LiteOp
 
 T = TypeVar("T")
 

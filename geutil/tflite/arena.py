@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph.tflite_order import FileSubgraph, file_subgraphs
-from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
+from geutil.tflite.order import FileSubgraph, file_subgraphs
+from geutil.tflite.run import new_interpreter, packed, schema, unpacked
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from geutil.graph.tflite_runtime import is_tflite, kind_names, schema, type_names
+from geutil.tflite.run import is_tflite, kind_names, schema, type_names
 
 T = TypeVar("T")
 

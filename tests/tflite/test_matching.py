@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from geutil import model, quantize, report
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph import tflite_reading
-from geutil.graph.tflite_matching import Ends, match
-from geutil.graph.tflite_reading import LiteGraph, LiteOp, LiteTensor
-from geutil.graph.tflite_runtime import packed, unpacked
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
+from geutil.tflite import old_reading as tflite_reading
+from geutil.tflite.matching import Ends, match
+from geutil.tflite.old_reading import LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.run import packed, unpacked
 from tests import tflite_files
 from tests.call_counts import count_calls
 from tests.settings import needs_eager

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.tflite_names import UniqueNames, op_names, spellings
-from geutil.graph.tflite_precision import precision_of, stored_bytes
-from geutil.graph.tflite_reading import BrokenFileError, read
-from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
+from geutil.tflite.names import UniqueNames, op_names, spellings
+from geutil.tflite.old_files import FileOp, ops_of
+from geutil.tflite.old_reading import BrokenFileError, read
+from geutil.tflite.precision import precision_of, stored_bytes
+from geutil.tflite.run import new_interpreter, packed, schema, unpacked
 from tests import tflite_files
 from tests.settings import needs_eager
 

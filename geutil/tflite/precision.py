@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.old_reading import LiteFile, LiteGraph, LiteOp, LiteTensor
 
 _FLOATS = ("float", "bfloat")
 _QUANTIZED = ("int2", "int4", "int8", "int16", "uint4", "uint8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from geutil.graph.tflite_runtime import is_tflite, kind_names, schema, type_names
+from geutil.tflite.run import is_tflite, kind_names, schema, type_names
 
 _CUSTOM = 32
 

@@ -1,6 +1,6 @@
 """TFLite files as objects: constants, kinds of ops, what is not needed any more.
 
-What is edited is the `ModelT` of `geutil.graph.tflite_runtime.unpacked`: subgraphs that
+What is edited is the `ModelT` of `geutil.tflite.run.unpacked`: subgraphs that
 hold tensors and ops by number, and buffers of constants.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph.tflite_runtime import kind_names, schema, type_names
+from geutil.tflite.run import kind_names, schema, type_names
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +67,7 @@ def packed_int4(values: Array) -> Array:
 
     Example:
         >>> import numpy as np
-        >>> from geutil.graph.tflite_edits import packed_int4
+        >>> from geutil.tflite.old_edits import packed_int4
         >>> packed_int4(np.array([1, -1, 7])).tolist()
         [241, 7]
     """

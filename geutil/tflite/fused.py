@@ -8,9 +8,9 @@ weights, a change of layout.
 from __future__ import annotations
 
 from geutil.graph import op_types
-from geutil.graph import tflite_kernels as kernels
-from geutil.graph.data_flow import DataFlow
-from geutil.graph.tflite_reading import LiteGraph, LiteOp
+from geutil.tflite import kernels
+from geutil.tflite.data_flow import DataFlow
+from geutil.tflite.old_reading import LiteGraph, LiteOp
 
 
 class Parts:

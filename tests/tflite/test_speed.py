@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import kind_names, packed, unpacked
-from geutil.graph.tflite_speed import SlowOps, slow_ops
 from geutil.quantize import calibrate, quantize, to_tflite
+from geutil.tflite import old_edits as tflite_edits
+from geutil.tflite.old_reading import read
+from geutil.tflite.run import kind_names, packed, unpacked
+from geutil.tflite.speed import SlowOps, slow_ops
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -74,7 +74,7 @@ def test_depthwise_weights_in_4_bits_and_rounded_data_are_slow():
 
 
 def test_the_table_names_kinds_that_exist():
-    from geutil.graph.tflite_speed import _TIMES
+    from geutil.tflite.speed import _TIMES
 
     assert {kind for kind, _ in _TIMES} <= set(kind_names().values())
     assert min(_TIMES.values()) >= 4

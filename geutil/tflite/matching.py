@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from geutil.graph import op_types
-from geutil.graph import tflite_kernels as kernels
-from geutil.graph.data_flow import FARTHEST, DataFlow, Value
-from geutil.graph.tflite_names import called, names_result, sources_of
-from geutil.graph.tflite_parts import Parts
-from geutil.graph.tflite_reading import LiteGraph, LiteOp
 from geutil.graph.types import Operation
+from geutil.tflite import kernels
+from geutil.tflite.data_flow import FARTHEST, DataFlow, Value
+from geutil.tflite.fused import Parts
+from geutil.tflite.names import called, names_result, sources_of
+from geutil.tflite.old_reading import LiteGraph, LiteOp
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph.tflite_files import op_kind
-from geutil.graph.tflite_runtime import is_tflite, schema
+from geutil.tflite.old_files import op_kind
+from geutil.tflite.run import is_tflite, schema
 
 _OPERATORS = 10
 """The place of the ops in the schema's table of a subgraph."""

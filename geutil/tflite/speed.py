@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from geutil.graph.tflite_precision import precision_of
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteOp
+from geutil.tflite.old_reading import LiteFile, LiteGraph, LiteOp
+from geutil.tflite.precision import precision_of
 
 _INT8, _INT16, _HYBRID = "int8", "int16", "int8 while it runs"
 _INT4, _INT4_TO_FLOAT = "int8 with int4 weights", "float32 with int4 weights"
@@ -79,8 +79,8 @@ def slow_ops(file: LiteFile) -> tuple[SlowOps, ...]:
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.graph import tflite_reading
-        >>> from geutil.graph.tflite_speed import slow_ops
+        >>> from geutil.tflite import old_reading as tflite_reading
+        >>> from geutil.tflite.speed import slow_ops
         >>> spec = tf.TensorSpec([1, 8], name="x")
         >>> f = tf.function(lambda x: {"y": tf.exp(x)}, input_signature=[spec])
         >>> convert = tf.lite.TFLiteConverter.from_concrete_functions

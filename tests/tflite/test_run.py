@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter
+from geutil.tflite.old_reading import read
+from geutil.tflite.run import new_interpreter
 from tests import tflite_files
 from tests.processes import run_python
 from tests.settings import needs_eager
@@ -24,8 +24,8 @@ RUN = """
 import json, warnings
 from pathlib import Path
 warnings.simplefilter("error")
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter, runtime_name, schema
+from geutil.tflite.old_reading import read
+from geutil.tflite.run import new_interpreter, runtime_name, schema
 import numpy as np
 blob = Path(sys.argv[1]).read_bytes()
 found = {}
@@ -38,7 +38,7 @@ print(json.dumps([runtime_name(), schema().__name__, found]))
 """
 READ = """
 from pathlib import Path
-from geutil.graph.tflite_reading import read
+from geutil.tflite.old_reading import read
 from geutil.model import inspect
 for path in sys.argv[1:]:
     print(len(read(Path(path).read_bytes()).graphs), inspect(path).kind)
