@@ -335,47 +335,53 @@ def split(file: F, at: TensorsLike, graph: GraphLike) -> tuple[F, F]:
     state.check_places_are_free(file, "a split")
     own = looking.graph_of(file, graph)
     places = looking.tensors_of(file, at, own)
-    second = _behind_the_split(own, places)
-    free = _free_ops(own)
-    first = [op for op in own.ops if op not in second and op not in free]
+    behind = {*looking.ahead(places)}
+    late = [t for t in own.outputs if t.producer in behind and t not in places]
+    early = [t for t in own.outputs if t not in late and t not in places]
+    first = _with_state(looking.behind([*places, *early]), own, ())
+    second = _with_state(looking.behind(late, places), own, places)
     if not first or not second:
         side = "ahead of" if not first else "behind"
-        raise TFLiteError(f"there is no op {side} {places!r}: nothing is split")
-    made = {t for op in first for t in op.outputs} - {*places}
-    read = dict.fromkeys(t for op in own.ops if op in second for t in op.inputs if t)
-    crossing = [t for t in read if t in made]
-    if crossing:
         raise TFLiteError(
-            f"behind {', '.join(repr(t.name) for t in places)} the file still reads "
-            f"{', '.join(repr(t.name) for t in crossing)} from ahead of the split; "
-            "split at these, too"
+            f"the outputs need no op {side} {', '.join(repr(t.name) for t in places)}: "
+            "nothing is split"
         )
-    late = [t for t in own.outputs if t.producer in second]
-    early = [t for t in own.outputs if t not in late and t not in places]
+    _check_apart(own, places, first, second)
     # Inputs of the file that both read are inputs of both.
-    given = [t for t in own.inputs if t in read and t not in places]
+    read = {t for op in second for t in op.inputs}
+    given = [t for t in dict.fromkeys((*places, *own.inputs)) if t in read]
     return (
         cut(file, None, [*places, *early], None, own),
-        cut(file, [*places, *given], late, None, own),
+        cut(file, given, late, None, own),
     )
 
 
-def _behind_the_split(graph: LiteGraph, places: Sequence[LiteTensor]) -> set[LiteOp]:
-    """Return the ops behind tensors, but for those that need a state from ahead."""
-    second = {*looking.ahead(places)} - _free_ops(graph)
-    while True:
-        first = (op for op in graph.ops if op not in second)
-        ahead = {
-            one
-            for op in first
-            if op.kind not in _FREE_KINDS
-            for one in state.resources(op)
-        }
-        bound = [op for op in second if ahead & state.resources(op)]
-        if not bound:
-            return second
-        needed = looking.behind((t for op in bound for t in op.inputs if t), places)
-        second -= {*bound, *needed}
+def _check_apart(
+    graph: LiteGraph,
+    places: Sequence[LiteTensor],
+    first: Collection[LiteOp],
+    second: Collection[LiteOp],
+) -> None:
+    """Refuse halves that both need an op, unless each can have a copy of it."""
+    free = _free_ops(graph)
+    both = [op for op in graph.ops if op in first and op in second and op not in free]
+    if not both:
+        return
+    made = {t for op in both for t in op.outputs}
+    alone = [op for op in graph.ops if op in second and op not in first]
+    read = dict.fromkeys(t for op in alone for t in op.inputs if t)
+    crossing = [t for t in read if t in made]
+    names = ", ".join(repr(t.name) for t in places)
+    if not crossing:
+        raise TFLiteError(
+            f"{both[0]!r} reads or writes a state that is needed ahead of {names} and "
+            "behind, and two files share none; split where no state is shared"
+        )
+    raise TFLiteError(
+        f"behind {names} the file still reads "
+        f"{', '.join(repr(t.name) for t in crossing)} from ahead of the split; split "
+        "at these, too"
+    )
 
 
 def clusters(
