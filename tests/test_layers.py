@@ -62,8 +62,6 @@ OWN_PRIVATE = {
     "reroute.views": VIEW,
     # The place of a table in a flatbuffer, which the generated classes call so.
     "tflite.reading": {"_tab"},
-    "tflite.old_reading": {"_tab"},
-    "tflite.order": {"_tab"},
     "tflite.writing": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},

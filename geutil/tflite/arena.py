@@ -8,19 +8,24 @@ are read without an address: they count with their bytes, but not in the size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from geutil.tflite.order import FileSubgraph, file_subgraphs
-from geutil.tflite.run import new_interpreter, packed, schema, unpacked
+from geutil.tflite.file import LiteFile
+from geutil.tflite.order import calls_others, stateful_places
+from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.run import new_interpreter
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
 _UNKNOWN = -1
 """The address of a scalar."""
+_OUTSIDE = frozenset(("resource", "string", "variant"))
+"""Types of tensors that are never in the arena."""
 
 
 @dataclass(frozen=True)
@@ -38,40 +43,42 @@ class MeasuredArena:
     """
 
     size: int
-    offsets: Mapping[int, int]
-    sizes: Mapping[int, int]
-    unplaced: tuple[int, ...]
+    offsets: Mapping[LiteTensor, int]
+    sizes: Mapping[LiteTensor, int]
+    unplaced: tuple[LiteTensor, ...]
     temporaries: tuple[int, ...]
 
 
 def measure_arena(
-    blob: bytes, subgraph: int = 0, *, reference: bool = False
+    file: LiteFile, graph: LiteGraph | None = None, *, reference: bool = False
 ) -> MeasuredArena:
     """Return the arena that the interpreter plans for a file, without delegates.
 
     Args:
-        blob: the file. Sizes that it leaves open count as 1.
-        subgraph: which of its subgraphs; others than the first are measured in a file
-            in which they are the first.
+        file: the file. Sizes that it leaves open count as 1.
+        graph: one of its subgraphs, the first if None; others are measured in a file in
+            which they are the first.
         reference: whether it is measured with TFLite's reference kernels, which hold
             few temporary buffers.
 
     Raises:
-        ValueError, RuntimeError: it is no TFLite file, or cannot be run.
+        ValueError, RuntimeError: it cannot be run.
 
     Cost: TFLite's own, which allocates the arena, and linear in the tensors; some
-        20 us for each. The weights are copied for subgraphs other than the first.
+        20 us for each; a copy of the weights.
     """
-    graph = file_subgraphs(blob)[subgraph]
-    if subgraph:
-        blob = _with_first(blob, subgraph)
-    interpreter = new_interpreter(blob, reference=reference)
+    graph = graph or file.graphs[0]
+    first = copy.copy(file)
+    # What calls another subgraph finds it wherever it is.
+    first.graphs = [graph, *(one for one in file.graphs if one is not graph)]
+    first.signatures = {}
+    interpreter = new_interpreter(first.to_bytes(), reference=reference)
     interpreter.allocate_tensors()
-    return _arena(graph, _addresses(graph, interpreter))
+    return _arena(graph, *_addresses(graph, interpreter))
 
 
 def measure_op_temporaries(
-    blob: bytes, subgraph: int = 0, *, reference: bool = False
+    file: LiteFile, graph: LiteGraph, *, reference: bool = False
 ) -> list[tuple[int, ...]]:
     """Return for each op the bytes of its kernel's own buffers, each op measured alone.
 
@@ -79,107 +86,62 @@ def measure_op_temporaries(
     does not tell them apart. Ops that call subgraphs, or share a state, have none.
 
     Args:
-        blob: the file.
-        subgraph: which of its subgraphs.
+        file: the file.
+        graph: one of its subgraphs.
         reference: as of `measure_arena`.
 
     Cost: an interpreter for each op; some 1 ms, and a copy of its weights.
     """
-    model = unpacked(blob)
-    graph = file_subgraphs(blob)[subgraph]
-    unmeasured = {*graph.stateful, *graph.calls}
+    stateful = {*stateful_places(file, graph)}
     return [
-        () if i in unmeasured else _temporaries(model, graph, i, reference)
-        for i in range(len(graph.kinds))
+        () if at in stateful or calls_others(op) else _temporaries(op, reference)
+        for at, op in enumerate(graph.ops)
     ]
 
 
-def _temporaries(
-    model: Any, graph: FileSubgraph, place: int, reference: bool
-) -> tuple[int, ...]:
-    blob = _alone(model, graph, place)
+def _temporaries(op: LiteOp, reference: bool) -> tuple[int, ...]:
+    alone = _alone(op)
     try:
-        interpreter = new_interpreter(blob, reference=reference)
+        interpreter = new_interpreter(alone.to_bytes(), reference=reference)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError):
         # It cannot run by itself: it needs a resource, say.
         return ()
-    (alone,) = file_subgraphs(blob)
-    found = _addresses(alone, interpreter)
-    return tuple(size for t, (_, size) in found.items() if t >= len(alone.names))
+    _, temporaries = _addresses(alone.graphs[0], interpreter)
+    return tuple(size for _, size in temporaries)
 
 
-def _alone(model: Any, graph: FileSubgraph, place: int) -> bytes:
+def _alone(op: LiteOp) -> LiteFile:
     """Return a file of one op, whose constants are constants still."""
-    types = schema()
-    whole = model.subgraphs[graph.index]
-    op = whole.operators[place]
-    used = dict.fromkeys([*graph.reads[place], *graph.writes[place]])
-    new_index = {t: i for i, t in enumerate(used)}
-    alone, buffer = types.ModelT(), types.BufferT()
-    alone.version, alone.description = model.version, "one op"
-    alone.operatorCodes = [model.operatorCodes[op.opcodeIndex]]
-    alone.buffers = [buffer]
-    part = types.SubGraphT()
-    part.tensors = []
-    for t in used:
-        tensor = _copy(whole.tensors[t])
-        tensor.buffer = 0
-        if t in graph.constants:
-            tensor.buffer = len(alone.buffers)
-            alone.buffers.append(model.buffers[whole.tensors[t].buffer])
-        part.tensors.append(tensor)
-    only = _copy(op)
-    only.opcodeIndex = 0
-    only.inputs = [new_index.get(int(t), -1) for t in op.inputs]
-    only.outputs = [new_index[int(t)] for t in op.outputs]
-    part.operators = [only]
-    fed = (t for t in graph.reads[place] if t not in graph.constants)
-    part.inputs = [new_index[t] for t in dict.fromkeys(fed)]
-    part.outputs = only.outputs
-    alone.subgraphs = [part]
-    return packed(alone)
+    copies = {t: t.copied() for t in (*op.reads, *op.outputs)}
+    file, graph = LiteFile(), LiteGraph()
+    only = graph.add_op(op.copied(copies))
+    for tensor in copies:
+        if tensor.quantization is not None and tensor.quantization.block_scales:
+            graph.add_tensor(tensor.quantization.block_scales)
+    fed = dict.fromkeys(t for t in op.reads if not t.stored_bytes)
+    graph.inputs = tuple(copies[t] for t in fed)
+    graph.outputs = only.outputs
+    file.graphs.append(graph)
+    return file
 
 
-def _with_first(blob: bytes, index: int) -> bytes:
-    """Return a file whose first subgraph is another one, for measuring only.
-
-    The first stays behind it, so that calls find all subgraphs that they may call.
-    """
-    model = unpacked(blob)
-    body = model.subgraphs[index]
-    model.subgraphs = [body, *model.subgraphs]
-    model.signatureDefs = []
-    # What calls a subgraph by its place finds it one place on.
-    for graph in model.subgraphs[1:]:
-        for op in graph.operators:
-            _shift_calls(op.builtinOptions)
-            _shift_calls(op.builtinOptions2)
-    return packed(model)
+Place = tuple[int, int]
+"""The address of a tensor, and its size."""
 
 
-def _shift_calls(options: Any) -> None:
-    for name, value in vars(options).items() if options is not None else ():
-        if name.lower().endswith(("subgraphindex", "subgraph")):
-            setattr(options, name, value + 1)
-        elif name == "branchSubgraphIndices" and value is not None:
-            setattr(options, name, [index + 1 for index in value])
-
-
-def _copy(item: Any) -> Any:
-    new = type(item)()
-    vars(new).update(vars(item))
-    return new
-
-
-def _addresses(graph: FileSubgraph, interpreter: Any) -> dict[int, tuple[int, int]]:
-    """Return the address and size of the tensors that may be in the arena."""
-    elsewhere = graph.constants | graph.variables | graph.outside
-    found: dict[int, tuple[int, int]] = {}
+def _addresses(
+    graph: LiteGraph, interpreter: Any
+) -> tuple[dict[LiteTensor, Place], list[Place]]:
+    """Return where tensors that may be in the arena are, and kernels' own buffers."""
+    tensors = graph.tensors
+    found: dict[LiteTensor, Place] = {}
+    temporaries: list[Place] = []
     # Those without a shape have no details, and end the process if they are read.
     for detail in interpreter.get_tensor_details():
         index = detail["index"]
-        if index in elsewhere:
+        tensor = tensors[index] if index < len(tensors) else None
+        if tensor is not None and _is_elsewhere(tensor):
             continue
         try:
             array = interpreter.tensor(index)()
@@ -187,35 +149,50 @@ def _addresses(graph: FileSubgraph, interpreter: Any) -> dict[int, tuple[int, in
             # It has no memory yet.
             continue
         if array.nbytes:
-            address = array.ctypes.data if isinstance(array, np.ndarray) else _UNKNOWN
-            found[index] = (address, array.nbytes)
-    return found
+            is_known = isinstance(array, np.ndarray)
+            place = array.ctypes.data if is_known else _UNKNOWN, array.nbytes
+            if tensor is None:
+                temporaries.append(place)
+            else:
+                found[tensor] = place
+    return found, temporaries
 
 
-def _arena(graph: FileSubgraph, found: Mapping[int, tuple[int, int]]) -> MeasuredArena:
+def _is_elsewhere(tensor: LiteTensor) -> bool:
+    is_outside = tensor.is_variable or tensor.dtype in _OUTSIDE
+    return is_outside or tensor.stored_bytes > 0
+
+
+def _arena(
+    graph: LiteGraph, found: Mapping[LiteTensor, Place], temporaries: list[Place]
+) -> MeasuredArena:
     """Return the largest piece of memory without gaps, and what lies in it."""
-    made = {*graph.inputs, *(t for writes in graph.writes for t in writes)}
-    elsewhere = graph.constants | graph.variables | graph.outside | found.keys()
-    unplaced = tuple(sorted(made - elsewhere))
-    scalars = {t: size for t, (at, size) in found.items() if at == _UNKNOWN}
-    found = {t: place for t, place in found.items() if t not in scalars}
-    pieces: list[list[int]] = []
+    made = {*graph.inputs, *(t for op in graph.ops for t in op.outputs)}
+    pieces: list[list[Place]] = []
     end = -1
-    for index in sorted(found, key=lambda t: found[t]):
-        address, size = found[index]
+    for address, size in sorted((*found.values(), *temporaries)):
+        if address == _UNKNOWN:
+            continue
         if not pieces or address > end + ALIGNMENT:
             pieces.append([])
             end = address
-        pieces[-1].append(index)
+        pieces[-1].append((address, size))
         end = max(end, address + size)
-    piece = max(pieces, key=len, default=[])
-    start = min((found[t][0] for t in piece), default=0)
-    tensors = sorted(t for t in piece if t < len(graph.names))
+    piece = {*max(pieces, key=len, default=[])}
+    start = min((address for address, _ in piece), default=0)
+    offsets = {t: place[0] - start for t, place in found.items() if place in piece}
     return MeasuredArena(
-        size=max((sum(found[t]) for t in piece), default=start) - start,
-        offsets={t: found[t][0] - start for t in tensors},
-        sizes={t: found[t][1] for t in tensors}
-        | {t: size for t, size in scalars.items() if t in made},
-        unplaced=unplaced,
-        temporaries=tuple(found[t][1] for t in sorted(piece) if t >= len(graph.names)),
+        size=max(map(sum, piece), default=start) - start,
+        offsets=offsets,
+        sizes={
+            tensor: size
+            for tensor, (address, size) in found.items()
+            if tensor in offsets or (address == _UNKNOWN and tensor in made)
+        },
+        unplaced=tuple(
+            t
+            for t in graph.tensors
+            if t in made and t not in found and not _is_elsewhere(t)
+        ),
+        temporaries=tuple(place[1] for place in temporaries if place in piece),
     )

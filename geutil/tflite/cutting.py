@@ -298,7 +298,7 @@ def _with_state(
         if not more:
             return found
         found.update(more)
-        found.update(looking.behind((t for op in more for t in op.inputs if t), stops))
+        found.update(looking.behind((t for op in more for t in op.reads), stops))
 
 
 def _check_ends(
@@ -369,7 +369,7 @@ def _check_apart(
         return
     made = {t for op in both for t in op.outputs}
     alone = [op for op in graph.ops if op in second and op not in first]
-    read = dict.fromkeys(t for op in alone for t in op.inputs if t)
+    read = dict.fromkeys(t for op in alone for t in op.reads)
     crossing = [t for t in read if t in made]
     names = ", ".join(repr(t.name) for t in places)
     if not crossing:

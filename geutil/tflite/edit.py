@@ -104,7 +104,7 @@ class Plan:
         self._file.graphs += self.graphs
         self._file.unknown = self._file.unknown or self.unknown
         touched = {t for op in removed for t in (*op.inputs, *op.outputs) if t}
-        touched |= {t for op in self._reads for t in op.inputs if t}
+        touched |= {t for op in self._reads for t in op.reads}
         touched.update(self._ends)
         drop_unused(self._file, graph, touched)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from geutil.graph import op_types
 from geutil.graph.types import Operation
-from geutil.tflite.old_reading import FLEX
+from geutil.tflite.parts import FLEX
 
 _FORWARDS = frozenset(
     ("Identity", "IdentityN", "PreventGradient", "Snapshot", "StopGradient")

@@ -172,7 +172,7 @@ def _describe(op: LiteOp, made: Made) -> None:
     """Let the tensors that an op makes have the types and shapes of its kind."""
     if made.dtype is not None:
         check_dtype(made.dtype)
-    first = next((t for t in op.inputs if t is not None), None)
+    first = next((t for t in op.reads), None)
     types, shapes = output_types(op), output_shapes(op)
     for t, dtype, shape in zip(op.outputs, types, shapes, strict=True):
         found = made.dtype or dtype or (first and first.dtype)

@@ -52,9 +52,7 @@ def with_called(op: LiteOp) -> list[LiteOp]:
 def keeps_order(op: LiteOp) -> bool:
     """Tell whether an op runs in its place among others that read or change state."""
     return any(
-        one.kind in _ORDERED
-        or one.is_custom
-        or any(t is not None and t.is_variable for t in one.inputs)
+        one.kind in _ORDERED or one.is_custom or any(t.is_variable for t in one.reads)
         for one in with_called(op)
     )
 
@@ -66,9 +64,7 @@ def has_effect(op: LiteOp) -> bool:
         or one.kind == "CALL_ONCE"
         or one.is_custom
         # A state that another op reads, too.
-        or any(
-            t is not None and t.is_variable and len(t.readers) > 1 for t in one.inputs
-        )
+        or any(t.is_variable and len(t.readers) > 1 for t in one.reads)
         for one in with_called(op)
     )
 
@@ -77,15 +73,13 @@ def resources(op: LiteOp) -> set[Resource]:
     """Return the variables and tables that an op, or a subgraph it calls, is about."""
     found: set[Resource] = set()
     for one in with_called(op):
-        makers = (t.producer for t in one.inputs if t is not None)
+        makers = (t.producer for t in one.reads)
         for handle in (one, *makers):
             if handle is not None and handle.kind in HANDLES:
                 names = handle.options
                 found.add((handle.kind, *(names[key] for key in sorted(names))))
         found |= {
-            ("tensor", t)
-            for t in one.inputs
-            if t is not None and (t.is_variable or t.dtype == "resource")
+            ("tensor", t) for t in one.reads if (t.is_variable or t.dtype == "resource")
         }
     return found
 

@@ -70,7 +70,7 @@ def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
     needed = looking.behind(graph.outputs)
     effects = [op for op in graph.ops if state.has_effect(op)]
     needed += effects
-    needed += looking.behind(t for op in effects for t in op.inputs if t)
+    needed += looking.behind(t for op in effects for t in op.reads)
     return {*graph.ops} - {*needed}
 
 

@@ -142,7 +142,7 @@ _EMPTY = ("resource", "string", "variant")
 def _check_values(file: Contents) -> Check:
     for graph in file.graphs:
         given = {*graph.inputs}
-        read = [t for op in graph.ops for t in op.inputs if t is not None]
+        read = [t for op in graph.ops for t in op.reads]
         for t in dict.fromkeys((*read, *graph.outputs)):
             known = t.makers or t in given or t.is_variable or t.buffer.size
             if not known and 0 not in t.sizes and t.dtype not in _EMPTY:

@@ -1,10 +1,20 @@
 """The order of the ops of TFLite files: what may move, and what a moved file holds."""
 
+import itertools
+
 import pytest
 import tensorflow as tf
 
-from geutil.tflite.order import file_subgraphs, fixed_order_reason, with_op_order
-from geutil.tflite.run import packed, schema, unpacked
+from geutil import tflite
+from geutil.errors import TFLiteError
+from geutil.tflite.order import (
+    dependencies,
+    fixed_order_reason,
+    reorder,
+    stateful_places,
+)
+from geutil.tflite.parts import Buffer
+from tests import tflite_files
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -26,30 +36,45 @@ def branching():
     return converted(compute, tf.TensorSpec([2, 3], name="x"))
 
 
+def moved(blob, order):
+    """Return a file whose first subgraph runs in another order."""
+    file = tflite.open(blob)
+    reorder(file, file.graphs[0], order)
+    return file.to_bytes()
+
+
+def ops_by_names(blob):
+    """Return the ops of a file, and the names of what they read and make."""
+    return [
+        (op.kind, [t.name for t in op.reads], [t.name for t in op.outputs])
+        for op in tflite.open(blob).ops
+    ]
+
+
 def test_the_ops_move_and_nothing_else(branching):
-    (graph,) = file_subgraphs(branching)
-    assert sorted(graph.kinds) == ["ADD", "COS", "EXP", "MUL", "RELU"]
-    product = graph.kinds.index("MUL")
+    ops = ops_by_names(branching)
+    kinds = [kind for kind, *_ in ops]
+    assert sorted(kinds) == ["ADD", "COS", "EXP", "MUL", "RELU"]
+    product = kinds.index("MUL")
     others = [i for i in reversed(range(4)) if i != product]
     order = [*others, product, 4]
-    moved = with_op_order(branching, {0: order})
-    assert len(moved) == len(branching)
-    (after,) = file_subgraphs(moved)
-    assert after.kinds == tuple(graph.kinds[i] for i in order)
-    assert after.reads == tuple(graph.reads[i] for i in order)
-    assert after.writes == tuple(graph.writes[i] for i in order)
-    assert (after.names, after.constants) == (graph.names, graph.constants)
-    assert with_op_order(moved, {0: [order.index(i) for i in range(5)]}) == branching
+    other = moved(branching, order)
+    assert ops_by_names(other) == [ops[i] for i in order]
+    before, after = (tflite_files.unpacked(blob) for blob in (branching, other))
+    names = [[t.name for t in m.subgraphs[0].tensors] for m in (before, after)]
+    assert names[0] == names[1]
+    back = moved(other, [order.index(i) for i in range(5)])
+    assert back == tflite.open(branching).to_bytes()
 
 
 def test_orders_that_cannot_run_are_refused(branching):
-    with pytest.raises(ValueError, match=r"op 4 \(ADD\) .* cannot run before op "):
-        with_op_order(branching, {0: [4, 0, 1, 2, 3]})
-    with pytest.raises(ValueError, match="each of its 5 ops once"):
-        with_op_order(branching, {0: [0, 1, 2, 3]})
-    for function in (file_subgraphs, fixed_order_reason):
-        with pytest.raises(ValueError, match="no TFLite file"):
-            function(b"no file at all")
+    file = tflite.open(branching)
+    before = file.to_bytes()
+    with pytest.raises(TFLiteError, match=r"op 4 \(ADD\) .* cannot run before op "):
+        reorder(file, file.graphs[0], [4, 0, 1, 2, 3])
+    with pytest.raises(TFLiteError, match="each of its 5 ops once"):
+        reorder(file, file.graphs[0], [0, 1, 2, 3])
+    assert file.to_bytes() == before
 
 
 def test_ops_with_a_state_keep_their_order():
@@ -65,21 +90,20 @@ def test_ops_with_a_state_keep_their_order():
         return tf.exp(before) + tf.cos(x)
 
     blob = converted(compute, tf.TensorSpec([2]), variables=counter)
-    graph, *_ = file_subgraphs(blob)
-    kinds = [graph.kinds[i] for i in graph.stateful]
+    file = tflite.open(blob)
+    graph = file.graphs[0]
+    stateful = stateful_places(file, graph)
+    kinds = [graph.ops[i].kind for i in stateful]
     assert kinds[0] == "CALL_ONCE"
     assert {"READ_VARIABLE", "ASSIGN_VARIABLE"} < set(kinds)
-    pairs = zip(graph.stateful, graph.stateful[1:], strict=False)
-    assert set(pairs) <= set(graph.edges)
+    assert set(itertools.pairwise(stateful)) <= set(dependencies(file, graph))
 
 
 @pytest.mark.parametrize(
     "name", ["model_control_dependencies", "OfflineMemoryAllocation"]
 )
 def test_metadata_that_counts_ops_fixes_their_order(branching, name):
-    assert fixed_order_reason(branching) is None
-    model = unpacked(branching)
-    entry = schema().MetadataT()
-    entry.name, entry.buffer = name, 0
-    model.metadata = [*(model.metadata or []), entry]
-    assert "metadata" in fixed_order_reason(packed(model))
+    file = tflite.open(branching)
+    assert fixed_order_reason(file) is None
+    file.metadata[name] = Buffer()
+    assert "metadata" in fixed_order_reason(tflite.open(file.to_bytes()))
