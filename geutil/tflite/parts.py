@@ -133,7 +133,9 @@ class LiteTensor:
         self.readers: dict[LiteOp, int] = {}
         self.makers: dict[LiteOp, int] = {}
         self.name, self.dtype, self.shape = name, dtype, shape
-        self.quantization = self.as_read = quantization
+        self.quantization = quantization
+        # Of a tensor that was read, its steps as the record has them.
+        self.as_read: Quantization | None = None
         self.buffer = buffer or Buffer()
         self.is_variable = False
 
@@ -200,16 +202,24 @@ class LiteTensor:
 
         Integers of 2 and 4 bits are given as int8; zeros that are left out of the file
         are not filled in, so sparse tensors have None. The array cannot be written to.
+
+        Raises:
+            TFLiteError: there are more or fewer bytes than its shape takes.
         """
         data = self.buffer.data
         if data is None or not data.size or self.is_sparse:
             return None
-        if self.dtype in PACKED_BITS:
+        if self.dtype not in DTYPES and self.dtype not in PACKED_BITS:
+            return None
+        try:
+            if self.dtype in DTYPES:
+                return data.view(DTYPES[self.dtype]).reshape(self.sizes)
             count = int(np.prod(self.sizes, dtype=np.int64))
             return _unpacked_bits(data, self.dtype, count).reshape(self.sizes)
-        if self.dtype not in DTYPES:
-            return None
-        return data.view(DTYPES[self.dtype]).reshape(self.sizes)
+        except ValueError as error:
+            raise TFLiteError(
+                f"the {data.size:,} bytes of {self!r} do not fit its shape"
+            ) from error
 
     @value.setter
     def value(self, value: Array) -> None:
@@ -454,6 +464,10 @@ class LiteGraph:
         """Its tensors, in the order of the file."""
         return tuple(self._tensors)
 
+    def has_tensor(self, tensor: LiteTensor) -> bool:
+        """Tell whether a tensor is one of its own."""
+        return tensor in self._tensors
+
     def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
         """Let the subgraph, which has no ops yet, have these tensors."""
         self._tensors = dict.fromkeys(tensors)
@@ -549,6 +563,8 @@ class Contents:
         old_metadata: buffers that old files list as metadata.
         unknown: a field of it that the schema lacks; "" if it has none.
         is_split: whether weights lie behind the flatbuffer, as in files above 2 GB.
+        archive: the zip archive behind it, of labels and other files that metadata
+            names; None without one.
     """
 
     def __init__(self) -> None:
@@ -565,6 +581,7 @@ class Contents:
         self.old_metadata: list[Buffer] = []
         self.unknown = ""
         self.is_split = False
+        self.archive: Array | None = None
 
     @property
     def tensors(self) -> Iterator[LiteTensor]:
@@ -601,7 +618,7 @@ def stored(value: Array, dtype: str) -> Array:
 
     Example:
         >>> import numpy as np
-        >>> from geutil.tflite.file import stored
+        >>> from geutil.tflite.parts import stored
         >>> stored(np.array([1, -1, 7]), "int4").tolist()
         [241, 7]
     """
