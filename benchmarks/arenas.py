@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import least_memory_order
 from geutil.quantize.int8.arena_programs import RUNTIMES, Runtime
+from geutil.tflite.run import new_interpreter
 from testdata.irregular_cells import irregular_network
 
 _SEEDS = range(6)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, quantize, to_int8
+from geutil.tflite.schema import IDENTIFIER, schema
 
 PIXELS = 16
 IMAGE = np.random.default_rng(0).random((1, PIXELS, PIXELS, 3), np.float32)
@@ -206,6 +208,18 @@ def flex():
         path = Path(folder) / "m.tflite"
         m.save(path, "tflite", select_tf_ops=True)
         return Sample(m, path.read_bytes())
+
+
+def unpacked(blob):
+    """Return a file as the schema's own objects, to be broken or changed."""
+    return schema().ModelT.InitFromObj(schema().Model.GetRootAs(blob, 0))
+
+
+def packed(file):
+    """Return the bytes of the schema's objects."""
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(file.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
 
 
 SAMPLES = {

@@ -21,10 +21,10 @@ import tensorflow as tf
 from benchmarks.timing import Side, compare
 from geutil import model
 from geutil.errors import QuantizeError
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import calibrate, quantize, to_tflite
 from geutil.quantize.int8.converting import float_ops
 from geutil.quantize.schemes import SCHEMES
+from geutil.tflite.run import new_interpreter
 
 _RUNS = 5
 """Of one file in a turn."""

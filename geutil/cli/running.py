@@ -166,7 +166,7 @@ def fed(side: Runnable, arrays: Mapping[str, Any]) -> Arrays:
     Raises:
         CommandError: one is missing, or is for no input.
     """
-    from geutil.quantize.int8.running import file_names
+    from geutil.tflite.names import file_names
 
     of_file = file_names(list(arrays))
     by_name = {of_file[name]: name for name in arrays}
@@ -273,7 +273,7 @@ def differences(
 
 def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
     """Pair outputs by name, or by what a file calls it; else one by one in order."""
-    from geutil.quantize.int8.running import file_names
+    from geutil.tflite.names import file_names
 
     named_as_file = {name: file_names(ours)[name] for name in ours}
     named_as_model = {file: name for name, file in file_names(theirs).items()}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, ReportError
-from geutil.graph.tflite_precision import is_quantized
 from geutil.graph.types import type_name
 from geutil.memory import bytes_of
 from geutil.model import Model
@@ -36,6 +35,7 @@ from geutil.report.tflite_differences import (
     pairs_of_file,
 )
 from geutil.report.tflite_nodes import FileSubject, is_file
+from geutil.tflite.precision import is_quantized
 
 _COUNTED = {
     "added": ADDED,

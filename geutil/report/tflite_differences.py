@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
-from geutil.graph.tflite_kernels import is_step
-from geutil.graph.tflite_matching import Ends, Matching, match
-from geutil.graph.tflite_names import UniqueNames
-from geutil.graph.tflite_precision import computes_in_float, is_quantized
 from geutil.graph.types import Operation
-from geutil.quantize.int8.running import file_names
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
 from geutil.report.table import Row, Rows
 from geutil.report.tflite_nodes import FileSubject
+from geutil.tflite.kernels import is_step
+from geutil.tflite.matching import Ends, Matching, match
+from geutil.tflite.names import UniqueNames, file_names
+from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
 """What became of an op, as the viewer numbers it."""
@@ -169,11 +168,10 @@ def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
         ops = ours.drawn_ops()
         for at, result in matching.results.items():
             node = theirs.nodes[at]
-            called = node.op.subgraphs if node.op is not None else ()
+            called = file.bodies_of(node)
             names = called_functions(ops[result]) if called else []
-            for name, place in zip(names, called, strict=False):
-                body = file.body_at(place)
-                if name in bodies and body and body.label not in matched_labels:
+            for name, body in zip(names, called, strict=False):
+                if name in bodies and body.label not in matched_labels:
                     matched_labels.add(body.label)
                     inner = tuple(f"{s}{ops[result].name}/" for s in scopes)
                     waiting.append((bodies[name], body, (*inner, "")))
@@ -293,9 +291,8 @@ def _called_in(file: FileSubject) -> list[FileSubject]:
     waiting = [file]
     while waiting:
         for node in waiting.pop().nodes:
-            for place in node.op.subgraphs if node.op is not None else ():
-                body = file.body_at(place)
-                if body is not None and id(body) not in called:
+            for body in file.bodies_of(node):
+                if id(body) not in called:
                     called[id(body)] = body
                     waiting.append(body)
     return list(called.values())

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from geutil import tflite
 from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
-from geutil.graph import tflite_reading
-from geutil.graph.tflite_names import UniqueNames, op_names, sources_of
-from geutil.graph.tflite_precision import computes_in_float, is_quantized, precision_of
-from geutil.graph.tflite_reading import (
-    LiteFile,
-    LiteGraph,
-    LiteOp,
-    LiteSignature,
-    LiteTensor,
-)
 from geutil.model.files.tflite_inspection import read_tflite
 from geutil.report.table import Row, Rows
+from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
+from geutil.tflite.names import UniqueNames, op_names, sources_of
+from geutil.tflite.precision import computes_in_float, is_quantized, precision_of
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
@@ -54,7 +48,7 @@ class FileNode:
         inputs: what it reads.
         outputs: what each of its outputs holds, such as "int8 [1, 8]".
         quantizations: what the integers of each stand for; "" if for themselves.
-        tensors: the places of its outputs among the subgraph's tensors.
+        tensors: the tensors of the file that its outputs are.
         attributes: its options by name, in words.
         precision: what it computes in; "" of what does not compute.
         op: the op of the file; None of an input or a constant.
@@ -66,7 +60,7 @@ class FileNode:
     inputs: tuple[Read, ...]
     outputs: tuple[str, ...]
     quantizations: tuple[str, ...]
-    tensors: tuple[int, ...]
+    tensors: tuple[LiteTensor, ...]
     attributes: Mapping[str, str]
     precision: str
     op: LiteOp | None
@@ -84,25 +78,26 @@ class FileSubject:
         ends: what to call nodes that are inputs or outputs, by their places.
         outputs: the tensors that it gives, by name.
         bodies: the other subgraphs of the file.
-        places: which subgraphs of the file these are, this one first.
     """
 
     label: str
     graph: LiteGraph
     nodes: tuple[FileNode, ...]
     ends: Mapping[int, str]
-    outputs: Mapping[str, int]
+    outputs: Mapping[str, LiteTensor]
     bodies: tuple[FileSubject, ...] = ()
-    places: tuple[int, ...] = field(default=(0,))
 
     def drawn_ops(self) -> list[FileNode]:
         """Return the nodes to draw, in order."""
         return list(self.nodes)
 
-    def body_at(self, place: int) -> FileSubject | None:
-        """Return the subgraph of the file at a place."""
-        every = dict(zip(self.places, (self, *self.bodies), strict=True))
-        return every.get(place)
+    def bodies_of(self, node: FileNode) -> list[FileSubject]:
+        """Return the subgraphs of the file that a node calls."""
+        called = () if node.op is None else node.op.subgraphs
+        if not called:
+            return []
+        every = {one.graph: one for one in (self, *self.bodies)}
+        return [every[graph] for graph in called]
 
     def data(self) -> list[dict[str, Any]]:
         """Return the subgraphs as the viewer takes them.
@@ -110,7 +105,7 @@ class FileSubject:
         Cost: linear in ops and edges.
         """
         every = (self, *self.bodies)
-        labels = {p: one.label for p, one in zip(self.places, every, strict=True)}
+        labels = {one.graph: one.label for one in every}
         return [_columns(one, labels) for one in every]
 
 
@@ -140,21 +135,17 @@ def file_subject(
     Cost: linear in ops and edges.
     """
     content, name = _content(value)
-    signatures = {one.graph: one for one in reversed(content.signatures)}
-    named = [one.graph for one in content.signatures if one.key == signature]
-    first = named[0] if named else 0
-    others = [place for place in range(len(content.graphs)) if place != first]
+    signatures = {one.graph: one for one in reversed(content.signatures.values())}
+    labels = {g: g.name or f"subgraph {i}" for i, g in enumerate(content.graphs)}
+    labels[content.graphs[0]] = content.graphs[0].name or name
+    named = content.signatures.get(signature or "")
+    first = content.graphs[0] if named is None else named.graph
     unique = UniqueNames()
-    every = [
-        _subject(content.graphs[place], unique, signatures.get(place), place, name)
-        for place in (first, *others)
-    ]
-    return replace(
-        every[0],
-        label=label or every[0].label,
-        bodies=tuple(every[1:]),
-        places=(first, *others),
+    subject, *bodies = (
+        _subject(graph, unique.name(labels[graph]), signatures.get(graph))
+        for graph in (first, *(g for g in content.graphs if g is not first))
     )
+    return replace(subject, label=label or subject.label, bodies=tuple(bodies))
 
 
 def _content(value: Any) -> tuple[LiteFile, str]:
@@ -164,70 +155,61 @@ def _content(value: Any) -> tuple[LiteFile, str]:
             raise ModelError(f"there is no file '{path}'")
         return read_tflite(path), path.name
     try:
-        return tflite_reading.read(bytes(value)), "TFLite file"
-    except tflite_reading.BrokenFileError as error:
+        return tflite.open(bytes(value)), "TFLite file"
+    except tflite.BrokenFileError as error:
         raise ModelError(str(error)) from error
 
 
 def _subject(
-    graph: LiteGraph,
-    unique: UniqueNames,
-    signature: LiteSignature | None,
-    place: int,
-    file_name: str,
+    graph: LiteGraph, label: str, signature: LiteSignature | None
 ) -> FileSubject:
     """Return a subgraph to draw, named by the signature where there is one."""
-    label = graph.name or (f"subgraph {place}" if place else file_name)
-    inputs = {i: graph.tensors[i].name for i in graph.inputs if i >= 0}
-    outputs = {graph.tensors[i].name: i for i in graph.outputs if i >= 0}
+    inputs = {t: t.name for t in graph.inputs}
+    outputs = {t.name: t for t in graph.outputs}
     if signature is not None:
-        inputs.update({i: name for name, i in signature.inputs.items()})
+        inputs.update({t: name for name, t in signature.inputs.items()})
         outputs = dict(signature.outputs)
     nodes = _nodes(graph, inputs)
     makers = {t: at for at, node in enumerate(nodes) for t in node.tensors}
     ends = {makers[t]: f"output {name}" for name, t in outputs.items() if t in makers}
     ends |= {makers[t]: f"input {name}" for t, name in inputs.items()}
-    return FileSubject(unique.name(label), graph, nodes, ends, outputs)
+    return FileSubject(label, graph, nodes, ends, outputs)
 
 
-def _nodes(graph: LiteGraph, inputs: Mapping[int, str]) -> tuple[FileNode, ...]:
+def _nodes(graph: LiteGraph, inputs: Mapping[LiteTensor, str]) -> tuple[FileNode, ...]:
     """Return the nodes of a subgraph; ops have their names before others do."""
     names = op_names(graph)
     unique = UniqueNames()
     for name in names:
         unique.name(name)
-    made = {t for op in graph.ops for t in op.outputs}
-    read = dict.fromkeys(t for op in graph.ops for t in op.inputs if t >= 0)
-    known = {-1, *made, *inputs}
-    loose = [t for t in (*read, *graph.outputs) if t not in known]
-    nodes = [
-        _end_node(graph, t, _INPUT, unique.name(name)) for t, name in inputs.items()
-    ]
-    for t in dict.fromkeys(loose):
-        tensor = graph.tensors[t]
-        kind = _VARIABLE if tensor.is_variable else _CONSTANT
-        wanted = next(iter(sources_of(tensor.name)), kind.lower())
-        nodes.append(_end_node(graph, t, kind, unique.name(wanted)))
+    nodes = [_end_node(t, _INPUT, unique.name(name)) for t, name in inputs.items()]
+    read = dict.fromkeys(t for op in graph.ops for t in op.reads)
+    for t in dict.fromkeys((*read, *graph.outputs)):
+        if t.producer is None and t not in inputs:
+            kind = _VARIABLE if t.is_variable else _CONSTANT
+            wanted = next(iter(sources_of(t.name)), kind.lower())
+            nodes.append(_end_node(t, kind, unique.name(wanted)))
     sources = {
         t: (at, 0, nodes[at].name) for at, n in enumerate(nodes) for t in n.tensors
     }
     first = len(nodes)
     for at, op in enumerate(graph.ops):
-        for output, t in enumerate(t for t in op.outputs if t >= 0):
+        for output, t in enumerate(op.outputs):
             sources.setdefault(t, (first + at, output, names[at]))
     return (
         *nodes,
-        *(_op_node(graph, *one, sources) for one in zip(graph.ops, names, strict=True)),
+        *(_op_node(*one, sources) for one in zip(graph.ops, names, strict=True)),
     )
 
 
-def _end_node(graph: LiteGraph, t: int, kind: str, name: str) -> FileNode:
-    tensor = graph.tensors[t]
+def _end_node(tensor: LiteTensor, kind: str, name: str) -> FileNode:
     attributes = {"tensor": tensor.name}
     if tensor.stored_bytes:
         attributes["bytes"] = f"{tensor.stored_bytes:,}"
-    what, steps = (str(tensor),), (_quantization(tensor),)
-    return FileNode(name, kind, (), what, steps, (t,), attributes, "", None)
+    steps = (_quantization(tensor),)
+    return FileNode(
+        name, kind, (), (str(tensor),), steps, (tensor,), attributes, "", None
+    )
 
 
 def _quantization(tensor: LiteTensor) -> str:
@@ -235,23 +217,22 @@ def _quantization(tensor: LiteTensor) -> str:
 
 
 def _op_node(
-    graph: LiteGraph, op: LiteOp, name: str, sources: Mapping[int, tuple[int, int, str]]
+    op: LiteOp, name: str, sources: Mapping[LiteTensor, tuple[int, int, str]]
 ) -> FileNode:
     """Return an op as a node; the name of its first result is told besides."""
-    reads = [sources[t] for t in op.inputs if t in sources]
-    outputs = tuple(t for t in op.outputs if t >= 0)
+    reads = [sources[t] for t in op.reads if t in sources]
     attributes = {key: _words(value) for key, value in sorted(op.options.items())}
-    if outputs:
-        attributes["tensor"] = _words(graph.tensors[outputs[0]].name)
+    if op.outputs:
+        attributes["tensor"] = _words(op.result)
     return FileNode(
         name,
-        op.type,
+        op.kind,
         tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads),
-        tuple(str(graph.tensors[t]) for t in outputs),
-        tuple(_quantization(graph.tensors[t]) for t in outputs),
-        outputs,
+        tuple(map(str, op.outputs)),
+        tuple(map(_quantization, op.outputs)),
+        op.outputs,
         attributes,
-        precision_of(op, graph),
+        precision_of(op),
         op,
     )
 
@@ -261,13 +242,13 @@ def _words(value: object) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
-def _columns(subject: FileSubject, labels: Mapping[int, str]) -> dict[str, Any]:
+def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str, Any]:
     """Return a subgraph as the viewer takes it: `GraphData` in web/src/payload.ts."""
     nodes = subject.nodes
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(n.type for n in nodes))}
     precisions = _places([n.precision for n in nodes if n.precision])
     called = {
-        at: [labels[place] for place in node.op.subgraphs if place in labels]
+        at: [labels[graph] for graph in node.op.subgraphs]
         for at, node in enumerate(nodes)
         if node.op is not None and node.op.subgraphs
     }

@@ -37,6 +37,24 @@ class Quantization:
     block_scales: LiteTensor | None = None
     block_zeros: LiteTensor | None = None
 
+    @classmethod
+    def of(cls, scales: Array | float, axis: int = 0, zero: int = 0) -> Quantization:
+        """Return steps of these sizes, one for all or one for each index along an axis.
+
+        Args:
+            scales: their sizes, which are stored in float32.
+            axis: the axis, where there are several.
+            zero: the integer that stands for 0.
+        """
+        sizes = np.asarray(scales, np.float32).reshape(-1)
+        several = sizes.size > 1
+        return cls((*sizes.tolist(),), (zero,) * sizes.size, axis if several else 0)
+
+    @property
+    def sizes(self) -> Array:
+        """The sizes of its steps, as the file stores them."""
+        return np.asarray(self.scales, np.float32)
+
     def __str__(self) -> str:
         if self.block:
             return f"blocks of {self.block} along axis {self.axis}"
@@ -115,7 +133,9 @@ class LiteTensor:
         self.readers: dict[LiteOp, int] = {}
         self.makers: dict[LiteOp, int] = {}
         self.name, self.dtype, self.shape = name, dtype, shape
-        self.quantization = self.as_read = quantization
+        self.quantization = quantization
+        # Of a tensor that was read, its steps as the record has them.
+        self.as_read: Quantization | None = None
         self.buffer = buffer or Buffer()
         self.is_variable = False
 
@@ -200,6 +220,25 @@ class LiteTensor:
         if tuple(value.shape) != self.sizes or self.shape is None:
             self.shape = value.shape
         self.record.sparsity = None
+
+    def in_steps(self) -> Quantization:
+        """Return what its integers stand for.
+
+        Raises:
+            TFLiteError: they stand for themselves.
+        """
+        if self.quantization is None:
+            raise TFLiteError(f"tensor '{self.name}' of the file has no steps")
+        return self.quantization
+
+    def store(self, value: Array, dtype: str) -> None:
+        """Let it hold values of a type, which may be another one than before."""
+        self.dtype = dtype
+        self.value = value
+
+    def like(self, dtype: str | None = None) -> LiteTensor:
+        """Return a computed tensor of its name and shape, which is not quantized."""
+        return LiteTensor(self.name, dtype or self.dtype, self.shape)
 
     def copied(self) -> LiteTensor:
         """Return a tensor like it, which no op reads or makes, in the same buffer."""
@@ -312,6 +351,24 @@ class LiteOp:
             _link(self, new, "makers")
         self._outputs = new
 
+    def set_input(self, slot: int, tensor: LiteTensor | None) -> None:
+        """Let it read another tensor in the place of one."""
+        self.inputs = (*self._inputs[:slot], tensor, *self._inputs[slot + 1 :])
+
+    def set_output(self, slot: int, tensor: LiteTensor) -> None:
+        """Let it make another tensor in the place of one."""
+        self.outputs = (*self._outputs[:slot], tensor, *self._outputs[slot + 1 :])
+
+    @property
+    def reads(self) -> tuple[LiteTensor, ...]:
+        """The tensors that it reads, without inputs left out."""
+        return tuple(t for t in self._inputs if t is not None)
+
+    @property
+    def result(self) -> str:
+        """The name of the first tensor that it makes; "" without one."""
+        return self._outputs[0].name if self._outputs else ""
+
     @property
     def subgraphs(self) -> tuple[LiteGraph, ...]:
         """The subgraphs that it calls."""
@@ -398,6 +455,10 @@ class LiteGraph:
     def tensors(self) -> tuple[LiteTensor, ...]:
         """Its tensors, in the order of the file."""
         return tuple(self._tensors)
+
+    def has_tensor(self, tensor: LiteTensor) -> bool:
+        """Tell whether a tensor is one of its own."""
+        return tensor in self._tensors
 
     def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
         """Let the subgraph, which has no ops yet, have these tensors."""
@@ -494,6 +555,8 @@ class Contents:
         old_metadata: buffers that old files list as metadata.
         unknown: a field of it that the schema lacks; "" if it has none.
         is_split: whether weights lie behind the flatbuffer, as in files above 2 GB.
+        archive: the zip archive behind it, of labels and other files that metadata
+            names; None without one.
     """
 
     def __init__(self) -> None:
@@ -510,6 +573,7 @@ class Contents:
         self.old_metadata: list[Buffer] = []
         self.unknown = ""
         self.is_split = False
+        self.archive: Array | None = None
 
     @property
     def tensors(self) -> Iterator[LiteTensor]:

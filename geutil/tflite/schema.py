@@ -99,6 +99,11 @@ def _schema_of_tensorflow() -> Any:
     return import_module(_MODULE)
 
 
+def knows_blocks() -> bool:
+    """Tell whether the schema that is installed has steps for blocks."""
+    return hasattr(schema(), "BlockwiseQuantizationT")
+
+
 @cache
 def words_of(enumeration: str) -> dict[int, str]:
     """Return the words of an enumeration of the schema by their numbers."""

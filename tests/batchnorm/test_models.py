@@ -8,7 +8,7 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError
-from geutil.graph.tflite_runtime import new_interpreter
+from geutil.tflite.run import new_interpreter
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.batchnorm.checking import needed
 from tests.model.frozen_samples import optimizer_off

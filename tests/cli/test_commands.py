@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import BitPlan
+from geutil.tflite.run import new_interpreter
 from geutil.version import __version__
 from tests.settings import needs_eager
 

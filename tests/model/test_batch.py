@@ -28,7 +28,6 @@ from geutil.cli.app import app
 from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.model.batch_jobs import executors, model_job, processes, sources, steps
 from geutil.model.batch_jobs.batching import LOCK
@@ -36,6 +35,7 @@ from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
 from geutil.report.rows import rows_of
+from geutil.tflite.run import new_interpreter
 from tests.model import batch_steps, light_child
 from tests.model.refusal_tables import not_refused
 from tests.processes import ROOT

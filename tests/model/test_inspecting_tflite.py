@@ -3,9 +3,9 @@
 import pytest
 
 from geutil import model
-from geutil.graph import tflite_runtime
 from geutil.model import ModelError, TFLiteInspection, inspect
 from geutil.model.files.keras_files import KERAS_SUFFIXES
+from geutil.tflite.schema import schema
 from tests import tflite_files
 from tests.settings import needs_eager
 
@@ -92,15 +92,15 @@ def test_ops_of_tensorflow(inspected):
 
 def edited(blob, change, path):
     """Return the inspection of a file with something changed."""
-    unpacked = tflite_runtime.unpacked(blob)
-    change(unpacked)
-    path.write_bytes(tflite_runtime.packed(unpacked))
+    file = tflite_files.unpacked(blob)
+    change(file)
+    path.write_bytes(tflite_files.packed(file))
     return inspect(path)
 
 
 def test_custom_ops_and_files_without_signatures(tmp_path):
     def rename_sine(file):
-        codes = tflite_runtime.schema().BuiltinOperator
+        codes = schema().BuiltinOperator
         (sine,) = [c for c in file.operatorCodes if c.builtinCode == codes.SIN]
         sine.builtinCode = sine.deprecatedBuiltinCode = codes.CUSTOM
         sine.customCode = "MySine"

@@ -15,9 +15,8 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
-from geutil import model
+from geutil import model, tflite
 from geutil.errors import ModelError
-from geutil.graph.tflite_reading import read
 from geutil.model import opening, powers
 from geutil.model.scanning import archives, graph_scan, op_table, saved_models
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
@@ -418,7 +417,7 @@ def test_entries_say_what_runs_them(tmp_path, marker):
 
 def test_what_tflite_runs_of_tensorflow_only_computes(tmp_path):
     (tmp_path / "a.tflite").write_bytes(flex().blob)
-    assert any(op.is_custom for g in read(flex().blob).graphs for op in g.ops)
+    assert any(op.is_custom for op in tflite.open(flex().blob).ops)
     assert powers(tmp_path / "a.tflite").computes_only
 
 

@@ -11,13 +11,11 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil import model
+from geutil import model, tflite
 from geutil.errors import QuantizeError
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_files import ops_of
-from geutil.graph.tflite_runtime import new_interpreter, unpacked
 from geutil.quantize import calibrate, compare_int8, quantize, to_tflite
 from geutil.quantize.int8.running import Runner
+from geutil.tflite.precision import has_floats
 from tests.thorough import is_quick
 
 
@@ -62,22 +60,21 @@ def both_results(m, blob, data):
 def stored_weights(blob):
     """Return the constants that ops of a file read second, as (type of op, tensor).
 
-    Of an op that reads them through others, such as DEQUANTIZE, too. Constants of all
-    tensors are in the file, which is returned as well.
+    Of an op that reads them through others, such as DEQUANTIZE, too.
     """
-    file, found = unpacked(blob), []
-    for graph in file.subgraphs:
-        maker = {int(op.outputs[0]): op for op in graph.operators}
-        for op in graph.operators:
-            if len(op.inputs) < 2:
-                continue
-            index = int(op.inputs[1])
-            while index in maker:
-                index = int(maker[index].inputs[0])
-            tensor = graph.tensors[index]
-            if tflite_edits.constant(file, tensor) is not None:
-                found.append((tflite_edits.kind_of(file, op), tensor))
-    return file, found
+    found = []
+    for op in tflite.open(blob).ops:
+        tensor = op.reads[1] if len(op.reads) > 1 else None
+        while tensor is not None and tensor.producer is not None:
+            tensor = next(iter(tensor.producer.reads), None)
+        if tensor is not None and tensor.value is not None:
+            found.append((op.kind, tensor))
+    return found
+
+
+def types_of(op):
+    """Return the types of what an op of a file reads and makes, in order."""
+    return tuple(t.dtype for t in (*op.reads, *op.outputs))
 
 
 def spec(*shape, name=None, dtype=tf.float32):
@@ -206,26 +203,17 @@ class Together:
         return re.match(rf"{self._scopes[case]}(/|_in\d|_out\d)", name) is not None
 
     @functools.cached_property
-    def _file(self):
-        """The ops of the file with their tensors, and the outputs by name."""
-        interpreter = new_interpreter(self.blob)
-        details = interpreter.get_signature_runner().get_output_details()
-        places = interpreter._get_ops_details()
-        ops = list(zip(ops_of(self.blob), places, strict=True))
-        return ops, {name: detail["index"] for name, detail in details.items()}
-
-    @functools.cached_property
-    def unpacked(self):
-        """The file as objects, with the constants of all tensors."""
-        return unpacked(self.blob)
+    def file(self):
+        """The file."""
+        return tflite.open(self.blob)
 
     def _part_of_file(self, name):
-        ops, outputs = self._file
-        wanted = {index for n, index in outputs.items() if self.is_of(n, name)}
+        (signature,) = self.file.signatures.values()
+        wanted = {t for n, t in signature.outputs.items() if self.is_of(n, name)}
         found = []
-        for op, place in reversed(ops):
-            if wanted & {int(i) for i in place["outputs"]}:
-                wanted |= {int(i) for i in place["inputs"]}
+        for op in reversed(signature.graph.ops):
+            if wanted.intersection(op.outputs):
+                wanted.update(op.reads)
                 found.append(op)
         return found[::-1], wanted
 
@@ -234,9 +222,8 @@ class Together:
         return self._part_of_file(name)[0]
 
     def tensors(self, name):
-        """Return the tensors of the unpacked file that these ops read or make."""
-        (graph,) = self.unpacked.subgraphs
-        return [graph.tensors[i] for i in self._part_of_file(name)[1] if i >= 0]
+        """Return the tensors that these ops read or make."""
+        return self._part_of_file(name)[1]
 
     def results(self):
         """Return by function what model and file make, as values, of the same data."""
@@ -279,7 +266,7 @@ class Together:
         scope = self._scopes[name]
         return Part(
             [op.kind for op in ops],
-            [op.kind for op in ops if op.is_float],
+            [op.kind for op in ops if has_floats(op)],
             max(output.most for output in outputs),
             [output.share(1) for output in outputs],
             len(quantized) / max(len(quantized) + missed, 1),

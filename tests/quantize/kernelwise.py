@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.tflite_runtime import new_interpreter
+from geutil.tflite.run import new_interpreter
 
 
 @dataclass

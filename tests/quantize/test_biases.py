@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.graph.tflite_files import ops_of
+from geutil import tflite
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
+from geutil.tflite.precision import has_floats
 from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.quantize.small_networks import STORES_COLUMNS, normal, prepared
 from tests.settings import needs_eager
@@ -374,7 +375,9 @@ def test_a_part_of_a_network_of_dense_layers_is_quantized(product, part, caplog)
         opened(compute, spec(None, *data.shape[1:], name="x")), data, **PARTLY[part]
     )
     blob = to_int8(m)
-    assert {op.is_float for op in ops_of(blob) if op.kind == "FULLY_CONNECTED"}
+    assert {
+        has_floats(op) for op in tflite.open(blob).ops if op.kind == "FULLY_CONNECTED"
+    }
     assert not any("not quantized in the model" in line for line in caplog.messages)
     if STORES_COLUMNS:
         assert compare_int8(m, blob, {"x": data}).most <= 3

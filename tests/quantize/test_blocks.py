@@ -8,9 +8,7 @@ import numpy as np
 import tensorflow as tf
 from parameterized import parameterized
 
-from geutil import model
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
+from geutil import model, tflite
 from geutil.quantize import (
     Spec,
     calibrate,
@@ -20,14 +18,18 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.int8.converting import converted, deployed
-from geutil.quantize.planning.network import quantized_value
-from geutil.quantize.spec import Format
-from geutil.quantize.tflite.block_weights import (
+from geutil.quantize.int8 import block_weights
+from geutil.quantize.int8.block_weights import (
     block_matrices,
     check_all_found,
     store_in_blocks,
 )
+from geutil.quantize.int8.converting import converted, deployed
+from geutil.quantize.planning.network import quantized_value
+from geutil.quantize.spec import Format
+from geutil.tflite import LiteOp
+from geutil.tflite.run import new_interpreter
+from geutil.tflite.upkeep import drop_unread
 from tests.quantize.converted import Together, decibels, opened, refused, spec
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
@@ -62,33 +64,25 @@ def dense(x):
     return {"y": tf.matmul(x, MATRIX, name="dense")}
 
 
-def stored_in(file, tensors):
+def stored_in(tensors):
     """Return the matrices [inputs, outputs] in blocks among tensors of a file."""
     found = []
     for tensor in tensors:
-        details = tensor.quantization and tensor.quantization.details
-        if tflite_edits.type_of(tensor) != "INT4" or details is None:
+        blocks = tensor.quantization
+        if tensor.dtype != "int4" or not blocks or not blocks.block:
             continue
-        assert details.blockSize == BLOCK
-        steps = file.subgraphs[0].tensors[details.scales]
-        assert tflite_edits.type_of(steps) == "FLOAT16"
-        steps = np.float32(tflite_edits.constant(file, steps))
-        levels = np.float32(tflite_edits.constant(file, tensor))
+        assert blocks.block == BLOCK
+        assert blocks.block_scales.dtype == "float16"
+        steps = np.float32(blocks.block_scales.value)
         assert (steps > 0).all()
-        found.append((levels * np.repeat(steps, BLOCK, 1)).T)
+        found.append((np.float32(tensor.value) * np.repeat(steps, BLOCK, 1)).T)
     return found
 
 
 def in_file(blob):
     """Return the matrices that products of a file read in blocks."""
-    file = unpacked(blob)
-    (graph,) = file.subgraphs
-    read = [
-        graph.tensors[op.inputs[1]]
-        for op in graph.operators
-        if tflite_edits.kind_of(file, op) == "FULLY_CONNECTED"
-    ]
-    return stored_in(file, read)
+    ops = tflite.open(blob).ops
+    return stored_in(op.inputs[1] for op in ops if op.kind == "FULLY_CONNECTED")
 
 
 def run(blob, x):
@@ -176,7 +170,7 @@ def test_layers_compute_with_rounded_blocks():
         scheme=SCHEME,
         overrides={f"of_{n}_bits/MatMul": Spec(weight_bits=n) for n in FEWER.values()},
     )
-    simulated, file = made.model.run(**made.data), made.unpacked
+    simulated = made.model.run(**made.data)
     found = [
         new_interpreter(made.blob, delegates=delegates).get_signature_runner()(
             **made.data
@@ -191,7 +185,7 @@ def test_layers_compute_with_rounded_blocks():
         assert str(entry.weights) == f"{bits} bits, symmetric, by blocks of 32", name
         assert not entry.note, name
         wanted = rounded(matrix, bits)
-        (stored,) = stored_in(file, made.tensors(name))
+        (stored,) = stored_in(made.tensors(name))
         np.testing.assert_array_equal(stored, wanted, name)
         (x,) = (v for n, v in made.data.items() if made.is_of(n, name))
         (end,) = (n for n in simulated if made.is_of(n, name))
@@ -456,7 +450,7 @@ def test_refusals():
 
 def test_runtimes_that_do_not_know_blocks_or_compute_wrong_numbers():
     m, _ = dense_file()
-    place = "geutil.quantize.tflite.block_weights"
+    place = "geutil.quantize.int8.block_weights"
     for name, version in (("LiteRT", (2, 0)), ("TensorFlow Lite", (2, 20))):
         with (
             mock.patch(f"{place}.runtime_name", lambda name=name: name),
@@ -467,7 +461,7 @@ def test_runtimes_that_do_not_know_blocks_or_compute_wrong_numbers():
         (call,) = warning.call_args_list
         told = call.args[0] % call.args[1:]
         assert "may make wrong numbers of weights in blocks" in told
-    with mock.patch.object(tflite_edits, "knows_blocks", lambda: False):
+    with mock.patch.object(block_weights, "knows_blocks", lambda: False):
         refused(lambda: to_tflite(m), "dense/weights_quant", "geutil[litert]")
 
 
@@ -475,13 +469,13 @@ def test_weights_that_another_kernel_reads_are_refused():
     """Such as TFLite's converter may make one day."""
     m, _ = dense_file()
     matrices = block_matrices(m.graph)
-    file = unpacked(converted(deployed(m, fuse=True)))
-    (graph,) = file.subgraphs
-    op = graph.operators[-1]
-    assert tflite_edits.kind_of(file, op) == "FULLY_CONNECTED"
-    op.opcodeIndex = tflite_edits.code_index(file, "BATCH_MATMUL", 1)
+    file = tflite.open(converted(deployed(m, fuse=True)))
+    (graph,) = file.graphs
+    *others, op = graph.ops
+    assert op.kind == "FULLY_CONNECTED"
+    graph.set_ops([*others, LiteOp("BATCH_MATMUL", op.inputs, op.outputs)])
     refused(
-        lambda: store_in_blocks(file, graph, matrices),
+        lambda: store_in_blocks(graph, matrices),
         "dense/weights_quant",
         "BATCH_MATMUL",
         "Spec(weight_bits=8)",
@@ -491,7 +485,7 @@ def test_weights_that_another_kernel_reads_are_refused():
 
 
 def test_unread_steps_are_kept_with_what_has_them():
-    file = unpacked(dense_file()[1])
-    before = packed(file)
-    tflite_edits.drop_unread(file)
-    np.testing.assert_array_equal(in_file(packed(file))[0], in_file(before)[0])
+    blob = dense_file()[1]
+    file = tflite.open(blob)
+    drop_unread(file)
+    np.testing.assert_array_equal(in_file(file.to_bytes())[0], in_file(blob)[0])

@@ -109,10 +109,10 @@ def assembled(m, data, overrides, scheme="int8", method="min_max"):
 
 def stored(blob):
     """Return the bytes that a file has of the weights of layers."""
-    file, weights = stored_weights(blob)
     kinds = ("CONV", "FULLY_CONNECTED", "BATCH_MATMUL")
-    buffers = {t.buffer for kind, t in weights if any(k in kind for k in kinds)}
-    return sum(len(file.buffers[buffer].data) for buffer in buffers)
+    weights = stored_weights(blob)
+    read = (t.buffer for kind, t in weights if any(k in kind for k in kinds))
+    return sum(buffer.size for buffer in {id(b): b for b in read}.values())
 
 
 SIZES = [

@@ -7,7 +7,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import Int8Comparison, OutputSteps, compare_int8, quantize, to_int8
 from geutil.quantize.int8.comparing import _Tally
-from geutil.quantize.int8.running import file_names
+from geutil.tflite.names import file_names
 from tests.quantize.converted import opened, spec
 from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from tests.quantize.converted import Together, alternate, samples, spec
 from tests.settings import needs_eager
@@ -133,4 +132,4 @@ def test_with_a_folded_norm():
     comparison = compare_int8(m, blob, data)
     assert comparison.float_ops == ()
     assert {o.output: o.most for o in comparison.outputs if o.most > 1} == {}
-    assert not SPREAD & {op.kind for op in ops_of(blob)}
+    assert not SPREAD & {op.kind for op in tflite.open(blob).ops}

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from geutil import report
 from geutil.errors import ArgumentTypeError
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import compare_int8, to_int8, to_tflite
+from geutil.tflite.run import new_interpreter
 from tests.quantize.converted import opened, refused, samples, spec
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.quantize.tflite.int16_kernels import INEXACT, INT16_KERNELS
-from tests.quantize.converted import Together, spec
+from tests.quantize.converted import Together, spec, types_of
 from tests.quantize.test_kernels import FLOAT_CASES, KERNEL_CASES, one
 from tests.settings import needs_eager
 
@@ -129,4 +129,4 @@ def test_every_kernel_of_the_table_is_measured():
     # Inputs and outputs are integers of 16 bits.
     (op,) = file().ops("dense")
     assert op.kind == "FULLY_CONNECTED"
-    assert op.types == ("INT16", "INT8", "INT64", "INT16")
+    assert types_of(op) == ("int16", "int8", "int64", "int16")

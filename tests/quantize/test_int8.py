@@ -9,17 +9,16 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil import model
+from geutil import model, tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_edits import set_steps
-from geutil.graph.tflite_files import ops_of
-from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.int8 import converting
 from geutil.quantize.int8.converting import deployed
 from geutil.quantize.int8.running import Runner, interpreter_of
 from geutil.quantize.int8.standalone_relus import as_changes_of_steps
-from tests.quantize.converted import Together, opened, spec
+from geutil.tflite import Quantization
+from geutil.tflite.run import new_interpreter
+from tests.quantize.converted import Together, opened, spec, types_of
 from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager
 from tests.thorough import examples
@@ -65,9 +64,9 @@ def two_layers():
 
 def test_the_file_is_int8_from_end_to_end(two_layers):
     m, blob = two_layers
-    assert [op.kind for op in ops_of(blob)] == ["CONV_2D", "CONV_2D"]
-    for op in ops_of(blob):
-        assert set(op.types) == {"INT8", "INT32"}
+    assert [op.kind for op in tflite.open(blob).ops] == ["CONV_2D", "CONV_2D"]
+    for op in tflite.open(blob).ops:
+        assert set(types_of(op)) == {"int8", "int32"}
     # Of batches of any size.
     for count in (1, 3):
         comparison = compare_int8(m, blob, {"x": X[:count]})
@@ -277,7 +276,7 @@ def results(blob, delegates):
 
 
 def kinds(blob):
-    return [op.kind for op in ops_of(blob)]
+    return [op.kind for op in tflite.open(blob).ops]
 
 
 @pytest.mark.parametrize(("kind", "low", "high"), [("RELU", -3, 9), ("RELU6", -1, 4.9)])
@@ -303,11 +302,11 @@ def test_every_integer_is_the_relu_of_it(kind, low, high):
 @examples(200)
 def test_files_in_any_steps_compute_the_same(kind, read, made, zero, zero_made):
     """Where it would not be the same, the Relu stays."""
-    model = unpacked(file_of(RELUS[kind]))
-    (graph,) = model.subgraphs
-    set_steps(graph.tensors[graph.inputs[0]], read, zero=zero)
-    set_steps(graph.tensors[graph.outputs[0]], made, zero=zero_made)
-    blob = packed(model)
+    file = tflite.open(file_of(RELUS[kind]))
+    (graph,) = file.graphs
+    graph.inputs[0].quantization = Quantization.of(read, zero=zero)
+    graph.outputs[0].quantization = Quantization.of(made, zero=zero_made)
+    blob = file.to_bytes()
     changed = as_changes_of_steps(blob)
     np.testing.assert_array_equal(results(changed, False), results(blob, False))
     cuts_off = zero_made == -128 and (kind == "RELU" or 254.5 * made <= 6)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil import tflite
 from geutil.errors import QuantizeError
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import quantize, to_tflite
 from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
+from geutil.tflite.precision import has_floats
 from tests.quantize.converted import Together, decibels, opened, spec
 from tests.settings import needs_eager
 
@@ -349,7 +350,7 @@ def test_rolls_of_unknown_batches_are_slices():
         ((_, stored),) = pairs
         (output,) = (n for n in exact if together.is_of(n, name))
         apart = np.abs(exact[output].numpy() - stored).max()
-        floats = [op.kind for op in together.ops(name) if op.is_float]
+        floats = [op.kind for op in together.ops(name) if has_floats(op)]
         if apart > 6 / 255 or floats:
             wrong[name] = apart, floats
     assert wrong == {}
@@ -360,7 +361,7 @@ def test_rolls_of_unknown_batches_are_slices():
     m = opened(lambda a: tf.roll(a, 1, 1) @ MATRIX, ANY_IMAGES)
     report = quantize(m, scheme="weight_only_int8", is_training=False)
     assert len(report.rewritten) == 1
-    kinds = [op.kind for op in ops_of(to_tflite(m, scheme="weight_only_int8"))]
+    kinds = [op.kind for op in tflite.open(to_tflite(m, scheme="weight_only_int8")).ops]
     assert kinds.count("STRIDED_SLICE") == 2
 
 

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_arena import measure_arena
-from geutil.graph.tflite_order import file_subgraphs, with_op_order
-from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
 from geutil.quantize import arena_bytes, least_memory_order, to_int8
 from geutil.quantize.int8.arena_programs import RUNTIMES, runtime_arenas
+from geutil.tflite.arena import measure_arena
+from geutil.tflite.order import dependencies, stateful_places
+from geutil.tflite.parts import Buffer
+from geutil.tflite.run import new_interpreter
 from testdata.irregular_cells import irregular_network
-from tests.graph.test_tflite_order import converted
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
+from tests.tflite.test_order import converted, moved
 
 pytestmark = needs_eager
 ROW = tf.TensorSpec([1, 64], name="x")
@@ -51,28 +52,33 @@ def same_results(a, b):
     return all(x.tobytes() == y.tobytes() for x, y in pairs)
 
 
-def shuffled(graph, seed):
+def shuffled(blob, seed):
+    """Return a file whose ops run in another order, and the order."""
+    file = tflite.open(blob)
+    graph = file.graphs[0]
+    pairs, count = dependencies(file, graph), len(graph.ops)
     chance, done, order = random.Random(seed), set(), []
-    needs = {i: {a for a, b in graph.edges if b == i} for i in range(len(graph.kinds))}
-    while len(order) < len(graph.kinds):
+    needs = {i: {a for a, b in pairs if b == i} for i in range(count)}
+    while len(order) < count:
         ready = [i for i in needs if i not in done and needs[i] <= done]
         order.append(chance.choice(ready))
         done.add(order[-1])
-    return order
+    return moved(blob, order), order
 
 
 def test_the_interpreter_plans_what_is_computed_in_any_order():
     m = model.open(irregular_network(3, cells=1, pixels=16, nodes=7)).set_batch_size(1)
     images = dict.fromkeys(m.inputs, normal(1, 16, 16, 3))
     blob = to_int8(prepared(m, images))
-    arenas = runtime_arenas(blob)
+    file = tflite.open(blob)
+    arenas = runtime_arenas(file, file.graphs[0])
     for seed in range(3):
-        order = shuffled(file_subgraphs(blob)[0], seed)
-        moved = with_op_order(blob, {0: order})
+        drawn, order = shuffled(blob, seed)
         for runtime in ("litert", "reference"):
-            measured = measure_arena(moved, reference=runtime == "reference")
+            is_reference = runtime == "reference"
+            measured = measure_arena(tflite.open(drawn), reference=is_reference)
             assert arenas[runtime].bytes_of(order) == measured.size, (seed, runtime)
-        assert same_results(blob, moved), seed
+        assert same_results(blob, drawn), seed
     found = least_memory_order(blob, iterations=2000)
     assert found.arena_after <= found.arena_before
     assert same_results(blob, found.blob)
@@ -81,8 +87,7 @@ def test_the_interpreter_plans_what_is_computed_in_any_order():
 @pytest.mark.parametrize("runtime", [None, *RUNTIMES])
 def test_a_smaller_arena_and_the_same_results(irregular, runtime):
     # Converters write good orders for some networks; this one is drawn.
-    order = shuffled(file_subgraphs(irregular)[0], 1)
-    drawn = with_op_order(irregular, {0: order})
+    drawn, _ = shuffled(irregular, 1)
     found = least_memory_order(drawn, runtime=runtime, iterations=5000)
     assert found.runtime == (runtime or "litert")
     assert found.arena_after < 0.9 * found.arena_before
@@ -128,17 +133,20 @@ def test_the_states_of_variables_and_of_loops_are_the_same():
         return tf.reduce_max(kept, 1) + tf.reduce_max(wide, 1) + two.w[0, 0]
 
     blob = converted(compute, ROW, variables=two)
-    graph = file_subgraphs(blob)[0]
     for seed in range(3):
-        drawn = with_op_order(blob, {0: shuffled(graph, seed)})
+        drawn, _ = shuffled(blob, seed)
         assert same_results(blob, drawn)
         found = least_memory_order(drawn, iterations=2000)
         assert found.arena_after <= found.arena_before
         assert len(found.subgraphs) == 2
         assert same_results(blob, found.blob)
-    before, after = (file_subgraphs(b)[0] for b in (blob, found.blob))
-    kinds = [[g.kinds[i] for i in g.stateful] for g in (before, after)]
-    assert kinds[0] == kinds[1]
+    assert kinds_with_state(blob) == kinds_with_state(found.blob)
+
+
+def kinds_with_state(blob):
+    file = tflite.open(blob)
+    main = file.graphs[0]
+    return [main.ops[i].kind for i in stateful_places(file, main)]
 
 
 def test_the_body_of_a_loop_is_reordered():
@@ -155,16 +163,14 @@ def test_the_body_of_a_loop_is_reordered():
 
 
 def test_chains_sizes_that_are_not_known_and_counted_ops_leave_the_order(irregular):
-    file = unpacked(irregular)
-    entry = schema().MetadataT()
-    entry.name, entry.buffer = "OfflineMemoryAllocation", 0
-    file.metadata = [*(file.metadata or []), entry]
+    file = tflite.open(irregular)
+    file.metadata["OfflineMemoryAllocation"] = Buffer()
     chain = converted(lambda x: tf.cos(tf.exp(x)) * 2.0, ROW)
     unknown = converted(lambda x: tf.reshape(x[x > 0], [-1, 1]) * 2.0, ROW)
     for blob, reason in [
         (chain, "no order that was found has a smaller arena"),
         (unknown, "known only when the file runs"),
-        (packed(file), "planned offline"),
+        (file.to_bytes(), "planned offline"),
     ]:
         found = least_memory_order(blob)
         assert found.blob == blob

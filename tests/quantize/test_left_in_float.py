@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_files import ops_of
+from geutil import model, tflite
 from geutil.quantize import (
     Spec,
     compare_int8,
@@ -15,6 +13,7 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
+from geutil.tflite.precision import has_floats
 from tests.quantize.converted import (
     Together,
     alternate,
@@ -22,6 +21,7 @@ from tests.quantize.converted import (
     samples,
     spec,
     stored_weights,
+    types_of,
 )
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
@@ -115,7 +115,7 @@ def in_blocks(x):
 
 
 PLACES = {"first": first, "middle": middle, "last": last}
-FLOAT, CASTS = "FLOAT32", ("QUANTIZE", "DEQUANTIZE")
+FLOAT, CASTS = "float32", ("QUANTIZE", "DEQUANTIZE")
 ON_INTEGERS = ("SHAPE", "STRIDED_SLICE", "PACK")
 MOST = {"int8": 0.01, "int8x4": 0.01, "int16x8": 5e-4}
 
@@ -137,7 +137,7 @@ def test_what_is_skipped_computes_in_float(scheme):
             op
             for op in named
             if op.kind not in (*CASTS, *ON_INTEGERS)
-            and {"INT8", "INT16", "INT4"}.intersection(op.types)
+            and {"int8", "int16", "int4"}.intersection(types_of(op))
         ]
         apart = np.abs(exact - file).max() / np.abs(exact).max()
         near = apart < (1e-5 if name.endswith("last") else MOST[scheme])
@@ -207,7 +207,7 @@ def test_ways_to_leave_an_op_in_float(tmp_path):
     for way, (make, expected) in WAYS.items():
         m = make(tmp_path)
         blob = to_int8(m)
-        kinds = [op.kind for op in ops_of(blob) if op.is_float]
+        kinds = [op.kind for op in tflite.open(blob).ops if has_floats(op)]
         comparison = compare_int8(m, blob, samples(m.inputs, seed=1))
         if kinds != expected or comparison.missed or comparison.most > 2:
             wrong[way] = kinds, comparison
@@ -217,8 +217,7 @@ def test_ways_to_leave_an_op_in_float(tmp_path):
 @pytest.mark.parametrize("scheme", ["dynamic_range", "weight_only_int4"])
 def test_what_is_skipped_keeps_its_weights(scheme):
     m = opened_three(scheme=scheme, overrides={"^two/": "skip"})
-    file, weights = stored_weights(to_tflite(m))
-    types = [tflite_edits.type_of(tensor) for _, tensor in weights]
+    types = [tensor.dtype for _, tensor in stored_weights(to_tflite(m))]
     assert types.count(FLOAT) == 1
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import calibrate, quantize
+from geutil.tflite.run import new_interpreter
 from tests.quantize.converted import (
     Together,
     alternate,

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import unpacked
 from geutil.quantize import (
     Spec,
     arena_bytes,
@@ -81,8 +79,8 @@ def mobile():
 def types_of_weights(blob):
     """Return by type of op the types of its second input, where that is constant."""
     found = {}
-    for kind, tensor in stored_weights(blob)[1]:
-        found.setdefault(kind, set()).add(tflite_edits.type_of(tensor))
+    for kind, tensor in stored_weights(blob):
+        found.setdefault(kind, set()).add(tensor.dtype)
     return found
 
 
@@ -183,7 +181,6 @@ def test_files_compute_what_is_simulated(scheme, caplog):
     made = Together({**networks, **shared, **scaled}, scheme=scheme)
     told = [r.message for r in caplog.records if "computes in float" in r.message]
     may_be_float = ["transposed"] if SCHEMES[scheme].at_run_time else []
-    file = made.unpacked
     # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
     bits = SCHEMES[scheme].activation_bits
     wrong = {}
@@ -201,11 +198,10 @@ def test_files_compute_what_is_simulated(scheme, caplog):
             weights = [
                 t
                 for t in made.tensors(case)
-                if tflite_edits.type_of(t) in ("INT8", "INT4")
-                and tflite_edits.constant(file, t) is not None
-                and np.prod(t.shape) >= 16
+                if t.dtype in ("int8", "int4") and t.stored_bytes
+                if np.prod(t.shape) >= 16
             ]
-            assert len({t.buffer for t in weights}) == 1, case
+            assert len({id(t.buffer) for t in weights}) == 1, case
             if case not in may_be_float:
                 assert not any(f"'{case}/" in line for line in told), case
         else:
@@ -228,10 +224,10 @@ def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     assert all(entry.result is None for entry in report.quantized)
     assert to_tflite(quantized, scheme=scheme) == blob
     kinds = types_of_weights(blob)
-    fewer = {"INT4" if scheme == "weight_only_int4" else "INT8"}
+    fewer = {"int4" if scheme == "weight_only_int4" else "int8"}
     assert kinds["CONV_2D"] == fewer
     in_blocks = scheme == "dynamic_range_int4"
-    assert kinds["FULLY_CONNECTED"] == ({"INT4"} if in_blocks else fewer)
+    assert kinds["FULLY_CONNECTED"] == ({"int4"} if in_blocks else fewer)
 
 
 def test_stored_weights_are_the_rounded_ones():
@@ -269,15 +265,15 @@ def test_fewer_bits_are_stored_on_their_levels_in_one_file_too():
         layers = f"^bits_{bits}/(left/conv|right/depthwise|dense/product)$"
         overrides[layers] = Spec(weight_bits=bits)
     made = Together(cases, overrides=overrides)
-    file, wrong = made.unpacked, {}
+    wrong = {}
     for case, part in made.parts().items():
         stored = {
-            tuple(t.shape): tflite_edits.type_of(t)
+            t.shape: t.dtype
             for t in made.tensors(case)
-            if tflite_edits.constant(file, t) is not None and len(t.shape) > 1
+            if t.stored_bytes and len(t.shape) > 1
         }
-        few = "INT4" if case < "bits 5" else "INT8"
-        wanted = {(4, 3, 3, 3): few, (1, 3, 3, 6): "INT8", (5, 10): few}
+        few = "int4" if case < "bits 5" else "int8"
+        wanted = {(4, 3, 3, 3): few, (1, 3, 3, 6): "int8", (5, 10): few}
         # Each of the three layers may round the other way.
         if part.most > 2 or stored != wanted:
             wrong[case] = stored, part
@@ -299,9 +295,8 @@ def test_ranges_wider_than_the_weights_are_stored_as_they_are():
             variable.assign(variable * np.linspace(1.0, 1.7, 8).astype(np.float32))
     blob = to_int8(m)
     assert compare_int8(m, blob, data).most <= 1
-    file = unpacked(blob)
-    (op,) = file.subgraphs[0].operators
-    steps = tflite_edits.steps_of(file.subgraphs[0].tensors[op.inputs[1]])
+    (op,) = tflite.open(blob).ops
+    steps = op.inputs[1].quantization.scales
     wider = np.abs(matrix).max(0) * np.linspace(1.0, 1.7, 8) / 127
     np.testing.assert_allclose(steps, wider, rtol=1e-5)
 
@@ -347,12 +342,12 @@ def test_grouped_convolutions_keep_bytes():
     assert [q.weights.bits for q in report.quantized if q.weights] == [8, 4]
     data = [{"x": normal(1, 8, 8, 4, seed=5)}]
     calibrate(m, data, "min_max")
-    assert types_of_weights(to_tflite(m))["CONV_2D"] == {"INT8", "INT4"}
+    assert types_of_weights(to_tflite(m))["CONV_2D"] == {"int8", "int4"}
     few = opened(network, spec(1, 8, 8, 4, name="x"))
     quantize(few, weight_bits=4, is_training=False)
     calibrate(few, data, "min_max")
     blob = to_int8(few)
-    assert types_of_weights(blob)["CONV_2D"] == {"INT8", "INT4"}
+    assert types_of_weights(blob)["CONV_2D"] == {"int8", "int4"}
     assert max(kernel.most for kernel in kernels_apart(few, blob, data[0])) <= 1
 
 
@@ -367,14 +362,12 @@ def test_dynamic_ranges_leave_what_is_faster_in_float(caplog):
         return {"y": tf.nn.conv2d(x, small, 1, "SAME")}
 
     m = opened(network, spec(1, 8, 8, 16, name="x"))
-    file = unpacked(to_tflite(m, scheme="dynamic_range"))
-    (graph,) = file.subgraphs
-    layers = [op for op in graph.operators if len(op.inputs) > 1]
-    read = [graph.tensors[op.inputs[1]] for op in layers]
-    assert {tuple(t.shape): tflite_edits.type_of(t) for t in read} == {
-        (16, 3, 3, 16): "INT8",
-        (1, 3, 3, 16): "FLOAT32",
-        (16, 1, 1, 16): "FLOAT32",
+    file = tflite.open(to_tflite(m, scheme="dynamic_range"))
+    read = [op.inputs[1] for op in file.ops if len(op.inputs) > 1]
+    assert {t.shape: t.dtype for t in read} == {
+        (16, 3, 3, 16): "int8",
+        (1, 3, 3, 16): "float32",
+        (16, 1, 1, 16): "float32",
     }
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
     assert "with 256 weights, rounding data as it runs takes longer" in caplog.text

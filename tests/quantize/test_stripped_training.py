@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_files import ops_of
 from geutil.quantize import compare_int8, quantize, to_int8
 from tests.quantize.converted import decibels, stored_weights
 from tests.settings import needs_eager
@@ -92,7 +90,7 @@ def test_in_float_it_is_the_network_at_inference_and_a_file_of_its_layers(
         function(image=X)
     deployed = m.strip_training()
     blob = to_int8(deployed)
-    assert [op.kind for op in ops_of(blob)] == KINDS
+    assert [op.kind for op in tflite.open(blob).ops] == KINDS
     comparison = compare_int8(deployed, blob, {"image": X})
     assert comparison.float_ops == ()
     assert comparison.outputs[0].share(1) >= 0.99
@@ -109,13 +107,13 @@ def test_trained_weights_of_few_bits_are_stored_in_them(statistics, bits):
         m.run(image=X)
     deployed = m.strip_training()
     blob = to_int8(deployed)
-    file, weights = stored_weights(blob)
+    weights = stored_weights(blob)
     most = 2 ** (bits - 1) - 1
     for kind, tensor in weights:
         if kind != "MEAN":
-            few = "INT8" if kind == "DEPTHWISE_CONV_2D" else "INT4"
-            assert tflite_edits.type_of(tensor) == few
-            assert np.abs(tflite_edits.constant(file, tensor)).max() == most
+            few = "int8" if kind == "DEPTHWISE_CONV_2D" else "int4"
+            assert tensor.dtype == few
+            assert np.abs(tensor.value).max() == most
     assert sorted(kind for kind, _ in weights) == sorted(KINDS)
     # Behind five kernels, each of which may be a step off.
     comparison = compare_int8(deployed, blob, {"image": X})
@@ -197,6 +195,6 @@ def test_random_layers_forward_what_is_rounded_and_none_is_in_a_file():
         if not told or noise < 30 or output.share(1) < 0.99:
             wrong[name] = len(skipped), noise, output.share(1)
     assert wrong == {}
-    kinds = {op.kind for op in ops_of(blob)}
+    kinds = {op.kind for op in tflite.open(blob).ops}
     assert kinds == {"ADD", "CONV_2D", "FULLY_CONNECTED", "MUL"}
     assert comparison.float_ops == ()

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.graph.tflite_runtime import new_interpreter
-from tests.tflite.running import drawn, float_file, run
+from geutil.tflite.run import new_interpreter
+from tests.tflite.converting import drawn, float_file, run
 from tests.tflite_files import SAMPLES
 
 RANDOM = np.random.default_rng(5)
@@ -248,7 +248,7 @@ def test_ambiguous_files_are_refused_and_left_alone(name):
     ("edit", "message"),
     [
         (lambda file: file.set_input_shape("image", [2, 2]), "the rank stays"),
-        (lambda file: file.set_input_shape("imag", [2, 2]), "near names are 'image'"),
+        (lambda file: file.set_input_shape("imag", [2, 2]), "has no tensor 'imag'; near it are"),
         (lambda file: file.set_batch_size(0), "at least one row"),
     ],
 )

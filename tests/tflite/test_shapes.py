@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.graph.tflite_runtime import new_interpreter
+from geutil.tflite.run import new_interpreter
 from geutil.tflite.shapes import RULES, output_shapes, output_types
 from tests.tflite_files import SAMPLES
 

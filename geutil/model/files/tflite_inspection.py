@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from geutil import tflite
 from geutil.errors import ModelError
-from geutil.graph import tflite_precision, tflite_reading
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteTensor, Quantization
-from geutil.graph.tflite_speed import SlowOps, slow_ops
 from geutil.model.files import inspection
 from geutil.model.files.inspection import (
     FunctionInfo,
@@ -21,6 +19,10 @@ from geutil.model.files.inspection import (
     SignatureInfo,
     TensorInfo,
 )
+from geutil.tflite import LiteFile, LiteTensor, Quantization
+from geutil.tflite.parts import FLEX
+from geutil.tflite.precision import precision_of, stored_bytes
+from geutil.tflite.speed import SlowOps, slow_ops
 
 TFLITE = "TFLite"
 
@@ -57,7 +59,7 @@ class TFLiteInspection(Inspection):
         custom_ops: how many ops TFLite has no kernel of its own for, by type.
         flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
         slow_ops: those that run on slow kernels on CPUs; see
-            `geutil.graph.tflite_speed`.
+            `geutil.tflite.speed`.
         metadata: the names of what else is stored in the file.
         description: what the converter says of itself.
     """
@@ -112,10 +114,10 @@ def read_tflite(file: Path) -> LiteFile:
         ModelError: it cannot be read, is no TFLite file, or is not whole.
     """
     try:
-        return tflite_reading.read(file.read_bytes())
+        return tflite.open(file)
     except OSError as error:
         raise ModelError(f"'{file}' cannot be read: {error.strerror}") from error
-    except tflite_reading.BrokenFileError as error:
+    except tflite.BrokenFileError as error:
         raise ModelError(f"'{file}': {error}; convert the model again") from error
 
 
@@ -133,32 +135,30 @@ def inspect_tflite(file: Path) -> TFLiteInspection:
     content = read_tflite(file)
     main, *others = content.graphs
     by_precision, custom, flex = _kinds(content)
-    weights = tflite_precision.stored_bytes(content)
+    weights = stored_bytes(content)
     return TFLiteInspection(
         TFLITE,
         file,
         version=content.runtime,
         signatures={
-            signature.key: _ends(
-                content.graphs[signature.graph], signature.inputs, signature.outputs
-            )
-            for signature in content.signatures
+            key: _ends(signature.inputs, signature.outputs)
+            for key, signature in content.signatures.items()
         },
-        ops=_ordered(Counter(op.type for op in main.ops)),
-        function_ops=_ordered(Counter(op.type for g in others for op in g.ops)),
+        ops=_ordered(Counter(op.kind for op in main.ops)),
+        function_ops=_ordered(Counter(op.kind for g in others for op in g.ops)),
         functions=tuple(
             FunctionInfo(g.name, len(g.ops), len(g.inputs), len(g.outputs))
             for g in others
         ),
         bytes_total=content.bytes_total,
         bytes_constants=sum(weights.values()),
-        ends=_ends(main, _named(main, main.inputs), _named(main, main.outputs)),
+        ends=_ends(_named(main.inputs), _named(main.outputs)),
         precisions=by_precision,
         weights=weights,
         custom_ops=custom,
         flex_ops=flex,
         slow_ops=slow_ops(content),
-        metadata=content.metadata,
+        metadata=tuple(content.metadata),
         description=content.description,
     )
 
@@ -169,11 +169,9 @@ def _kinds(
     """Return ops counted by what they compute in; those that are custom; flex ops."""
     counts: dict[str, Counter[str]] = {}
     custom: Counter[str] = Counter()
-    for graph in content.graphs:
-        for op in graph.ops:
-            precision = tflite_precision.precision_of(op, graph)
-            counts.setdefault(precision, Counter())[op.type] += 1
-            custom[op.type] += op.is_custom
+    for op in content.ops:
+        counts.setdefault(precision_of(op), Counter())[op.kind] += 1
+        custom[op.kind] += op.is_custom
     in_order = sorted(counts.items(), key=lambda item: (-item[1].total(), item[0]))
     flex = {kind: n for kind, n in custom.items() if _is_flex(kind) and n}
     own = {kind: n for kind, n in custom.items() if not _is_flex(kind) and n}
@@ -181,25 +179,24 @@ def _kinds(
 
 
 def _is_flex(kind: str) -> bool:
-    return kind.startswith(tflite_reading.FLEX)
+    return kind.startswith(FLEX)
 
 
 def _ordered(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _named(graph: LiteGraph, places: Iterable[int]) -> dict[str, int]:
-    return {graph.tensors[i].name: i for i in places if i >= 0}
+def _named(tensors: Iterable[LiteTensor]) -> dict[str, LiteTensor]:
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def _ends(
-    graph: LiteGraph, inputs: Mapping[str, int], outputs: Mapping[str, int]
+    inputs: Mapping[str, LiteTensor], outputs: Mapping[str, LiteTensor]
 ) -> SignatureInfo:
-    def told(places: Mapping[str, int]) -> dict[str, TensorInfo]:
-        return {name: _told(graph.tensors[place]) for name, place in places.items()}
+    def told(tensors: Mapping[str, LiteTensor]) -> dict[str, TensorInfo]:
+        return {
+            name: TFLiteTensorInfo(t.dtype, t.shape, t.quantization)
+            for name, t in tensors.items()
+        }
 
     return SignatureInfo(told(inputs), told(outputs))
-
-
-def _told(tensor: LiteTensor) -> TFLiteTensorInfo:
-    return TFLiteTensorInfo(tensor.dtype, tensor.shape, tensor.quantization)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from geutil.graph.tflite_reading import LiteOp
 from geutil.model.files import wire
 from geutil.model.files.hdf5 import Hdf5File, read_hdf5
 from geutil.model.files.keras_files import configurations
@@ -20,6 +19,8 @@ from geutil.model.scanning import op_table
 from geutil.model.scanning.graph_scan import power_of_node
 from geutil.model.scanning.keras_configs import items, powers_of_config
 from geutil.model.scanning.report import LOADED, MAIN, RUN, Power
+from geutil.tflite import LiteOp
+from geutil.tflite.parts import FLEX
 
 _CONFIG = "config.json"
 _WEIGHTS = (".h5", ".hdf5")
@@ -36,7 +37,6 @@ _FOREIGN = frozenset(
     ("DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES", "STABLEHLO_CUSTOM_CALL")
 )
 """Ops of TFLite that others run."""
-_FLEX = "Flex"
 
 
 def powers_of_keras(file: Path) -> tuple[list[Power], int]:
@@ -133,16 +133,16 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
             kind, detail = _power_of_lite(op)
             if kind not in op_table.HARMLESS:
                 by = ("whoever runs it",)
-                entries.append(Power(kind, str(index), op.type, place, RUN, by, detail))
+                entries.append(Power(kind, str(index), op.kind, place, RUN, by, detail))
     return entries, count
 
 
 def _power_of_lite(op: LiteOp) -> tuple[str, str]:
     """Return what an op of a TFLite file can do, and what decides it."""
     if not op.is_custom:
-        return (op_table.UNKNOWN if op.type in _FOREIGN else op_table.COMPUTE), ""
-    if not op.type.startswith(_FLEX):
-        is_own = op.type in _CUSTOM_KERNELS
+        return (op_table.UNKNOWN if op.kind in _FOREIGN else op_table.COMPUTE), ""
+    if not op.kind.startswith(FLEX):
+        is_own = op.kind in _CUSTOM_KERNELS
         return (op_table.COMPUTE if is_own else op_table.UNKNOWN), ""
     from flatbuffers import flexbuffers
 
@@ -155,6 +155,6 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
         # What is damaged raises whatever its reader comes across.
         return op_table.UNKNOWN, "its options hold no op of TensorFlow"
     kind, detail = power_of_node(node)
-    if node.op != op.type.removeprefix(_FLEX):
+    if node.op != op.kind.removeprefix(FLEX):
         detail = f"op '{node.op}' {detail}".rstrip()
     return kind, detail

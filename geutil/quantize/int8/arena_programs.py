@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from geutil.graph.tflite_arena import (
+from geutil.quantize.int8.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
+from geutil.tflite import LiteFile, LiteGraph, LiteTensor
+from geutil.tflite.arena import (
     MeasuredArena,
     measure_arena,
     measure_op_temporaries,
 )
-from geutil.graph.tflite_order import FileSubgraph, file_subgraphs
-from geutil.quantize.int8.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
+from geutil.tflite.order import dependencies
 
 Runtime = Literal["litert", "reference", "micro"]
 RUNTIMES: tuple[Runtime, ...] = ("litert", "reference", "micro")
@@ -54,9 +55,9 @@ class RuntimeArena:
 
     runtime: Runtime
     program: ArenaProgram
-    tensors: tuple[int, ...]
+    tensors: tuple[LiteTensor, ...]
     size: int
-    unplaced: tuple[int, ...] = ()
+    unplaced: tuple[LiteTensor, ...] = ()
 
     @property
     def alignment(self) -> int:
@@ -82,38 +83,37 @@ class RuntimeArena:
         )
 
 
-def runtime_arenas(blob: bytes, subgraph: int = 0) -> dict[Runtime, RuntimeArena]:
+def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeArena]:
     """Return the arena of a subgraph under each runtime.
 
     Args:
-        blob: the file.
-        subgraph: which of its subgraphs.
+        file: the file.
+        graph: the subgraph.
 
     Raises:
-        ValueError, RuntimeError: it is no TFLite file, or cannot be run.
+        ValueError, RuntimeError: it cannot be run.
 
     Cost: two interpreters of the file, and one for each op where kernels need temporary
         buffers: some 1 ms for each op.
     """
-    graph = file_subgraphs(blob)[subgraph]
+    edges = dependencies(file, graph)
     arenas: dict[Runtime, RuntimeArena] = {}
     for runtime in ("litert", "reference"):
         is_reference = runtime == "reference"
-        measured = measure_arena(blob, subgraph, reference=is_reference)
+        measured = measure_arena(file, graph, reference=is_reference)
         temporaries: Sequence[Sequence[int]] = ()
         if measured.temporaries:
-            alone = measure_op_temporaries(blob, subgraph, reference=is_reference)
+            alone = measure_op_temporaries(file, graph, reference=is_reference)
             temporaries = _in_arena(alone, measured.temporaries)
-        program, tensors = _program(graph, measured.sizes, _roots(graph, measured))
-        program = ArenaProgram(program.count, program.values, temporaries, graph.edges)
+        values, tensors = _values(graph, measured.sizes, _roots(graph, measured))
+        program = ArenaProgram(len(graph.ops), values, temporaries, edges)
         arenas[runtime] = RuntimeArena(
             runtime, program, tensors, measured.size, measured.unplaced
         )
-    sizes = measured.sizes
-    program, tensors = _program(graph, sizes, {}, stay=False)
-    order = range(program.count)
-    micro = RuntimeArena("micro", program, tensors, _planned(program, "micro", order))
-    return {**arenas, "micro": micro}
+    values, tensors = _values(graph, measured.sizes, {}, stay=False)
+    program = ArenaProgram(len(graph.ops), values, (), edges)
+    planned = _planned(program, "micro", range(program.count))
+    return {**arenas, "micro": RuntimeArena("micro", program, tensors, planned)}
 
 
 def _planned(program: ArenaProgram, runtime: Runtime, order: Sequence[int]) -> int:
@@ -121,30 +121,30 @@ def _planned(program: ArenaProgram, runtime: Runtime, order: Sequence[int]) -> i
     return arena_bytes(program.buffers(order), alignment=alignment, fit=fit)
 
 
-def _roots(graph: FileSubgraph, measured: MeasuredArena) -> dict[int, int]:
+def _roots(graph: LiteGraph, measured: MeasuredArena) -> dict[LiteTensor, LiteTensor]:
     """Return for tensors that share a buffer the first of those that do.
 
     An op's inputs and outputs are alive at once: if they start at the same place, they
     share it.
     """
-    roots: dict[int, int] = {}
-    for reads, writes in zip(graph.reads, graph.writes, strict=True):
-        at = {measured.offsets[t]: t for t in reads if t in measured.offsets}
-        for tensor in writes:
+    roots: dict[LiteTensor, LiteTensor] = {}
+    for op in graph.ops:
+        at = {measured.offsets[t]: t for t in op.reads if t in measured.offsets}
+        for tensor in op.outputs:
             shared = at.get(measured.offsets.get(tensor, -1))
             if shared is not None:
                 roots[tensor] = roots.get(shared, shared)
     return roots
 
 
-def _program(
-    graph: FileSubgraph,
-    sizes: Mapping[int, int],
-    roots: Mapping[int, int],
+def _values(
+    graph: LiteGraph,
+    sizes: Mapping[LiteTensor, int],
+    roots: Mapping[LiteTensor, LiteTensor],
     *,
     stay: bool = True,
-) -> tuple[ArenaProgram, tuple[int, ...]]:
-    """Return the ops and their buffers, and the tensors that these are.
+) -> tuple[list[Value], tuple[LiteTensor, ...]]:
+    """Return the buffers of ops, and the tensors that these are.
 
     Args:
         graph: the ops.
@@ -153,18 +153,18 @@ def _program(
         stay: whether inputs are alive to the end.
     """
     makers = {t: -1 for t in graph.inputs if t in sizes}
-    users: dict[int, dict[int, None]] = {t: {} for t in makers}
-    for i, (reads, writes) in enumerate(zip(graph.reads, graph.writes, strict=True)):
-        for tensor in (*reads, *writes):
+    users: dict[LiteTensor, dict[int, None]] = {t: {} for t in makers}
+    for i, op in enumerate(graph.ops):
+        for tensor in (*op.reads, *op.outputs):
             root = roots.get(tensor, tensor)
-            if tensor in writes and tensor in sizes and root not in makers:
+            if tensor in op.outputs and tensor in sizes and root not in makers:
                 makers[root], users[root] = i, {}
             elif root in users:
                 users[root][i] = None
     kept = {roots.get(t, t) for t in graph.outputs}
     # An input that nothing reads is written all the same.
     kept.update(t for t in graph.inputs if stay or not users.get(t))
-    tensors = tuple(sorted(makers))
+    tensors = tuple(t for t in graph.tensors if t in makers)
     values = [
         Value(
             sizes[t],
@@ -174,7 +174,7 @@ def _program(
         )
         for t in tensors
     ]
-    return ArenaProgram(len(graph.kinds), values, (), graph.edges), tensors
+    return values, tensors
 
 
 def _in_arena(

@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.functions import call_function
-from geutil.graph.tflite_files import FileOp
 from geutil.notebook_display import Shown
 from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
-from geutil.quantize.int8.running import Runner, file_names
+from geutil.quantize.int8.running import Runner
 from geutil.quantize.joined_inputs import Part, are_uneven, parts_of
+from geutil.tflite import LiteOp
+from geutil.tflite.names import file_names
 
 Array = np.ndarray[Any, Any]
 
@@ -171,14 +172,14 @@ def compare_int8(
     """
     ends = list(model.inputs), list(model.outputs)
     runner = Runner(tflite, *ends, keep_tensors=layers)
-    meter = NoiseMeter(model, tflite, runner) if layers else None
+    meter = NoiseMeter(model, runner) if layers else None
     function = deployed(model)
     tallies = {
         name: _Tally(name, runner.quantization(name), parts_of(tensor))
         for name, tensor in model.outputs.items()
     }
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
-    in_float = float_ops(tflite)
+    in_float = float_ops(runner.file)
     samples = 0
     for sample in batches(dataset, model.inputs):
         stored = runner.stored(sample)
@@ -203,7 +204,7 @@ def compare_int8(
     )
 
 
-def _told(op: FileOp) -> str:
+def _told(op: LiteOp) -> str:
     return f"{op.kind} '{op.result}'"
 
 

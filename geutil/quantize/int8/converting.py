@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import creation, functions, op_types, protos, types
-from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.tflite_names import called, sources_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.calibrating import calibrate
@@ -32,12 +31,14 @@ from geutil.quantize.calibration.ranges import (
     variable_values,
 )
 from geutil.quantize.int8 import (
+    block_weights,
     converter_workarounds,
     far_addends,
     matrix_weights,
     running,
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
+from geutil.quantize.int8.end_types import EndTypes
 from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.int8.parted_weights import part_weights
 from geutil.quantize.int8.standalone_relus import as_changes_of_steps
@@ -57,10 +58,11 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START
-from geutil.quantize.tflite import block_weights
-from geutil.quantize.tflite.end_types import EndTypes
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
+from geutil.tflite import LiteFile, LiteOp
+from geutil.tflite.names import called, file_names, sources_of
+from geutil.tflite.precision import has_floats
 
 Array = np.ndarray[Any, Any]
 _ROUNDING = 2.0**-20
@@ -120,8 +122,8 @@ def deployed(
     copies = copy.of(wanted)
     output_tensors = copies[: len(model.outputs)]
     inputs, outputs = (
-        running.file_names(list(model.inputs)),
-        running.file_names(list(model.outputs)),
+        file_names(list(model.inputs)),
+        file_names(list(model.outputs)),
     )
     by_handle = {id(v.handle): v for v in model.variables.values()}
     # Those that tables are looked up in, which only the converter can freeze.
@@ -286,7 +288,7 @@ _OF_LAYERS = frozenset(
 )
 
 
-def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
+def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
     """Return float ops of a file whose values are quantized in the model.
 
     They are told by the names of the tensors that they make. What TFLite has no int8
@@ -306,7 +308,7 @@ def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
     return [op for op in computing if _is_promised(op, by_name, promised)]
 
 
-def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
+def _is_promised(op: LiteOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
     """Tell whether all ops that an op of the file is named after are quantized."""
     matches = (called(source, by_name) for source in sources_of(op.result))
     named = [
@@ -426,7 +428,8 @@ def to_int8(
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     _warn_of_matrices(graph)
-    in_float = float_ops(blob)
+    file = tflite.open(blob)
+    in_float = float_ops(file)
     not_kept = missed(model, in_float)
     for op in in_float:
         _logger.warning(
@@ -435,7 +438,7 @@ def to_int8(
             op.result,
             ", though it is quantized in the model" if op in not_kept else "",
         )
-    _warn_of_skipped(graph, blob)
+    _warn_of_skipped(graph, file)
     return types_of_ends.given(blob)
 
 
@@ -452,16 +455,16 @@ def _warn_of_matrices(graph: Graph) -> None:
         )
 
 
-def _warn_of_skipped(graph: Graph, blob: bytes) -> None:
+def _warn_of_skipped(graph: Graph, file: LiteFile) -> None:
     """Tell of layers that compute in int8 though they were left out.
 
     The converter quantizes what lies between two ranges.
     """
     left_out = {layer.op.name for layer in _layers_in_float(graph)}
     is_out = {op.name: op.name in left_out for op in graph.get_operations()}
-    for op in ops_of(blob) if left_out else []:
+    for op in file.ops if left_out else ():
         named_out = any(called(source, is_out) for source in sources_of(op.result))
-        if op.kind in _OF_LAYERS and not op.is_float and named_out:
+        if op.kind in _OF_LAYERS and not has_floats(op) and named_out:
             _logger.warning(
                 "to_int8: %s '%s' of the TFLite file computes in int8, though it is "
                 "not quantized in the model: TFLite's converter quantizes what lies "
@@ -471,9 +474,9 @@ def _warn_of_skipped(graph: Graph, blob: bytes) -> None:
             )
 
 
-def float_ops(blob: bytes) -> list[FileOp]:
+def float_ops(file: LiteFile) -> list[LiteOp]:
     """Return the ops of a TFLite file that read or make floats."""
-    return [op for op in ops_of(blob) if op.is_float]
+    return [*filter(has_floats, file.ops)]
 
 
 def _check_bits(graph: Graph) -> None:

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, functions
-from geutil.graph.tflite_reading import read
 from geutil.graph.types import Operation, Tensor
 from geutil.quantize.calibration.ranges import (
     frozen,
@@ -190,8 +189,7 @@ class NoiseMeter:
 
     Args:
         model: the quantized model.
-        blob: the TFLite file that was made from it.
-        runner: what runs the file, with all its tensors kept.
+        runner: what runs the TFLite file made from it, with all its tensors kept.
 
     Raises:
         QuantizeError: the model holds no FakeQuant op.
@@ -199,7 +197,7 @@ class NoiseMeter:
     Cost: three copies of the graph.
     """
 
-    def __init__(self, model: Any, blob: bytes, runner: Runner) -> None:
+    def __init__(self, model: Any, runner: Runner) -> None:
         self._runner = runner
         self._results = stored_results(model)
         if not self._results:
@@ -209,9 +207,7 @@ class NoiseMeter:
                 "scheme=...), before it is converted, or leave layers=True out"
             )
         self._values = range_values(model.graph)
-        self._tensors = file_tensors(
-            model, self._results, read(blob), self._values, runner.tensor
-        )
+        self._tensors = file_tensors(model, self._results, runner.file, self._values)
         # Names that are no names of inputs: results in float are fed beside these.
         self._inputs = {name: f"x{i}" for i, name in enumerate(model.inputs)}
         self._float = self._copied(model, unquantized, rounded=False)
@@ -245,7 +241,7 @@ class NoiseMeter:
         """Take in a result of a batch: in float, simulated, simulated alone."""
         found, simulation = self._tensors[place], self._results[place].stored
         if isinstance(found, FileTensor):
-            stored = self._runner.tensor(found.place, found.graph)
+            stored = self._runner.tensor(found.tensor)
             moved = stored.shape != forms[0].shape
             # Of another shape they are compared with nothing; they must only not fail.
             forms.append(np.zeros_like(forms[0]) if moved else stored)
@@ -448,7 +444,7 @@ def _entry(
     step = 1.0 if found.step else (low + high) / 255 or 1.0
     return replace(
         noise,
-        file_tensor=found.name,
+        file_tensor=found.tensor.name,
         file_steps=apart / step,
         file_ratio=_ratio(sums["signal"], sums["file"]),
     )

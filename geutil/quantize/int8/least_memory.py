@@ -13,14 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_arena import measure_arena
-from geutil.graph.tflite_order import (
-    FileSubgraph,
-    file_subgraphs,
-    fixed_order_reason,
-    with_op_order,
-)
 from geutil.graph.types import type_name
 from geutil.quantize.int8.arena_buffers import ArenaProgram
 from geutil.quantize.int8.arena_orders import least_arena, least_peak
@@ -31,6 +25,9 @@ from geutil.quantize.int8.arena_programs import (
     runtime_arenas,
 )
 from geutil.quantize.int8.running import interpreter_of
+from geutil.tflite import LiteFile, LiteGraph
+from geutil.tflite.arena import measure_arena
+from geutil.tflite.order import fixed_order_reason, reorder
 
 _STATES_A_TRY = 25
 """One order is tried by the size of its arena for so many states of the search."""
@@ -202,24 +199,30 @@ def least_memory_order(
         >>> found.arena_after <= found.arena_before, found.proven
         (True, True)
     """
-    graphs = _checked(blob, runtime, iterations)
-    blob = bytes(blob)
-    fixed = fixed_order_reason(blob)
-    drafts = [_draft(blob, graph, runtime, iterations, fixed) for graph in graphs]
+    file = _checked(blob, runtime, iterations)
+    fixed = fixed_order_reason(file)
+    drafts = [_draft(file, graph, runtime, iterations, fixed) for graph in file.graphs]
     runtime = runtime or _USUAL
-    orders = {d.graph.index: d.order for d in drafts if d.is_moved}
-    changed = with_op_order(blob, orders)
+    changed = _reordered(blob, drafts)
     found = [_measured(draft, changed, runtime) for draft in drafts]
-    grown = [
-        g.index for g in found if g.arenas_after[runtime] > g.arenas_before[runtime]
-    ]
     # Not seen so far: what was computed is what the interpreter plans.
-    for index in grown:
-        drafts[index] = drafts[index].unmoved("its arena would be larger, as measured")
-        orders.pop(index)
-        changed = with_op_order(blob, orders)
-        found[index] = _measured(drafts[index], changed, runtime)
-    return ReorderedFile(changed, runtime, tuple(found))
+    for index, one in enumerate(found):
+        if one.arenas_after[runtime] > one.arenas_before[runtime]:
+            why = "its arena would be larger, as measured"
+            drafts[index] = drafts[index].unmoved(why)
+            changed = _reordered(blob, drafts)
+            found[index] = _measured(drafts[index], changed, runtime)
+    is_moved = any(draft.is_moved for draft in drafts)
+    new = changed.to_bytes() if is_moved else bytes(blob)
+    return ReorderedFile(new, runtime, tuple(found))
+
+
+def _reordered(blob: bytes, drafts: Sequence[_Draft]) -> LiteFile:
+    file = tflite.open(bytes(blob))
+    for draft in drafts:
+        if draft.is_moved:
+            reorder(file, file.graphs[draft.index], draft.order)
+    return file
 
 
 def arena_bytes(blob: bytes, *, reference: bool = False) -> int:
@@ -252,14 +255,15 @@ def arena_bytes(blob: bytes, *, reference: bool = False) -> int:
         512
     """
     interpreter_of(blob)
-    return measure_arena(bytes(blob), reference=reference).size
+    return measure_arena(tflite.open(bytes(blob)), reference=reference).size
 
 
 @dataclass(frozen=True)
 class _Draft:
     """An order of a subgraph that is found, and what it is compared with."""
 
-    graph: FileSubgraph
+    index: int
+    graph: LiteGraph
     arenas: Mapping[Runtime, RuntimeArena]
     order: Sequence[int]
     bound: int
@@ -276,8 +280,8 @@ class _Draft:
         return replace(self, order=own, is_least=False, reason=reason)
 
 
-def _checked(blob: bytes, runtime: str | None, iterations: Any) -> list[FileSubgraph]:
-    """Refuse what is no file that can be run; else return its subgraphs."""
+def _checked(blob: bytes, runtime: str | None, iterations: Any) -> LiteFile:
+    """Refuse what is no file that can be run; else return the file."""
     interpreter_of(blob)
     if runtime is not None and runtime not in RUNTIMES:
         raise QuantizeError(
@@ -287,31 +291,32 @@ def _checked(blob: bytes, runtime: str | None, iterations: Any) -> list[FileSubg
         raise ArgumentTypeError(
             f"iterations is a number of states, not {type_name(iterations)}"
         )
-    return file_subgraphs(bytes(blob))
+    return tflite.open(bytes(blob))
 
 
 def _draft(
-    blob: bytes,
-    graph: FileSubgraph,
+    file: LiteFile,
+    graph: LiteGraph,
     runtime: Runtime | None,
     iterations: int,
     fixed: str | None,
 ) -> _Draft:
     """Find an order of a subgraph, and tell why there is no better one if so."""
+    index = file.graphs.index(graph)
     try:
-        arenas = runtime_arenas(blob, graph.index)
+        arenas = runtime_arenas(file, graph)
     except (ValueError, RuntimeError) as error:
         raise QuantizeError(
-            f"TFLite cannot plan subgraph {graph.index} of the file: {error}. Convert "
+            f"TFLite cannot plan subgraph {index} of the file: {error}. Convert "
             "it with sizes that are all known, a batch of 1 for example"
         ) from error
-    own = list(range(len(graph.kinds)))
+    own = list(range(len(graph.ops)))
     arena = arenas[runtime or _USUAL]
     if fixed is None and arena.unplaced:
-        name = graph.names[arena.unplaced[0]]
+        name = arena.unplaced[0].name
         fixed = f"how large '{name}' is is known only when the file runs"
     if fixed is not None:
-        return _Draft(graph, arenas, own, 0, False, fixed)
+        return _Draft(index, graph, arenas, own, 0, False, fixed)
     aligned = arena.aligned()
     found = least_peak(aligned, iterations=iterations)
 
@@ -326,7 +331,7 @@ def _draft(
     order, reason = least.order, None
     if cost(order) >= cost(own):
         order, reason = own, "no order that was found has a smaller arena"
-    return _Draft(graph, arenas, order, found.bound, least.is_least, reason)
+    return _Draft(index, graph, arenas, order, found.bound, least.is_least, reason)
 
 
 class _Cost:
@@ -355,18 +360,18 @@ class _Cost:
         return tuple(sizes)
 
 
-def _measured(draft: _Draft, changed: bytes, runtime: Runtime) -> ReorderedSubgraph:
+def _measured(draft: _Draft, changed: LiteFile, runtime: Runtime) -> ReorderedSubgraph:
     """Return what became of a subgraph, as the interpreter tells it."""
-    arenas, index = draft.arenas, draft.graph.index
+    arenas, graph = draft.arenas, changed.graphs[draft.index]
     after = {r: arenas[r].size for r in RUNTIMES}
     if draft.is_moved:
         after["micro"] = arenas["micro"].bytes_of(draft.order)
-        after["litert"] = measure_arena(changed, index).size
-        after["reference"] = measure_arena(changed, index, reference=True).size
+        after["litert"] = measure_arena(changed, graph).size
+        after["reference"] = measure_arena(changed, graph, reference=True).size
     arena = arenas[runtime]
     own = range(arena.program.count)
     return ReorderedSubgraph(
-        index=index,
+        index=draft.index,
         ops=arena.program.count,
         order=tuple(draft.order),
         arenas_before={r: arenas[r].size for r in RUNTIMES},
@@ -386,7 +391,7 @@ def _measured(draft: _Draft, changed: bytes, runtime: Runtime) -> ReorderedSubgr
 
 
 def _peak_tensors(
-    graph: FileSubgraph, arena: RuntimeArena, order: Sequence[int]
+    graph: LiteGraph, arena: RuntimeArena, order: Sequence[int]
 ) -> tuple[PeakTensor, ...]:
     """Return what is alive in the step in which most bytes are."""
     program: ArenaProgram = arena.program
@@ -399,12 +404,11 @@ def _peak_tensors(
         program.values, arena.tensors, program.buffers(order), strict=False
     ):
         if buffer.first <= step <= buffer.last and value.size:
-            op = "input" if value.maker < 0 else graph.kinds[value.maker]
-            found.append(PeakTensor(graph.names[tensor], value.size, op))
-    i = order[step]
-    for size in program.temporaries[i] if program.temporaries else ():
-        name = graph.names[graph.writes[i][0]] if graph.writes[i] else ""
-        found.append(PeakTensor(name, size, f"buffer of {graph.kinds[i]}"))
+            op = "input" if value.maker < 0 else graph.ops[value.maker].kind
+            found.append(PeakTensor(tensor.name, value.size, op))
+    at = graph.ops[order[step]]
+    for size in program.temporaries[order[step]] if program.temporaries else ():
+        found.append(PeakTensor(at.result, size, f"buffer of {at.kind}"))
     return tuple(sorted(found, key=lambda t: -t.size))
 
 

@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
+from geutil import tflite
+from geutil.graph import creation
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.int8.converter_workarounds import read_instead
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import is_left_in_float
 from geutil.select.networks.provenance import Origins
+from geutil.tflite import LiteFile, LiteGraph, LiteTensor
+from geutil.tflite.upkeep import drop_unread, set_end
 
 Array = np.ndarray[Any, Any]
 
@@ -101,58 +103,44 @@ class Apart:
         """
         if not self._has_edges:
             return blob
-        model = unpacked(blob)
-        self.join(model)
-        tflite_edits.drop_unread(model)
-        return packed(model)
+        file = tflite.open(blob)
+        self.join(file)
+        drop_unread(file)
+        return file.to_bytes()
 
-    def join(self, model: Any) -> set[str]:
+    def join(self, file: LiteFile) -> set[str]:
         """Leave edges out of a file, put weights in; return what stood for them."""
         if not self._has_edges:
             return set()
-        for signature in model.signatureDefs:
-            graph = model.subgraphs[signature.subgraphIndex]
-            for end in list(signature.inputs):
-                value = self._weights.get(end.name.decode())
-                if value is not None:
-                    _store(model, graph, int(end.tensorIndex), value)
-                    signature.inputs.remove(end)
-        return {name for graph in model.subgraphs for name in _joined(model, graph)}
+        for signature in file.signatures.values():
+            for name in self._weights.keys() & signature.inputs.keys():
+                tensor = signature.inputs.pop(name)
+                _store(signature.graph, tensor, self._weights[name])
+        return {name for graph in file.graphs for name in _joined(file, graph)}
 
 
-def _store(model: Any, graph: Any, place: int, value: Array) -> None:
+def _store(graph: LiteGraph, weights: LiteTensor, value: Array) -> None:
     """Let weights that are an input be a constant, and what transposes them, too."""
-    graph.inputs = graph.inputs[graph.inputs != place]
-    tflite_edits.set_constant(model, graph.tensors[place], value, "FLOAT32")
-    for op in list(graph.operators):
-        if place in op.inputs and tflite_edits.kind_of(model, op) == "TRANSPOSE":
-            order = tflite_edits.constant(model, graph.tensors[op.inputs[1]])
-            moved = value.transpose(order)
-            made = graph.tensors[op.outputs[0]]
-            tflite_edits.set_constant(model, made, moved, "FLOAT32")
-            graph.operators.remove(op)
+    graph.inputs = tuple(t for t in graph.inputs if t is not weights)
+    weights.store(value, "float32")
+    moving = [op for op in weights.consumers if op.kind == "TRANSPOSE"]
+    for op in moving:
+        op.outputs[0].store(value.transpose(op.reads[1].value), "float32")
+    graph.set_ops(op for op in graph.ops if op not in moving)
 
 
-def _joined(model: Any, graph: Any) -> list[str]:
+def _joined(file: LiteFile, graph: LiteGraph) -> list[str]:
     """Let ops read what was made complex and real again; return its names."""
-    casts: dict[int, int] = {}
-    source_of: dict[int, int] = {}
-    operators = []
-    for op in graph.operators:
-        inputs = [source_of.get(i, i) for i in map(int, op.inputs)]
-        op.inputs = np.array(inputs, np.int32)
-        kind, results = tflite_edits.kind_of(model, op), list(map(int, op.outputs))
-        if kind == "CAST" and _is_complex(graph, results[0]):
-            casts[results[0]] = inputs[0]
-        if kind == "REAL" and inputs[0] in casts:
-            source_of[results[0]] = casts[inputs[0]]
+    source_of: dict[LiteTensor, LiteTensor] = {}
+    kept = []
+    for op in graph.ops:
+        op.inputs = tuple(source_of.get(t, t) if t else None for t in op.inputs)
+        cast = op.reads[0].producer if op.kind == "REAL" else None
+        if cast is not None and cast.kind == "CAST":
+            source_of[op.outputs[0]] = cast.reads[0]
         else:
-            operators.append(op)
-    graph.operators = operators
+            kept.append(op)
+    graph.set_ops(kept)
     for made, source in source_of.items():
-        tflite_edits.set_end(model, graph, made, source)
-    return [graph.tensors[made].name.decode() for made in source_of]
-
-
-def _is_complex(graph: Any, index: int) -> bool:
-    return tflite_edits.type_of(graph.tensors[index]) == "COMPLEX64"
+        set_end(file, graph, made, source)
+    return [made.name for made in source_of]

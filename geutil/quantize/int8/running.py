@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.tflite_precision import is_float
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter
 from geutil.graph.types import type_name
+from geutil.tflite import LiteFile, LiteOp, LiteTensor
+from geutil.tflite.names import file_names
+from geutil.tflite.precision import is_float
+from geutil.tflite.run import new_interpreter
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +32,9 @@ class Runner:
         outputs: those of the outputs.
         keep_tensors: whether every tensor can be read after a run.
 
+    Attributes:
+        file: the file.
+
     Raises:
         ArgumentTypeError: it is no bytes.
         QuantizeError: it is no TFLite file, cannot be run, or has other inputs or
@@ -50,6 +51,7 @@ class Runner:
     ) -> None:
         """Open the file; refuse one of several signatures, or of other inputs."""
         interpreter = interpreter_of(blob, keep_tensors=keep_tensors)
+        self.file = tflite.open(bytes(blob))
         self._interpreter = interpreter
         signatures = list(interpreter.get_signature_list())
         if len(signatures) != 1:
@@ -60,7 +62,12 @@ class Runner:
         self._run = interpreter.get_signature_runner(signatures[0])
         self._inputs = _ends("inputs", inputs, self._run.get_input_details())
         self._outputs = _ends("outputs", outputs, self._run.get_output_details())
-        self._integers = _integers_of_floats(blob)
+        self._integers = _integers_of_floats(self.file)
+        self._places = {
+            tensor: (place, number)
+            for number, graph in enumerate(self.file.graphs)
+            for place, tensor in enumerate(graph.tensors)
+        }
 
     def quantization(self, output: str) -> tuple[float, int]:
         """Return the size of a step of an output, and its zero point.
@@ -75,14 +82,9 @@ class Runner:
             return (integers.scale if integers else 0.0), 0
         return (float(scale), int(zero)) if scale else (1.0, 0)
 
-    def tensor(self, place: int, graph: int) -> Array:
-        """Return a tensor of the last run, as it is stored; they have to be kept.
-
-        Args:
-            place: its place among the tensors of a subgraph.
-            graph: the place of the subgraph.
-        """
-        return np.asarray(self._interpreter.get_tensor(place, graph))
+    def tensor(self, tensor: LiteTensor) -> Array:
+        """Return a tensor of the last run, as it is stored; they have to be kept."""
+        return np.asarray(self._interpreter.get_tensor(*self._places[tensor]))
 
     def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
         """Return inputs as the file takes them: the nearest integers, or their values.
@@ -133,32 +135,6 @@ class Runner:
         return {name: outputs[names[name]] for name in names}
 
 
-def file_names(names: Sequence[str]) -> dict[str, str]:
-    """Return what inputs or outputs are called in a file: names Python can call.
-
-    Example:
-        >>> from geutil.quantize.int8.running import file_names
-        >>> file_names(["image", "in", "a/b", "a_b"])
-        {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b'}
-    """
-    file_name_of: dict[str, str] = {}
-    used_names = {name for name in names if _is_callable(name)}
-    for name in names:
-        file_name = name
-        if not _is_callable(name):
-            base = re.sub(r"\W|^(?=\d)", "_", name)
-            base = f"{base}_" if keyword.iskeyword(base) else base
-            endings = ("", *(f"_{number}" for number in range(1, len(used_names) + 2)))
-            file_name = next(base + e for e in endings if base + e not in used_names)
-            used_names.add(file_name)
-        file_name_of[name] = file_name
-    return file_name_of
-
-
-def _is_callable(name: str) -> bool:
-    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
-
-
 def interpreter_of(blob: bytes, *, keep_tensors: bool = False) -> Any:
     """Return an interpreter of a TFLite file, with its tensors allocated.
 
@@ -179,19 +155,21 @@ def interpreter_of(blob: bytes, *, keep_tensors: bool = False) -> Any:
         )
     try:
         interpreter = new_interpreter(bytes(blob), keep_tensors=keep_tensors)
-        _check_sums(ops_of(blob))
+        _check_sums(tflite.open(bytes(blob)).ops)
         _allocate(interpreter)
     except (ValueError, RuntimeError) as error:
         raise QuantizeError(f"TFLite cannot run the file: {error}") from error
     return interpreter
 
 
-def _check_sums(ops: Iterable[FileOp]) -> None:
+def _check_sums(ops: Iterable[LiteOp]) -> None:
     """Refuse sums at which TFLite ends the process (TensorFlow 2.21)."""
     for op in ops:
-        if op.kind not in ("ADD", "SUB") or set(op.types) != {"INT8"}:
+        tensors = (*op.reads, *op.outputs)
+        if op.kind not in ("ADD", "SUB") or {t.dtype for t in tensors} != {"int8"}:
             continue
-        *addend_steps, result_step = op.steps
+        scales = [() if (q := t.quantization) is None else q.scales for t in tensors]
+        *addend_steps, result_step = (max(each, default=0.0) for each in scales)
         if max(addend_steps) >= _TOO_FAR * result_step:
             raise QuantizeError(
                 f"TFLite would end the process: {op.kind} '{op.result}' adds in steps "
@@ -259,27 +237,25 @@ class _Integers:
         return levels * np.float32(self.scale)
 
 
-def _integers_of_floats(blob: bytes) -> dict[int, _Integers]:
+def _integers_of_floats(file: LiteFile) -> dict[int, _Integers]:
     """Return by float inputs and outputs of a file what they are rounded to, if any."""
-    file = read(blob)
-    graph = file.graphs[file.signatures[0].graph]
-    readers = Counter(index for op in graph.ops for index in op.inputs)
+    graph = next(iter(file.signatures.values())).graph
+    ends = {*graph.inputs, *graph.outputs}
+    place = {tensor: i for i, tensor in enumerate(graph.tensors)}
     found = {}
     for op in graph.ops:
-        if op.type == "QUANTIZE" and readers[op.inputs[0]] == 1:
-            (floats,), (stored,) = op.inputs, op.outputs
-        elif op.type == "DEQUANTIZE":
-            (stored,), (floats,) = op.inputs, op.outputs
+        if op.kind == "QUANTIZE" and op.reads[0].readers == {op: 1}:
+            floats, stored = op.reads[0], op.outputs[0]
+        elif op.kind == "DEQUANTIZE":
+            stored, floats = op.reads[0], op.outputs[0]
         else:
             continue
-        tensor = graph.tensors[stored]
-        if floats in (*graph.inputs, *graph.outputs) and is_float(
-            graph.tensors[floats].dtype
-        ):
-            steps = tensor.quantization
-            if steps is not None and len(steps.scales) == 1:
-                dtype, zero = np.dtype(tensor.dtype), steps.zero_points[0]
-                found[floats] = _Integers(dtype, steps.scales[0], zero)
+        steps = stored.quantization
+        if floats not in ends or not is_float(floats.dtype) or steps is None:
+            continue
+        if len(steps.scales) == 1:
+            dtype, zero = np.dtype(stored.dtype), steps.zero_points[0]
+            found[place[floats]] = _Integers(dtype, steps.scales[0], zero)
     return found
 
 

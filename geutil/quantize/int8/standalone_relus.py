@@ -10,12 +10,10 @@ computes the same, and is a fast one on every road (56x56x32 values on one x86 t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
+from geutil import tflite
+from geutil.tflite import LiteOp
 
 _MOST: dict[str, float] = {"RELU": np.inf, "RELU6": 6.0}
 """The values that each leaves as they are end here."""
@@ -31,31 +29,22 @@ def as_changes_of_steps(blob: bytes) -> bytes:
 
     Cost: linear in the file.
     """
-    model = unpacked(blob)
-    relus = [
-        op
-        for graph in model.subgraphs
-        for op in graph.operators
-        if _is_change_of_steps(model, graph, op)
-    ]
-    if not relus:
-        return blob
-    index = tflite_edits.code_index(model, "QUANTIZE", _REQUANTIZE_VERSION)
+    file = tflite.open(blob)
+    relus = [*filter(_is_change_of_steps, file.ops)]
     for op in relus:
-        op.opcodeIndex = index
-        op.builtinOptions, op.builtinOptionsType = None, 0
-    return packed(model)
+        op.kind, op.version = "QUANTIZE", _REQUANTIZE_VERSION
+        op.table, op.options = None, {}
+    return file.to_bytes() if relus else blob
 
 
-def _is_change_of_steps(model: Any, graph: Any, op: Any) -> bool:
-    most = _MOST.get(tflite_edits.kind_of(model, op))
+def _is_change_of_steps(op: LiteOp) -> bool:
+    most = _MOST.get(op.kind)
     if most is None:
         return False
-    read, made = (graph.tensors[ends[0]] for ends in (op.inputs, op.outputs))
-    if {tflite_edits.type_of(t) for t in (read, made)} != {"INT8"}:
-        return False
-    steps, zeros = tflite_edits.steps_of(made), tflite_edits.zeros_of(made)
-    if tflite_edits.steps_of(read) is None or steps is None or zeros[0] != _LOWEST:
+    (read, *_), (made, *_) = op.reads, op.outputs
+    before, after = read.quantization, made.quantization
+    if (read.dtype, made.dtype) != ("int8", "int8") or before is None or after is None:
         return False
     # The largest integer stands for no more than what a Relu6 makes of it.
-    return bool((_HIGHEST - _LOWEST - 0.5) * steps[0] <= most)
+    is_within = (_HIGHEST - _LOWEST - 0.5) * after.sizes[0] <= most
+    return after.zero_points[0] == _LOWEST and bool(is_within)

@@ -8,7 +8,7 @@ in. Where several could be meant, none is taken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import op_types
-from geutil.graph.tflite_names import names_result, sources_of, spellings
-from geutil.graph.tflite_precision import is_float
-from geutil.graph.tflite_reading import LiteFile
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.int8.running import file_names
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import (
@@ -30,6 +26,9 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices, Range, nudged, step
+from geutil.tflite import LiteFile, LiteTensor
+from geutil.tflite.names import file_names, names_result, sources_of, spellings
+from geutil.tflite.precision import is_float
 
 Array = np.ndarray[Any, Any]
 
@@ -184,17 +183,13 @@ class FileTensor:
     """A tensor of a file that holds a result.
 
     Attributes:
-        place: its place among the tensors of its subgraph.
-        graph: the place of the subgraph.
-        name: its name.
+        tensor: the tensor.
         step: the size of a step; 0.0 of floats.
         zero: the integer that stands for 0.
         limits: the smallest and the largest integer of its type.
     """
 
-    place: int
-    graph: int
-    name: str
+    tensor: LiteTensor
     step: float
     zero: int
     limits: tuple[int, int]
@@ -205,7 +200,6 @@ def file_tensors(
     results: Sequence[StoredResult],
     file: LiteFile,
     values: Mapping[Operation, Array],
-    constant: Callable[[int, int], Array],
 ) -> list[FileTensor | str]:
     """Return for each result the tensor of a file that holds it, or why none does.
 
@@ -214,125 +208,119 @@ def file_tensors(
         results: the results of its quantized ops.
         file: the file that was made from it, with one signature.
         values: the ends of ranges, by the ops that they are read from.
-        constant: returns the values of a constant of the file, by its place and that of
-            the subgraph.
 
     Cost: linear in results, and in tensors and ops of the file.
     """
-    names = _Names(model, file, constant)
+    names = _Names(model, file)
     named = [names.candidates(result) for result in results]
     chosen = [
-        names.likeliest(
-            result, [at for at in places if _fits(result, at, names, values)]
-        )
-        for result, places in zip(results, named, strict=True)
+        names.likeliest(result, [t for t in tensors if _fits(result, t, values)])
+        for result, tensors in zip(results, named, strict=True)
     ]
     # An Identity of a result may be in the same tensor: that is no other value.
     sources = [id(list(_same_values(result.tensor))[-1]) for result in results]
     claims = Counter(
-        at
-        for at, _ in {
-            (at, source)
+        tensor
+        for tensor, _ in {
+            (tensor, source)
             for fits, source in zip(chosen, sources, strict=True)
-            for at in fits
+            for tensor in fits
         }
     )
     return [
-        _told(names, len(places), fits, claims)
-        for places, fits in zip(named, chosen, strict=True)
+        _told(len(tensors), fits, claims)
+        for tensors, fits in zip(named, chosen, strict=True)
     ]
 
 
 class _Names:
     """The tensors that a file computes, by the names of the ops that they can be of."""
 
-    def __init__(
-        self, model: Any, file: LiteFile, constant: Callable[[int, int], Array]
-    ) -> None:
+    def __init__(self, model: Any, file: LiteFile) -> None:
         # Constants share the names of ops, so that only what ops make counts.
-        self._constant = constant
-        (signature,) = file.signatures
-        self.place = signature.graph
-        self.graph = file.graphs[signature.graph]
-        self.makers = {at: op for op in self.graph.ops for at in op.outputs if at >= 0}
-        self._by_name: dict[str, list[int]] = {}
-        for at in dict.fromkeys((*self.graph.inputs, *self.makers)):
-            sources = sources_of(self.graph.tensors[at].name)
+        (signature,) = file.signatures.values()
+        graph = signature.graph
+        self._by_name: dict[str, list[LiteTensor]] = {}
+        made = (tensor for op in graph.ops for tensor in op.outputs)
+        for tensor in dict.fromkeys((*graph.inputs, *made)):
+            sources = sources_of(tensor.name)
             if sources and not names_result(sources[0]):
                 for name in spellings(sources[0]):
-                    self._by_name.setdefault(name, []).append(at)
-        self._ends: MutableIdentityMap[int] = MutableIdentityMap()
-        for tensors, places in (
+                    self._by_name.setdefault(name, []).append(tensor)
+        self._ends: MutableIdentityMap[LiteTensor] = MutableIdentityMap()
+        for tensors, ends in (
             (model.inputs, signature.inputs),
             (model.outputs, signature.outputs),
         ):
             for name, file_name in file_names(list(tensors)).items():
                 for tensor in _same_values(tensors[name]):
-                    self._ends[tensor] = places[file_name]
+                    self._ends[tensor] = ends[file_name]
 
-    def candidates(self, result: StoredResult) -> list[int]:
+    def candidates(self, result: StoredResult) -> list[LiteTensor]:
         """Return the tensors that bear a name of a result, or are the same end."""
         end = self._ends.get(result.tensor)
-        named = (at for name in result.names for at in self._by_name.get(name, ()))
+        named = (t for name in result.names for t in self._by_name.get(name, ()))
         return list(dict.fromkeys((*(() if end is None else (end,)), *named)))
 
-    def likeliest(self, result: StoredResult, fits: list[int]) -> list[int]:
+    def likeliest(
+        self, result: StoredResult, fits: list[LiteTensor]
+    ) -> list[LiteTensor]:
         """Return which of the tensors of a result are most surely it."""
         end = self._ends.get(result.tensor)
         if end is not None and end in fits:
             return [end]
         if result.stored is None:
             # Of integers their steps tell how far a kernel goes.
-            fits = [at for at in fits if self._is_whole(result, at)]
-        fits = [at for at in fits if self._is_of_output(result.tensor, at)]
-        fits = [at for at in fits if not self._is_other_activation(result, at)]
+            fits = [t for t in fits if _is_whole(result, t)]
+        fits = [t for t in fits if _is_of_output(result.tensor, t)]
+        fits = [t for t in fits if not _is_other_activation(result, t)]
         own = {*result.own_names}
-        exact = [at for at in fits if own & {*self._spelled(at)}] or fits
-        return [at for at in exact if not self._is_reshaped(at, exact)]
+        exact = [t for t in fits if own & {*spellings(sources_of(t.name)[0])}] or fits
+        return [t for t in exact if not _is_reshaped(t, exact)]
 
-    def _is_of_output(self, tensor: Tensor, at: int) -> bool:
-        """Tell whether a tensor is that output of its op, where both have as many."""
-        maker, count = self.makers.get(at), len(tensor.op.outputs)
-        if maker is None or count == 1 or len(maker.outputs) != count:
-            return True
-        return maker.outputs.index(at) == tensor.value_index
 
-    def _is_other_activation(self, result: StoredResult, at: int) -> bool:
-        """Tell whether another activation makes a tensor: 'Relu6' may be a 'Relu'."""
-        maker = self.makers.get(at)
-        kinds = {op.type.upper() for op in result.members} & {"RELU", "RELU6"}
-        return bool(kinds) and maker is not None and maker.type in {*_RELUS} - kinds
+def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
+    """Tell whether a tensor is that output of its op, where both have as many."""
+    maker, count = found.producer, len(tensor.op.outputs)
+    if maker is None or count == 1 or len(maker.outputs) != count:
+        return True
+    return maker.outputs.index(found) == tensor.value_index
 
-    def _is_reshaped(self, at: int, others: Sequence[int]) -> bool:
-        """Tell whether a tensor is another one as it is."""
-        maker = self.makers.get(at)
-        return (
-            maker is not None and maker.type == "RESHAPE" and maker.inputs[0] in others
-        )
 
-    def _is_whole(self, result: StoredResult, at: int) -> bool:
-        """Tell whether the op that makes a tensor ends a kernel, and computes no more.
+def _is_other_activation(result: StoredResult, tensor: LiteTensor) -> bool:
+    """Tell whether another activation makes a tensor: 'Relu6' may be a 'Relu'."""
+    maker = tensor.producer
+    kinds = {op.type.upper() for op in result.members} & {*_RELUS}
+    return bool(kinds) and maker is not None and maker.kind in {*_RELUS} - kinds
 
-        A layer may have taken in a bias that the kernel has not, or left one out.
-        """
-        maker = self.makers.get(at)
-        if maker is None or maker.type not in (*_BIASES, *_TAILS):
-            return False
-        kinds = {op.type for op in result.members}
-        fused = maker.options.get("fusedActivationFunction", "NONE") != "NONE"
-        if (fused or maker.type in _RELUS) != bool(kinds & _ACTIVATIONS):
-            return False
-        adds = bool(kinds & op_types.SHIFTS)
-        if maker.type in _TAILS:
-            return adds or maker.type in _RELUS
-        slot = _BIASES[maker.type]
-        bias = maker.inputs[slot] if slot < len(maker.inputs) else -1
-        if adds or bias < 0:
-            return adds == (bias >= 0)
-        return not np.any(self._constant(bias, self.place))
 
-    def _spelled(self, at: int) -> Iterator[str]:
-        return spellings(sources_of(self.graph.tensors[at].name)[0])
+def _is_reshaped(tensor: LiteTensor, others: Sequence[LiteTensor]) -> bool:
+    """Tell whether a tensor is another one as it is."""
+    maker = tensor.producer
+    moves = maker is not None and maker.kind == "RESHAPE"
+    return moves and maker is not None and maker.inputs[0] in others
+
+
+def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
+    """Tell whether the op that makes a tensor ends a kernel, and computes no more.
+
+    A layer may have taken in a bias that the kernel has not, or left one out.
+    """
+    maker = tensor.producer
+    if maker is None or maker.kind not in (*_BIASES, *_TAILS):
+        return False
+    kinds = {op.type for op in result.members}
+    fused = maker.options.get("fused_activation_function", "NONE") != "NONE"
+    if (fused or maker.kind in _RELUS) != bool(kinds & _ACTIVATIONS):
+        return False
+    adds = bool(kinds & op_types.SHIFTS)
+    if maker.kind in _TAILS:
+        return adds or maker.kind in _RELUS
+    slot = _BIASES[maker.kind]
+    bias = maker.inputs[slot] if slot < len(maker.inputs) else None
+    if adds or bias is None:
+        return adds == (bias is not None)
+    return bias.value is not None and not np.any(bias.value)
 
 
 def _same_values(tensor: Tensor) -> Iterator[Tensor]:
@@ -344,19 +332,15 @@ def _same_values(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _fits(
-    result: StoredResult, at: int, names: _Names, values: Mapping[Operation, Array]
+    result: StoredResult, tensor: LiteTensor, values: Mapping[Operation, Array]
 ) -> bool:
     """Tell whether a tensor has the shape and the steps of a result."""
-    tensor = names.graph.tensors[at]
     shape = result.tensor.shape
-    if shape.rank is None or tensor.shape is None:
+    if shape.rank is None or tensor.shape is None or shape.rank != len(tensor.shape):
         return False
-    if shape.rank is not None:
-        sizes = list(zip(shape.as_list(), tensor.shape, strict=False))
-        if shape.rank != len(tensor.shape) or any(
-            a != b for a, b in sizes if a is not None and b is not None
-        ):
-            return False
+    sizes = zip(shape.as_list(), tensor.shape, strict=True)
+    if any(a != b for a, b in sizes if a is not None and b is not None):
+        return False
     if result.stored is None:
         return is_float(tensor.dtype)
     steps = tensor.quantization
@@ -369,7 +353,7 @@ def _fits(
 
 
 def _told(
-    names: _Names, named: int, fits: Sequence[int], claims: Mapping[int, int]
+    named: int, fits: Sequence[LiteTensor], claims: Mapping[LiteTensor, int]
 ) -> FileTensor | str:
     """Return the tensor that is a result, if it is one alone; else what is wrong."""
     if not named:
@@ -378,13 +362,11 @@ def _told(
         return f"none of {named} tensor(s) of its name has its range and shape"
     if len(fits) > 1:
         return f"{len(fits)} tensors of the file can be it"
-    (place,) = fits
-    tensor = names.graph.tensors[place]
-    if claims[place] > 1:
+    (tensor,) = fits
+    if claims[tensor] > 1:
         return f"'{tensor.name}' of the file can be another op's"
     if tensor.quantization is None:
-        return FileTensor(place, names.place, tensor.name, 0.0, 0, (0, 0))
+        return FileTensor(tensor, 0.0, 0, (0, 0))
     (scale,), (zero,) = tensor.quantization.scales, tensor.quantization.zero_points
     limits = np.iinfo(tensor.dtype)
-    ends = int(limits.min), int(limits.max)
-    return FileTensor(place, names.place, tensor.name, float(scale), int(zero), ends)
+    return FileTensor(tensor, scale, zero, (int(limits.min), int(limits.max)))

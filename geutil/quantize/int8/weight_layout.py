@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_runtime import packed, unpacked
+from geutil import tflite
+from geutil.tflite import LiteOp, LiteTensor, Quantization
+from geutil.tflite.upkeep import drop_unread
 
 Array = np.ndarray[Any, Any]
 
@@ -53,30 +54,25 @@ def stored_as_simulated(blob: bytes, matrices: Sequence[SteppedMatrix]) -> bytes
 
     Cost: linear in the file; for each matrix product, in the matrices of its shape.
     """
-    model = unpacked(blob)
-    before = [len(graph.tensors) for graph in model.subgraphs]
-    changed = False
-    for graph in model.subgraphs:
-        for op in graph.operators:
-            if tflite_edits.kind_of(model, op) == "FULLY_CONNECTED":
-                changed |= _with_steps(model, graph, op, matrices)
-    for graph, count in zip(model.subgraphs, before, strict=True):
-        readers = _readers(graph)
-        for index in range(count):
-            changed |= _packed(model, graph, index, readers[index])
-    if not changed:
+    file = tflite.open(blob)
+    before = [*file.tensors]
+    products = [op for op in file.ops if op.kind == "FULLY_CONNECTED"]
+    # Of each, for its effect.
+    changed = [_with_steps(op, matrices) for op in products]
+    changed += [_packed(tensor) for tensor in before]
+    if not any(changed):
         return blob
-    tflite_edits.drop_unread(model)
-    return packed(model)
+    drop_unread(file)
+    return file.to_bytes()
 
 
-def _with_steps(
-    model: Any, graph: Any, op: Any, matrices: Sequence[SteppedMatrix]
-) -> bool:
+def _with_steps(op: LiteOp, matrices: Sequence[SteppedMatrix]) -> bool:
     """Store the weights of a product in the steps of the matrix that they come from."""
-    tensor = graph.tensors[op.inputs[_WEIGHTS]]
-    stored, steps = tflite_edits.constant(model, tensor), tflite_edits.steps_of(tensor)
-    if stored is None or stored.dtype != np.int8 or steps is None or steps.size == 1:
+    tensor = op.inputs[_WEIGHTS]
+    if tensor is None or tensor.dtype != "int8" or tensor.quantization is None:
+        return False
+    stored, steps = tensor.value, tensor.quantization.sizes
+    if stored is None or steps.size == 1:
         return False
     values = stored * steps[:, None]
     for matrix in matrices:
@@ -90,61 +86,44 @@ def _with_steps(
     new_steps = np.where(values.any(1), matrix.steps, steps).astype(np.float32)
     if np.allclose(new_steps, steps, rtol=1e-6, atol=0.0):
         return False
-    levels = np.round(matrix.values.T / new_steps[:, None]).astype(np.int8)
-    tflite_edits.set_constant(model, tensor, levels, "INT8")
-    tflite_edits.set_steps(tensor, new_steps)
-    if len(op.inputs) > _BIAS and op.inputs[_BIAS] >= 0:
-        _rescale_bias(model, graph, op, steps / new_steps)
+    tensor.value = np.round(matrix.values.T / new_steps[:, None]).astype(np.int8)
+    tensor.quantization = Quantization.of(new_steps)
+    _rescale_bias(op, steps / new_steps)
     return True
 
 
-def _rescale_bias(model: Any, graph: Any, op: Any, factors: Array) -> None:
+def _rescale_bias(op: LiteOp, factors: Array) -> None:
     """Let a product have a bias that is stored in other steps."""
-    old = graph.tensors[op.inputs[_BIAS]]
-    value, steps = tflite_edits.constant(model, old), tflite_edits.steps_of(old)
-    if value is None or steps is None:
+    old = op.inputs[_BIAS] if len(op.inputs) > _BIAS else None
+    if old is None or old.value is None or old.quantization is None:
         return
     # Another product may read the old one.
-    index = tflite_edits.new_tensor(graph, old)
-    levels = np.round(value.astype(np.float64) * factors)
-    tflite_edits.set_constant(model, graph.tensors[index], levels, "INT32")
-    tflite_edits.set_steps(graph.tensors[index], steps / factors)
-    op.inputs[_BIAS] = index
+    new = old.like("int32")
+    new.value = np.round(old.value.astype(np.float64) * factors)
+    new.quantization = Quantization.of(old.quantization.sizes / factors)
+    op.set_input(_BIAS, new)
 
 
-def _readers(graph: Any) -> list[list[Any]]:
-    """Return the ops that read each tensor."""
-    readers: list[list[Any]] = [[] for _ in graph.tensors]
-    for op in graph.operators:
-        for index in dict.fromkeys(int(i) for i in op.inputs if i >= 0):
-            readers[index].append(op)
-    return readers
-
-
-def _packed(model: Any, graph: Any, index: int, readers: Sequence[Any]) -> bool:
+def _packed(tensor: LiteTensor) -> bool:
     """Store a tensor in 4 bits if that is possible, and all that read it can."""
-    tensor = graph.tensors[index]
-    value = (
-        tflite_edits.constant(model, tensor)
-        if tflite_edits.type_of(tensor) == "INT8"
-        else None
-    )
+    value = tensor.value if tensor.dtype == "int8" else None
     if value is None or value.ndim < 2 or np.abs(value).max(initial=0) > MOST_IN_4_BITS:
         return False
-    kinds = {tflite_edits.kind_of(model, op) for op in readers}
-    as_weights = all(op.inputs[_WEIGHTS] == index for op in readers)
+    readers, steps = tensor.consumers, tensor.quantization
+    as_weights = all(op.inputs[_WEIGHTS] is tensor for op in readers)
+    kinds = {op.kind for op in readers}
     if not readers or not as_weights or not kinds <= set(_INT4_VERSIONS):
         return False
-    if tflite_edits.zeros_of(tensor).any() or _is_by_groups(graph, tensor, readers):
+    if (steps and any(steps.zero_points)) or _is_by_groups(value, readers):
         return False
-    tflite_edits.set_constant(model, tensor, value, "INT4")
-    for kind in kinds:
-        tflite_edits.code_index(model, kind, _INT4_VERSIONS[kind])
+    tensor.store(value, "int4")
+    for op in readers:
+        op.version = max(op.version, _INT4_VERSIONS[op.kind])
     return True
 
 
-def _is_by_groups(graph: Any, weights: Any, readers: Sequence[Any]) -> bool:
+def _is_by_groups(weights: Array, readers: Sequence[LiteOp]) -> bool:
     """Tell whether weights are those of a convolution by groups of channels."""
-    return len(weights.shape) == _IMAGE_RANK and any(
-        graph.tensors[op.inputs[0]].shape[-1] != weights.shape[-1] for op in readers
+    return weights.ndim == _IMAGE_RANK and any(
+        op.reads[0].sizes[-1] != weights.shape[-1] for op in readers
     )

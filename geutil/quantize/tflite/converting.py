@@ -8,27 +8,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import tflite_reading, types
-from geutil.graph.tflite_edits import drop_unread
-from geutil.graph.tflite_runtime import packed, unpacked
-from geutil.graph.tflite_speed import slow_ops
+from geutil.graph import types
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
-from geutil.quantize.int8 import running
+from geutil.quantize.int8 import block_weights, running
 from geutil.quantize.int8.converting import (
     check_learnt,
     converted,
     deployed,
     to_int8,
 )
+from geutil.quantize.int8.end_types import EndTypes
 from geutil.quantize.int8.least_memory import least_memory_order
 from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
-from geutil.quantize.tflite import block_weights
-from geutil.quantize.tflite.end_types import EndTypes
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
@@ -39,6 +36,8 @@ from geutil.quantize.tflite.stored_weights import (
 )
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
+from geutil.tflite.speed import slow_ops
+from geutil.tflite.upkeep import drop_unread
 
 _logger = logging.getLogger("geutil")
 _INT16_BITS = 16
@@ -142,7 +141,7 @@ def to_tflite(
         reordered = least_memory_order(blob)
         _logger.info("to_tflite: %s", reordered)
         blob = reordered.blob
-    for slow in slow_ops(tflite_reading.read(blob)):
+    for slow in slow_ops(tflite.open(blob)):
         _logger.warning("to_tflite: slow on CPUs: %s", slow)
     return blob
 
@@ -249,20 +248,20 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     if not scheme.weights_only:
         check_learnt(find_sites(model.graph, model.variables))
     apart = Apart()
-    file = unpacked(converted(deployed(model, fuse=True, apart=apart)))
+    file = tflite.open(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
     matrices, found = block_weights.block_matrices(model.graph), set[str]()
     layers = _quantized_layers(model.graph)
-    for graph in file.subgraphs:
-        found |= block_weights.store_in_blocks(file, graph, matrices)
-        store_weights(file, graph)
+    for graph in file.graphs:
+        found |= block_weights.store_in_blocks(graph, matrices)
+        store_weights(graph)
         if scheme.weights_only:
-            left += layers_lost(file, graph, layers)
+            left += layers_lost(graph, layers)
         if scheme.at_run_time:
-            left += read_weights_stored(file, graph)
+            left += read_weights_stored(graph)
         elif not scheme.weights_only:
             left += lower_to_int16(file, graph)
-        pack_weights(file, graph)
+        pack_weights(graph)
     edges = apart.join(file)
     left = [entry for entry in left if entry.result not in edges]
     block_weights.check_all_found(matrices, found)
@@ -272,4 +271,4 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     for entry in left:
         level = logging.INFO if entry.is_chosen else logging.WARNING
         _logger.log(level, "to_tflite: %s", entry)
-    return packed(file)
+    return file.to_bytes()

@@ -11,12 +11,11 @@ adds its bias in 64 bits, in steps of the data's step times the weights'.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from geutil.graph import tflite_edits
 from geutil.quantize.tflite.int16_kernels import (
     INEXACT,
     INT16_KERNELS,
@@ -24,22 +23,24 @@ from geutil.quantize.tflite.int16_kernels import (
     Rule,
 )
 from geutil.quantize.tflite.stored_weights import LeftInFloat
+from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.upkeep import set_end
 
 Array = np.ndarray[Any, Any]
 
 _MOST = 32767
 _FIXED_STEP = 2.0**-15
-_QUANTIZE_VERSION, _DEQUANTIZE_VERSION = 3, 6
+_VERSIONS = {"DEQUANTIZE": 6, "QUANTIZE": 3}
 _MOVES = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"))
 _SAME = 1e-5
 """Steps that differ by less than this share store the same."""
 
 
-def lower_to_int16(model: Any, graph: Any) -> list[LeftInFloat]:
+def lower_to_int16(file: LiteFile, graph: LiteGraph) -> list[LeftInFloat]:
     """Let the ops of a subgraph compute with activations of 16 bits where they can.
 
     Args:
-        model: the file, which is changed.
+        file: the file, which is changed.
         graph: one of its subgraphs, whose weights are stored.
 
     Returns:
@@ -47,63 +48,49 @@ def lower_to_int16(model: Any, graph: Any) -> list[LeftInFloat]:
 
     Cost: linear in ops, tensors and constants.
     """
-    return _Lowering(model, graph).lower()
+    return _Lowering(file, graph).lower()
 
 
 class _Lowering:
-    def __init__(self, model: Any, graph: Any) -> None:
-        self._model = model
-        self._graph = graph
+    def __init__(self, file: LiteFile, graph: LiteGraph) -> None:
+        self._file, self._graph = file, graph
         # By float tensors, the integers that they are dequantized from.
-        self._stored: dict[int, int] = {}
-        self._operators: list[Any] = []
+        self._stored: dict[LiteTensor, LiteTensor] = {}
+        self._ops: list[LiteOp] = []
         self._left: list[LeftInFloat] = []
         # By float tensors, the QUANTIZE ops that read them.
-        self._quantizers: dict[int, list[Any]] = {}
-        self._done: set[int] = set()
+        self._quantizers: dict[LiteTensor, list[LiteOp]] = {}
+        self._done: set[LiteOp] = set()
 
     def lower(self) -> list[LeftInFloat]:
         """Go through the ops in their order, which is topological."""
-        for op in self._graph.operators:
-            if self._kind(op) == "QUANTIZE":
-                self._quantizers.setdefault(int(op.inputs[0]), []).append(op)
+        for op in self._graph.ops:
+            if op.kind == "QUANTIZE":
+                self._quantizers.setdefault(op.reads[0], []).append(op)
         for tensor in self._graph.tensors:
-            self._with_sign(tensor)
+            _with_sign(tensor)
         self._quantize_before_moves()
-        self._take_inputs()
-        for op in self._graph.operators:
+        for tensor in self._graph.inputs:
+            target = self._target(tensor)
+            if target is not None:
+                self._replace_end(tensor, target)
+                self._settle(tensor, target)
+        for op in self._graph.ops:
             self._take(op)
-        self._graph.operators = self._operators
-        self._give_outputs()
+        for op in self._ops:
+            # The converter's have those of unsigned integers.
+            op.version = max(op.version, _VERSIONS.get(op.kind, 1))
+        self._graph.set_ops(self._ops)
+        for tensor in self._graph.outputs:
+            stored = self._stored.get(tensor)
+            if stored is not None and not stored.stored_bytes:
+                self._replace_end(tensor, stored)
         return self._left
 
-    def _kind(self, op: Any) -> str:
-        return tflite_edits.kind_of(self._model, op)
-
-    def _tensor(self, index: int) -> Any:
-        return self._graph.tensors[index]
-
-    def _constant(self, index: int) -> Array | None:
-        return tflite_edits.constant(self._model, self._tensor(index))
-
-    def _with_sign(self, tensor: Any) -> None:
-        """Let an activation be stored in integers with a sign, without a zero point."""
-        kind, steps = tflite_edits.type_of(tensor), tflite_edits.steps_of(tensor)
-        if kind not in ("UINT8", "UINT16") or steps is None:
-            return
-        step, zero = float(steps[0]), int(tflite_edits.zeros_of(tensor)[0])
-        if kind == "UINT8":
-            tflite_edits.set_type(tensor, "INT8")
-            tflite_edits.set_steps(tensor, steps, zero=zero - 128)
-            return
-        reach = max(zero, 2**16 - 1 - zero) * step
-        if abs(zero - 2**15) <= 1:
-            reach = _MOST * step
-        tflite_edits.set_type(tensor, "INT16")
-        tflite_edits.set_steps(tensor, reach / _MOST)
-
-    def _step(self, index: int) -> float:
-        return float(tflite_edits.known_steps(self._tensor(index))[0])
+    def _replace_end(self, tensor: LiteTensor, stored: LiteTensor) -> None:
+        """Let integers be an input or an output in the place of floats."""
+        stored.name = tensor.name
+        set_end(self._file, self._graph, tensor, stored)
 
     def _quantize_before_moves(self) -> None:
         """Quantize what is moved rather than what was: its values are the same.
@@ -111,246 +98,219 @@ class _Lowering:
         The converter lets a Reshape of an input come first, and a product in rows is
         quantized behind the Reshape that brings them back.
         """
-        readers: dict[int, int] = {}
-        stored: set[int] = set()
-        for op in self._graph.operators:
-            for index in map(int, op.inputs):
-                readers[index] = readers.get(index, 0) + 1
-            if self._kind(op) == "DEQUANTIZE":
-                stored.add(int(op.outputs[0]))
-        operators = []
+        ops = []
         # From the end, so that of moves in a row each finds what was put before it.
-        for op in reversed(self._graph.operators):
-            operators.append(op)
-            if self._kind(op) not in _MOVES:
+        for op in reversed(self._graph.ops):
+            ops.append(op)
+            if op.kind not in _MOVES:
                 continue
-            source, target = int(op.inputs[0]), self._target(int(op.outputs[0]))
-            if target is None or source in stored or not self._is_float(source):
+            source, target = op.reads[0], self._target(op.outputs[0])
+            maker = source.producer
+            if target is None or source.dtype != "float32" or source.stored_bytes:
                 continue
-            if readers[source] == 1 and self._constant(source) is None:
-                operators += reversed(self._quantized(op, source, self._step(target)))
-        self._graph.operators = operators[::-1]
+            is_stored = maker is not None and maker.kind == "DEQUANTIZE"
+            if not is_stored and source.readers == {op: 1}:
+                ops += reversed(self._quantized(op, source, _step(target)))
+        self._graph.set_ops(ops[::-1])
 
-    def _quantized(self, op: Any, source: int, step: float) -> list[Any]:
+    def _quantized(self, op: LiteOp, source: LiteTensor, step: float) -> list[LiteOp]:
         """Let an op read a tensor quantized; return the ops that make it so."""
-        stored, floats = (
-            tflite_edits.new_tensor(self._graph, self._tensor(source)) for _ in range(2)
-        )
-        tflite_edits.set_type(self._tensor(stored), "INT16")
-        tflite_edits.set_steps(self._tensor(stored), step)
-        quantize = tflite_edits.new_op(
-            self._model, "QUANTIZE", [source], [stored], _QUANTIZE_VERSION
-        )
-        dequantize = tflite_edits.new_op(
-            self._model, "DEQUANTIZE", [stored], [floats], _DEQUANTIZE_VERSION
-        )
-        op.inputs[0] = floats
+        stored, floats = _integers_like(source, step), source.like()
+        op.set_input(0, floats)
+        quantize = _conversion(source, stored)
         self._quantizers.setdefault(source, []).append(quantize)
-        return [quantize, dequantize]
+        return [quantize, _conversion(stored, floats)]
 
-    def _take_inputs(self) -> None:
-        """Let the file take integers where its inputs are quantized."""
-        for index in list(map(int, self._graph.inputs)):
-            target = self._target(index)
-            if target is None:
-                continue
-            self._replace_end(index, target)
-            self._settle(index, target)
-
-    def _give_outputs(self) -> None:
-        """Let the file give integers where its outputs are quantized."""
-        for index in list(map(int, self._graph.outputs)):
-            stored = self._stored.get(index)
-            if stored is not None and self._constant(stored) is None:
-                self._replace_end(index, stored)
-
-    def _replace_end(self, index: int, stored: int) -> None:
-        """Let integers be an input or an output in the place of floats."""
-        self._tensor(stored).name = self._tensor(index).name
-        tflite_edits.set_end(self._model, self._graph, index, stored)
-
-    def _target(self, index: int) -> int | None:
+    def _target(self, tensor: LiteTensor) -> LiteTensor | None:
         """Return the integers of 16 bits that a tensor is quantized to, if any."""
-        for op in self._quantizers.get(index, ()):
-            if tflite_edits.type_of(self._tensor(op.outputs[0])) == "INT16":
-                return int(op.outputs[0])
-        return None
+        made = (op.outputs[0] for op in self._quantizers.get(tensor, ()))
+        return next((target for target in made if target.dtype == "int16"), None)
 
-    def _settle(self, index: int, stored: int) -> None:
+    def _settle(self, tensor: LiteTensor, stored: LiteTensor) -> None:
         """Take note that integers are there, from which floats and others are made."""
-        self._stored[index] = stored
-        self._add("DEQUANTIZE", stored, index, _DEQUANTIZE_VERSION)
-        for op in self._quantizers.get(index, ()):
-            self._done.add(id(op))
-            if int(op.outputs[0]) != stored:
-                self._add("QUANTIZE", stored, int(op.outputs[0]), _QUANTIZE_VERSION)
+        self._stored[tensor] = stored
+        self._ops.append(_conversion(stored, tensor))
+        for op in self._quantizers.get(tensor, ()):
+            self._done.add(op)
+            if op.outputs[0] is not stored:
+                self._ops.append(_conversion(stored, op.outputs[0]))
 
-    def _add(self, kind: str, source: int, result: int, version: int) -> None:
-        op = tflite_edits.new_op(self._model, kind, [source], [result], version)
-        self._operators.append(op)
-
-    def _take(self, op: Any) -> None:
+    def _take(self, op: LiteOp) -> None:
         """Let an op compute in integers, or keep it as it is."""
-        kind = self._kind(op)
-        if id(op) in self._done:
+        if op in self._done:
             return
-        if kind == "DEQUANTIZE":
-            self._stored[int(op.outputs[0])] = int(op.inputs[0])
-        elif kind != "QUANTIZE":
-            reason = self._lowered(op, kind)
+        if op.kind == "DEQUANTIZE":
+            self._stored[op.outputs[0]] = op.reads[0]
+        elif op.kind != "QUANTIZE":
+            reason = self._lowered(op)
             if not reason:
                 return
-            if any(map(self._is_float, map(int, op.outputs))) and not all(
-                self._constant(int(i)) is not None for i in op.inputs if i >= 0
-            ):
-                name = self._tensor(int(op.outputs[0])).name.decode()
-                self._left.append(LeftInFloat(kind, name, reason))
-        self._operators.append(op)
+            made = any(t.dtype == "float32" for t in op.outputs)
+            if made and not all(t.stored_bytes for t in op.reads):
+                self._left.append(LeftInFloat(op.kind, op.result, reason))
+        self._ops.append(op)
 
-    def _is_float(self, index: int) -> bool:
-        return index >= 0 and tflite_edits.type_of(self._tensor(index)) == "FLOAT32"
-
-    def _lowered(self, op: Any, kind: str) -> str:
+    def _lowered(self, op: LiteOp) -> str:
         """Let an op compute in integers; return why it cannot, or nothing."""
-        kernel = INT16_KERNELS.get(kind)
+        kernel = INT16_KERNELS.get(op.kind)
         if kernel is None:
-            what = "an inexact" if kind in INEXACT else "no"
-            return f"TFLite has {what} int16 kernel for {kind}"
-        slots = [
-            slot
-            for slot, index in enumerate(map(int, op.inputs))
-            if self._is_float(index)
+            what = "an inexact" if op.kind in INEXACT else "no"
+            return f"TFLite has {what} int16 kernel for {op.kind}"
+        read = {
+            slot: tensor
+            for slot, tensor in enumerate(op.inputs)
+            if tensor is not None
+            and tensor.dtype == "float32"
             and slot not in (kernel.weights, kernel.bias)
             and (kernel.data is None or slot in kernel.data)
-        ]
-        for slot in slots:
-            reason = self._obstacle(int(op.inputs[slot]))
+        }
+        for tensor in read.values():
+            reason = self._obstacle(tensor)
             if reason:
                 return reason
-        data = [s for s in slots if self._constant(int(op.inputs[s])) is None]
+        data = [tensor for tensor in read.values() if not tensor.stored_bytes]
         if not data:
             return "it reads constants alone"
-        results = [int(i) for i in op.outputs if self._is_float(int(i))]
-        data_steps = [self._step(self._stored[int(op.inputs[slot])]) for slot in data]
-        step = data_steps[0]
-        step_of: dict[int, float] = {}
-        for index in results:
-            new_step = self._step_of_result(kernel, index, data_steps)
-            if new_step is None:
-                return "what it makes is not quantized"
-            step_of[index] = new_step
+        data_steps = [_step(self._stored[tensor]) for tensor in data]
+        step_of: dict[LiteTensor, float] = {}
+        for tensor in op.outputs:
+            if tensor.dtype == "float32":
+                new_step = self._step_of_result(kernel, tensor, data_steps)
+                if new_step is None:
+                    return "what it makes is not quantized"
+                step_of[tensor] = new_step
         if kernel.rule is Rule.LAYER:
-            reason = self._with_weights(op, kernel, step)
+            reason = self._with_weights(op, kernel, data_steps[0])
             if reason:
                 return reason
-        self._compute(op, kernel, slots, step_of)
+        self._compute(op, kernel, read, step_of)
         return ""
 
-    def _obstacle(self, index: int) -> str:
-        if self._constant(index) is not None:
+    def _obstacle(self, tensor: LiteTensor) -> str:
+        if tensor.stored_bytes:
             return ""
-        stored = self._stored.get(index)
+        stored = self._stored.get(tensor)
         if stored is None:
             return "what it reads is not quantized"
-        if tflite_edits.type_of(self._tensor(stored)) == "INT16":
+        if stored.dtype == "int16":
             return ""
-        steps = tflite_edits.steps_of(self._tensor(stored))
-        is_constant = self._constant(stored) is not None
-        if is_constant and steps is not None and steps.size == 1:
-            return "" if not self._zero(stored) else "what it reads has a zero point"
+        steps = stored.quantization
+        if stored.stored_bytes and steps is not None and len(steps.scales) == 1:
+            return "what it reads has a zero point" if steps.zero_points[0] else ""
         return "what it reads has 8 bits"
 
-    def _zero(self, index: int) -> int:
-        return int(tflite_edits.zeros_of(self._tensor(index))[0])
-
     def _step_of_result(
-        self, kernel: Int16Kernel, index: int, data_steps: Sequence[float]
+        self, kernel: Int16Kernel, tensor: LiteTensor, data_steps: Sequence[float]
     ) -> float | None:
         """Return in which steps a kernel makes a result; None if that is not known."""
         if kernel.rule is Rule.FIXED:
             return _FIXED_STEP
         if kernel.rule is Rule.KEEPS:
             return data_steps[0]
-        target = self._target(index)
+        target = self._target(tensor)
         if target is None:
             return max(data_steps) if kernel.rule is Rule.JOINS else None
-        return self._step(target)
+        return _step(target)
 
-    def _with_weights(self, op: Any, kernel: Int16Kernel, step: float) -> str:
+    def _with_weights(self, op: LiteOp, kernel: Int16Kernel, step: float) -> str:
         """Let a layer read stored weights, and a bias in 64 bits."""
-        weights = self._stored.get(int(op.inputs[kernel.weights]))
-        if weights is None or tflite_edits.type_of(self._tensor(weights)) != "INT8":
+        floats = op.inputs[kernel.weights]
+        weights = None if floats is None else self._stored.get(floats)
+        if weights is None or weights.dtype != "int8":
             return "its weights are not quantized in 8 bits"
-        has_bias = len(op.inputs) > kernel.bias and op.inputs[kernel.bias] >= 0
-        bias = self._constant(int(op.inputs[kernel.bias])) if has_bias else None
-        if has_bias and bias is None:
+        old = op.inputs[kernel.bias] if len(op.inputs) > kernel.bias else None
+        value = None if old is None else old.value
+        if old is not None and value is None:
             return "its bias is no constant"
-        op.inputs[kernel.weights] = weights
-        if bias is not None:
-            weight_steps = tflite_edits.known_steps(self._tensor(weights))
-            steps = weight_steps.astype(np.float64) * step
-            old = self._tensor(int(op.inputs[kernel.bias]))
-            index = tflite_edits.new_tensor(self._graph, old)
-            levels = np.round(bias.astype(np.float64) / steps)
-            tflite_edits.set_constant(self._model, self._tensor(index), levels, "INT64")
-            tflite_edits.set_steps(self._tensor(index), steps)
-            op.inputs[kernel.bias] = index
+        op.set_input(kernel.weights, weights)
+        if old is not None and value is not None:
+            steps = weights.in_steps().sizes.astype(np.float64) * step
+            bias = old.like("int64")
+            bias.value = np.round(value.astype(np.float64) / steps)
+            bias.quantization = Quantization.of(steps)
+            op.set_input(kernel.bias, bias)
         return ""
 
     def _compute(
         self,
-        op: Any,
+        op: LiteOp,
         kernel: Int16Kernel,
-        slots: Iterable[int],
-        step_of: dict[int, float],
+        read: Mapping[int, LiteTensor],
+        step_of: Mapping[LiteTensor, float],
     ) -> None:
         """Let an op read and make integers."""
-        for slot in slots:
-            index = int(op.inputs[slot])
-            joint = next(iter(step_of.values())) if kernel.rule is Rule.JOINS else None
-            op.inputs[slot] = self._integers(index, joint)
-        op.opcodeIndex = tflite_edits.code_index(
-            self._model, self._kind(op), kernel.version
-        )
-        options = op.builtinOptions
-        if hasattr(options, "potScaleInt16"):
+        joint = next(iter(step_of.values())) if kernel.rule is Rule.JOINS else None
+        for slot, tensor in read.items():
+            op.set_input(slot, self._integers(tensor, joint))
+        op.version = max(op.version, kernel.version)
+        if "pot_scale_int16" in op.options:
             # Else steps have to be powers of two.
-            options.potScaleInt16 = False
-        self._operators.append(op)
-        for place, index in enumerate(map(int, op.outputs)):
-            if index in step_of:
-                op.outputs[place] = self._result(index, step_of[index])
+            op.options["pot_scale_int16"] = False
+        self._ops.append(op)
+        op.outputs = tuple(
+            self._result(t, step_of[t]) if t in step_of else t for t in op.outputs
+        )
 
-    def _integers(self, index: int, step: float | None) -> int:
+    def _integers(self, tensor: LiteTensor, step: float | None) -> LiteTensor:
         """Return the integers of a tensor, in steps of a size if that is given."""
-        value = self._constant(index)
+        value = tensor.value
         if value is not None:
             most = float(np.abs(value).max(initial=0.0)) or 1.0
-            return self._constant_integers(index, value, step or most / _MOST)
-        stored = self._stored[index]
-        value, own_step = self._constant(stored), self._step(stored)
+            return _constant_integers(tensor, value, step or most / _MOST)
+        stored = self._stored[tensor]
+        value, own_step = stored.value, _step(stored)
         if value is not None:
-            return self._constant_integers(index, value * own_step, step or own_step)
+            return _constant_integers(tensor, value * own_step, step or own_step)
         if step is None or abs(own_step - step) <= _SAME * step:
             return stored
-        other = tflite_edits.new_tensor(self._graph, self._tensor(stored))
-        tflite_edits.set_steps(self._tensor(other), step)
-        self._add("QUANTIZE", stored, other, _QUANTIZE_VERSION)
+        other = _integers_like(stored, step)
+        self._ops.append(_conversion(stored, other))
         return other
 
-    def _constant_integers(self, index: int, value: Array, step: float) -> int:
-        new = tflite_edits.new_tensor(self._graph, self._tensor(index))
-        levels = np.clip(np.round(value / step), -_MOST, _MOST)
-        tflite_edits.set_constant(self._model, self._tensor(new), levels, "INT16")
-        tflite_edits.set_steps(self._tensor(new), step)
-        return new
-
-    def _result(self, index: int, step: float) -> int:
+    def _result(self, tensor: LiteTensor, step: float) -> LiteTensor:
         """Return the integers that an op makes in the place of floats."""
-        stored = self._target(index)
-        if stored is None or abs(self._step(stored) - step) > _SAME * step:
-            stored = tflite_edits.new_tensor(self._graph, self._tensor(index))
-            tflite_edits.set_type(self._tensor(stored), "INT16")
-        tflite_edits.set_steps(self._tensor(stored), step)
-        self._settle(index, stored)
+        stored = self._target(tensor)
+        if stored is None or abs(_step(stored) - step) > _SAME * step:
+            stored = _integers_like(tensor, step)
+        stored.quantization = Quantization.of(step)
+        self._settle(tensor, stored)
         return stored
+
+
+def _with_sign(tensor: LiteTensor) -> None:
+    """Let an activation be stored in integers with a sign, without a zero point."""
+    steps = tensor.quantization
+    if tensor.dtype not in ("uint8", "uint16") or steps is None:
+        return
+    step, zero = steps.scales[0], steps.zero_points[0]
+    if tensor.dtype == "uint8":
+        tensor.dtype = "int8"
+        tensor.quantization = Quantization.of(steps.sizes, zero=zero - 128)
+        return
+    reach = max(zero, 2**16 - 1 - zero) * step
+    if abs(zero - 2**15) <= 1:
+        reach = _MOST * step
+    tensor.dtype = "int16"
+    tensor.quantization = Quantization.of(reach / _MOST)
+
+
+def _step(tensor: LiteTensor) -> float:
+    return tensor.in_steps().scales[0]
+
+
+def _integers_like(tensor: LiteTensor, step: float) -> LiteTensor:
+    new = tensor.like("int16")
+    new.quantization = Quantization.of(step)
+    return new
+
+
+def _constant_integers(tensor: LiteTensor, value: Array, step: float) -> LiteTensor:
+    new = _integers_like(tensor, step)
+    new.value = np.clip(np.round(value / step), -_MOST, _MOST)
+    return new
+
+
+def _conversion(source: LiteTensor, made: LiteTensor) -> LiteOp:
+    """Return an op that stores values in integers, or makes floats of integers."""
+    kind = "DEQUANTIZE" if made.dtype == "float32" else "QUANTIZE"
+    return LiteOp(kind, [source], [made], version=_VERSIONS[kind])

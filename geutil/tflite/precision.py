@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.parts import Contents, LiteOp, LiteTensor
 
 _FLOATS = ("float", "bfloat")
 _QUANTIZED = ("int2", "int4", "int8", "int16", "uint4", "uint8")
@@ -19,33 +19,29 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(_FLOATS)
 
 
-def precision_of(op: LiteOp, graph: LiteGraph) -> str:
+def has_floats(op: LiteOp) -> bool:
+    """Tell whether an op reads or makes floats; conversions from and to them do."""
+    return any(is_float(t.dtype) for t in (*op.reads, *op.outputs))
+
+
+def precision_of(op: LiteOp) -> str:
     """Return the type that an op computes in, and that of its weights if it is another.
 
     The type is that of what it computes from and into; a file's names for it are
     "int8", "float32", "int16 with int8 weights", or "float32 with int8 weights
     (hybrid)" where TFLite quantizes the activations while it runs.
 
-    Args:
-        op: the op.
-        graph: the subgraph that it is in.
-
     Cost: linear in the op's inputs and outputs.
     """
-    read = [graph.tensors[i] for i in op.inputs if i >= 0]
-    made = [graph.tensors[i] for i in op.outputs if i >= 0]
-    if op.type in _CONVERSIONS and read and made:
+    read, made = op.reads, op.outputs
+    if op.kind in _CONVERSIONS and read and made:
         return f"{read[0].dtype} to {made[0].dtype}"
-    computed = [t for t in read if not t.stored_bytes]
-    computing = _main_type([*computed, *made])
+    computing = _main_type([*(t for t in read if not t.stored_bytes), *made])
     weights = _weights_type(read)
     if weights is None or computing is None or weights == computing:
         return computing or "none"
-    if is_float(computing) and is_float(weights):
-        return f"{computing} with {weights} weights"
-    if is_float(computing):
-        return f"{computing} with {weights} weights (hybrid)"
-    return f"{computing} with {weights} weights"
+    is_hybrid = is_float(computing) and not is_float(weights)
+    return f"{computing} with {weights} weights{' (hybrid)' if is_hybrid else ''}"
 
 
 def computes_in_float(precision: str) -> bool:
@@ -61,7 +57,7 @@ def is_quantized(precision: str) -> bool:
     return precision.startswith(_QUANTIZED) and " to " not in precision
 
 
-def _main_type(tensors: list[LiteTensor]) -> str | None:
+def _main_type(tensors: Sequence[LiteTensor]) -> str | None:
     """Return the type that counts of several: floats, then what is quantized."""
     types = [t.dtype for t in tensors]
     floats = [dtype for dtype in types if is_float(dtype)]
@@ -70,7 +66,7 @@ def _main_type(tensors: list[LiteTensor]) -> str | None:
     return next(iter([*floats, *quantized, *numbers, *types]), None)
 
 
-def _weights_type(read: list[LiteTensor]) -> str | None:
+def _weights_type(read: Sequence[LiteTensor]) -> str | None:
     """Return the type of the largest constant that an op reads, biases apart."""
     weights = [t for t in read if t.stored_bytes and t.dtype not in _WIDE]
     weights = [t for t in weights if is_float(t.dtype) or t.quantization is not None]
@@ -78,21 +74,16 @@ def _weights_type(read: list[LiteTensor]) -> str | None:
     return None if largest is None else largest.dtype
 
 
-def stored_bytes(file: LiteFile) -> dict[str, int]:
+def stored_bytes(file: Contents) -> dict[str, int]:
     """Return what the constants of a file take by their type, the largest first.
 
     Buffers that several tensors share are counted once.
     """
     totals: dict[str, int] = {}
-    for tensor in _constants(file):
-        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.stored_bytes
+    # In the order of the file, the first tensor of a buffer tells its type.
+    of_buffers = {id(t.buffer): t for t in reversed([*file.tensors])}
+    for tensor in of_buffers.values():
+        if tensor.stored_bytes:
+            dtype, size = tensor.dtype, tensor.stored_bytes
+            totals[dtype] = totals.get(dtype, 0) + size
     return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _constants(file: LiteFile) -> Iterator[LiteTensor]:
-    seen: set[int] = set()
-    for graph in file.graphs:
-        for tensor in graph.tensors:
-            if tensor.stored_bytes and tensor.buffer not in seen:
-                seen.add(tensor.buffer)
-                yield tensor

@@ -7,11 +7,13 @@ number behind a name that is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from geutil.graph.op_types import CALLS, FAKE_QUANT
-from geutil.graph.tflite_reading import LiteGraph, LiteOp
+from geutil.tflite.parts import LiteGraph, LiteOp
 
 T = TypeVar("T")
 
@@ -74,13 +76,11 @@ def op_names(graph: LiteGraph) -> list[str]:
     Cost: linear in the ops.
     """
     unique = UniqueNames()
-    return [unique.name(_wanted(op, graph)) for op in graph.ops]
+    return [unique.name(_wanted(op)) for op in graph.ops]
 
 
-def _wanted(op: LiteOp, graph: LiteGraph) -> str:
-    tensors = [graph.tensors[i].name for i in op.outputs if i >= 0]
-    sources = sources_of(tensors[0]) if tensors else []
-    return sources[0] if sources else op.type.lower()
+def _wanted(op: LiteOp) -> str:
+    return next(iter(sources_of(op.result)), op.kind.lower())
 
 
 class UniqueNames:
@@ -97,3 +97,29 @@ class UniqueNames:
             name = f"{wanted}_{self._times[wanted]}"
         self._times[name] = 0
         return name
+
+
+def file_names(names: Sequence[str]) -> dict[str, str]:
+    """Return what inputs or outputs are called in a file: names Python can call.
+
+    Example:
+        >>> from geutil.tflite.names import file_names
+        >>> file_names(["image", "in", "a/b", "a_b"])
+        {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b'}
+    """
+    file_name_of: dict[str, str] = {}
+    used_names = {name for name in names if _is_callable(name)}
+    for name in names:
+        file_name = name
+        if not _is_callable(name):
+            base = re.sub(r"\W|^(?=\d)", "_", name)
+            base = f"{base}_" if keyword.iskeyword(base) else base
+            endings = ("", *(f"_{number}" for number in range(1, len(used_names) + 2)))
+            file_name = next(base + e for e in endings if base + e not in used_names)
+            used_names.add(file_name)
+        file_name_of[name] = file_name
+    return file_name_of
+
+
+def _is_callable(name: str) -> bool:
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)

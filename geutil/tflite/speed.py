@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from geutil.graph.tflite_precision import precision_of
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteOp
+from geutil.tflite.parts import Contents, LiteOp, LiteTensor
+from geutil.tflite.precision import precision_of
 
 _INT8, _INT16, _HYBRID = "int8", "int16", "int8 while it runs"
 _INT4, _INT4_TO_FLOAT = "int8 with int4 weights", "float32 with int4 weights"
@@ -66,32 +66,29 @@ class SlowOps:
         )
 
 
-def slow_ops(file: LiteFile) -> tuple[SlowOps, ...]:
+def slow_ops(file: Contents) -> tuple[SlowOps, ...]:
     """Return the ops of a file that run on slow kernels on CPUs.
 
     Args:
         file: the file.
 
     Returns:
-        Those of a type together, the slowest type first.
+        Those of a kind together, the slowest kind first.
 
     Cost: linear in ops.
 
     Example:
-        >>> import tensorflow as tf
-        >>> from geutil.graph import tflite_reading
-        >>> from geutil.graph.tflite_speed import slow_ops
-        >>> spec = tf.TensorSpec([1, 8], name="x")
-        >>> f = tf.function(lambda x: {"y": tf.exp(x)}, input_signature=[spec])
-        >>> convert = tf.lite.TFLiteConverter.from_concrete_functions
-        >>> blob = convert([f.get_concrete_function()], f).convert()
-        >>> slow_ops(tflite_reading.read(blob))
+        >>> from geutil import tflite
+        >>> from geutil.tflite.speed import slow_ops
+        >>> graph = tflite.LiteGraph()
+        >>> x, y = (tflite.LiteTensor(name, "float32", [8]) for name in "xy")
+        >>> _ = graph.add_op(tflite.LiteOp("EXP", [x], [y]))
+        >>> made = tflite.LiteFile()
+        >>> made.graphs.append(graph)
+        >>> slow_ops(made)
         ()
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    for graph in file.graphs:
-        unpacked = _unpacked(graph)
-        counts.update((op.type, _computes_in(op, graph, unpacked)) for op in graph.ops)
+    counts = Counter((op.kind, _computes_in(op)) for op in file.ops)
     found = [
         SlowOps(*key, count, _TIMES[key])
         for key, count in counts.items()
@@ -100,19 +97,18 @@ def slow_ops(file: LiteFile) -> tuple[SlowOps, ...]:
     return tuple(sorted(found, key=lambda slow: (-slow.times, slow.kind)))
 
 
-def _unpacked(graph: LiteGraph) -> set[int]:
-    """Return the tensors that are made floats of 4 bits as the file runs."""
-    return {
-        op.outputs[0]
-        for op in graph.ops
-        if op.type == "DEQUANTIZE" and graph.tensors[op.inputs[0]].dtype == "int4"
-    }
-
-
-def _computes_in(op: LiteOp, graph: LiteGraph, unpacked: set[int]) -> str:
-    precision = precision_of(op, graph)
-    if any(i in unpacked for i in op.inputs):
+def _computes_in(op: LiteOp) -> str:
+    if any(map(_is_unpacked, op.reads)):
         return _INT4_TO_FLOAT
+    precision = precision_of(op)
     if precision.endswith("int8 weights (hybrid)"):
         return _HYBRID
     return precision.removesuffix(" with int8 weights")
+
+
+def _is_unpacked(tensor: LiteTensor) -> bool:
+    """Tell whether a tensor is made floats of 4 bits as the file runs."""
+    maker = tensor.producer
+    if maker is None or maker.kind != "DEQUANTIZE":
+        return False
+    return maker.reads[0].dtype == "int4"

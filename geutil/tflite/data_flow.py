@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
-from geutil.graph import tflite_kernels as kernels
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.op_types import PLACEHOLDERS
 from geutil.graph.types import Operation, Tensor
+from geutil.tflite import kernels
 
 FARTHEST = 64
 """How many ops are looked at for one of the file: what a kernel takes in is few."""

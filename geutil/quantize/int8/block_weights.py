@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, tflite_edits
-from geutil.graph.tflite_runtime import runtime_name, runtime_version
+from geutil.graph import creation
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.blocks import MOVES, block_of, with_stored_steps
 from geutil.quantize.calibration.ranges import (
@@ -31,6 +30,9 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.spec import Format, Range
+from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.run import runtime_name, runtime_version
+from geutil.tflite.schema import knows_blocks
 
 Array = np.ndarray[Any, Any]
 
@@ -41,8 +43,8 @@ _APART = 2.0**-10
 _MOST = 127
 _WEIGHTS = 1
 _INT4_VERSION = 10
-_ACTIVATIONS = {1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6"}
-"""Activations that products have, by the numbers of the schema."""
+_ACTIVATIONS = ("RELU", "RELU_N1_TO_1", "RELU6")
+"""Activations that products have, and that are ops, too."""
 _FREE = 1.0
 """The step of a block of zeros, which has none; XNNPACK wants one above 0."""
 
@@ -79,7 +81,7 @@ def block_matrices(graph: Graph) -> list[BlockMatrix]:
     ops = in_blocks(graph)
     if not ops:
         return []
-    if not tflite_edits.knows_blocks():
+    if not knows_blocks():
         raise QuantizeError(
             f"'{ops[0].name}' rounds weights by blocks, which this TensorFlow's TFLite "
             "does not know; install LiteRT, with `pip install geutil[litert]`"
@@ -180,14 +182,11 @@ def mark_blocks(tensors: Sequence[Tensor]) -> None:
                     creation.set_new_input(op, slot, made)
 
 
-def store_in_blocks(
-    model: Any, graph: Any, matrices: Sequence[BlockMatrix]
-) -> set[str]:
+def store_in_blocks(graph: LiteGraph, matrices: Sequence[BlockMatrix]) -> set[str]:
     """Let the layers of a file read weights in blocks.
 
     Args:
-        model: a file of float kernels, which is changed.
-        graph: one of its subgraphs.
+        graph: a subgraph of a file of float kernels, which is changed.
         matrices: the weights that are in blocks, in the order of the model.
 
     Returns:
@@ -198,113 +197,105 @@ def store_in_blocks(
 
     Cost: linear in ops, and in the weights that are in blocks.
     """
-    return _Storing(model, graph, matrices).run() if matrices else set()
+    return _Storing(graph, matrices).run() if matrices else set()
 
 
 class _Storing:
     """The weights of one subgraph, on their way to where they are read."""
 
-    def __init__(self, model: Any, graph: Any, matrices: Sequence[BlockMatrix]) -> None:
-        self._model, self._graph = model, graph
-        self._matrices = matrices
-        # By numbers of tensors: the matrix, and its levels as they lie there.
-        self._known: dict[int, tuple[BlockMatrix, Array]] = {}
-        self._stored: dict[str, int] = {}
+    def __init__(self, graph: LiteGraph, matrices: Sequence[BlockMatrix]) -> None:
+        self._graph, self._matrices = graph, matrices
+        # By tensors: the matrix, and its levels as they lie there.
+        self._known: dict[LiteTensor, tuple[BlockMatrix, Array]] = {}
+        self._stored: dict[str, LiteTensor] = {}
 
     def run(self) -> set[str]:
         """Go through the ops in order."""
-        operators = []
-        for op in self._graph.operators:
+        ops = []
+        for op in self._graph.ops:
             if not self._moves(op):
-                operators += [op, *self._read(op)]
-        self._graph.operators = operators
+                ops += [op, *self._read(op)]
+        self._graph.set_ops(ops)
         return set(self._stored)
 
-    def _moves(self, op: Any) -> bool:
+    def _moves(self, op: LiteOp) -> bool:
         """Tell whether an op only marks or moves weights, and follow them."""
-        kind = tflite_edits.kind_of(self._model, op)
-        if not len(op.inputs):
+        if not op.reads:
             return False
-        source, result = int(op.inputs[0]), int(op.outputs[0])
-        known = self._marked(op) if kind == "QUANTIZE" else self._known.get(source)
+        source, result = op.reads[0], op.outputs[0]
+        is_mark = op.kind == "QUANTIZE"
+        known = self._marked(source, result) if is_mark else self._known.get(source)
         if known is None:
             return False
         matrix, levels = known
-        if kind == "TRANSPOSE":
-            order = tflite_edits.constant(
-                self._model, self._graph.tensors[op.inputs[1]]
-            )
+        if op.kind == "TRANSPOSE":
+            order = op.reads[1].value
             if order is None:
                 return False
-            levels = levels.transpose([int(axis) for axis in order])
-        elif kind == "RESHAPE":
-            levels = levels.reshape([int(n) for n in self._graph.tensors[result].shape])
-        elif kind not in ("QUANTIZE", "DEQUANTIZE"):
+            levels = levels.transpose(order.tolist())
+        elif op.kind == "RESHAPE":
+            levels = levels.reshape(result.sizes)
+        elif op.kind not in ("QUANTIZE", "DEQUANTIZE"):
             return False
         self._known[result] = matrix, levels
         return True
 
-    def _marked(self, op: Any) -> tuple[BlockMatrix, Array] | None:
+    def _marked(
+        self, source: LiteTensor, result: LiteTensor
+    ) -> tuple[BlockMatrix, Array] | None:
         """Return the matrix whose levels a QUANTIZE op reads, and these levels."""
-        source, result = (self._graph.tensors[i[0]] for i in (op.inputs, op.outputs))
-        value = tflite_edits.constant(self._model, source)
-        steps = tflite_edits.steps_of(result)
-        if value is None or steps is None or steps.size > 1:
+        value, steps = source.value, result.quantization
+        if value is None or steps is None or len(steps.scales) > 1:
             return None
-        number = (float(steps[0]) - 1.0) / _APART
+        number = (steps.scales[0] - 1.0) / _APART
         if not number.is_integer() or number < 0:
             return None
         matrix = self._matrices[int(number) % len(self._matrices)]
-        levels = value / steps[0]
+        levels = value / steps.sizes[0]
         # In any order; where they are read it has to be that of the matrix.
         same = np.array_equal(np.sort(levels, None), np.sort(matrix.levels, None))
         return (matrix, levels) if same else None
 
-    def _read(self, op: Any) -> list[Any]:
+    def _read(self, op: LiteOp) -> list[LiteOp]:
         """Let an op read weights in blocks; return ops to run behind it."""
-        kind = tflite_edits.kind_of(self._model, op)
-        behind: list[Any] = []
-        for slot, index in enumerate(map(int, op.inputs)):
-            if index not in self._known:
+        behind: list[LiteOp] = []
+        for slot, tensor in enumerate(op.inputs):
+            if tensor is None or tensor not in self._known:
                 continue
-            matrix, levels = self._known[index]
+            matrix, levels = self._known[tensor]
             fits = np.array_equal(levels, matrix.levels)
-            if kind != "FULLY_CONNECTED" or slot != _WEIGHTS or not fits:
-                raise QuantizeError(_refusal(matrix, f"a {kind} that reads them"))
-            op.inputs[slot] = self._in_blocks(matrix, index)
-            op.builtinOptions.asymmetricQuantizeInputs = True
-            tflite_edits.code_index(self._model, kind, _INT4_VERSION)
-            behind = self._with_activation_apart(op)
+            if op.kind != "FULLY_CONNECTED" or slot != _WEIGHTS or not fits:
+                raise QuantizeError(_refusal(matrix, f"a {op.kind} that reads them"))
+            op.set_input(slot, self._in_blocks(matrix, tensor))
+            op.options["asymmetric_quantize_inputs"] = True
+            op.version = max(op.version, _INT4_VERSION)
+            behind = _with_activation_apart(op)
         return behind
 
-    def _with_activation_apart(self, op: Any) -> list[Any]:
-        """Return the activation of a product as an op of its own.
+    def _in_blocks(self, matrix: BlockMatrix, like: LiteTensor) -> LiteTensor:
+        """Return a tensor that holds a matrix in blocks."""
+        if matrix.range not in self._stored:
+            blocks = matrix.levels.reshape(*matrix.steps.shape, -1)
+            steps = self._graph.add_tensor(like.like("float16"))
+            steps.value = np.where(blocks.any(2), matrix.steps, _FREE)
+            tensor = self._stored[matrix.range] = like.like("int4")
+            tensor.value = matrix.levels
+            size = blocks.shape[2]
+            tensor.quantization = Quantization((), (), block=size, block_scales=steps)
+        return self._stored[matrix.range]
 
-        TFLite's own kernel leaves it out where weights are in blocks (LiteRT 2.3).
-        """
-        options, result = op.builtinOptions, int(op.outputs[0])
-        kind = _ACTIVATIONS.get(options.fusedActivationFunction)
-        if kind is None:
-            return []
-        options.fusedActivationFunction = 0
-        before = tflite_edits.new_tensor(self._graph, self._graph.tensors[result])
-        op.outputs[0] = before
-        return [tflite_edits.new_op(self._model, kind, [before], [result], 1)]
 
-    def _in_blocks(self, matrix: BlockMatrix, like: int) -> int:
-        """Return the number of a tensor that holds a matrix in blocks."""
-        if matrix.range in self._stored:
-            return self._stored[matrix.range]
-        graph, model = self._graph, self._model
-        blocks = matrix.levels.reshape(*matrix.steps.shape, -1)
-        sizes = np.where(blocks.any(2), matrix.steps, _FREE)
-        steps = tflite_edits.new_tensor(graph, graph.tensors[like])
-        tflite_edits.set_constant(model, graph.tensors[steps], sizes, "FLOAT16")
-        index = tflite_edits.new_tensor(graph, graph.tensors[like])
-        tflite_edits.set_constant(model, graph.tensors[index], matrix.levels, "INT4")
-        tflite_edits.set_blocks(graph.tensors[index], steps, blocks.shape[2])
-        self._stored[matrix.range] = index
-        return index
+def _with_activation_apart(op: LiteOp) -> list[LiteOp]:
+    """Return the activation of a product as an op of its own.
+
+    TFLite's own kernel leaves it out where weights are in blocks (LiteRT 2.3).
+    """
+    kind, result = op.options["fused_activation_function"], op.outputs[0]
+    if kind not in _ACTIVATIONS:
+        return []
+    op.options["fused_activation_function"] = "NONE"
+    op.set_output(0, result.like())
+    return [LiteOp(kind, op.outputs, [result])]
 
 
 def check_all_found(matrices: Sequence[BlockMatrix], found: set[str]) -> None:

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
-from geutil.graph import tflite_edits
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import kind_names, packed, unpacked
-from geutil.graph.tflite_speed import SlowOps, slow_ops
+from geutil import model, tflite
 from geutil.quantize import calibrate, quantize, to_tflite
+from geutil.tflite.schema import kind_names
+from geutil.tflite.speed import SlowOps, slow_ops
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -46,7 +44,7 @@ SLOW = {
 
 @pytest.mark.parametrize("scheme", SLOW)
 def test_slow_ops_are_told_by_scheme(scheme, caplog):
-    told = slow_ops(read(file_of(scheme)))
+    told = slow_ops(tflite.open(file_of(scheme)))
     assert {slow.kind: slow.count for slow in told} == SLOW[scheme]
     assert [slow.times for slow in told] == sorted(
         (slow.times for slow in told), reverse=True
@@ -58,23 +56,17 @@ def test_slow_ops_are_told_by_scheme(scheme, caplog):
 
 def test_depthwise_weights_in_4_bits_and_rounded_data_are_slow():
     """No file of geutil's has them."""
-    model_of_file = unpacked(file_of("int8x4"))
-    (graph,) = model_of_file.subgraphs
-    (depthwise,) = (
-        op
-        for op in graph.operators
-        if tflite_edits.kind_of(model_of_file, op) == "DEPTHWISE_CONV_2D"
-    )
-    weights = graph.tensors[depthwise.inputs[1]]
-    levels = tflite_edits.constant(model_of_file, weights) // 16
-    tflite_edits.set_constant(model_of_file, weights, levels, "INT4")
-    (slow,) = slow_ops(read(packed(model_of_file)))
+    file = tflite.open(file_of("int8x4"))
+    (depthwise,) = (op for op in file.ops if op.kind == "DEPTHWISE_CONV_2D")
+    weights = depthwise.inputs[1]
+    weights.store(weights.value // 16, "int4")
+    (slow,) = slow_ops(tflite.open(file.to_bytes()))
     assert slow == SlowOps("DEPTHWISE_CONV_2D", "int8 with int4 weights", 1, slow.times)
     assert str(slow).startswith("1 DEPTHWISE_CONV_2D in int8 with int4 weights, about")
 
 
 def test_the_table_names_kinds_that_exist():
-    from geutil.graph.tflite_speed import _TIMES
+    from geutil.tflite.speed import _TIMES
 
     assert {kind for kind, _ in _TIMES} <= set(kind_names().values())
     assert min(_TIMES.values()) >= 4

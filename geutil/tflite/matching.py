@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from geutil.graph import op_types
-from geutil.graph import tflite_kernels as kernels
-from geutil.graph.data_flow import FARTHEST, DataFlow, Value
-from geutil.graph.tflite_names import called, names_result, sources_of
-from geutil.graph.tflite_parts import Parts
-from geutil.graph.tflite_reading import LiteGraph, LiteOp
 from geutil.graph.types import Operation
+from geutil.tflite import kernels
+from geutil.tflite.data_flow import FARTHEST, DataFlow, Value
+from geutil.tflite.fused import Parts
+from geutil.tflite.names import called, names_result, sources_of
+from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,10 @@ class Matching:
 
 
 def match(
-    graph: Ends, file: LiteGraph, inputs: Mapping[str, int], outputs: Mapping[str, int]
+    graph: Ends,
+    file: LiteGraph,
+    inputs: Mapping[str, LiteTensor],
+    outputs: Mapping[str, LiteTensor],
 ) -> Matching:
     """Match the ops of a graph to those of a subgraph of a file.
 
@@ -103,8 +106,8 @@ class _Matcher:
         self,
         graph: Ends,
         file: LiteGraph,
-        inputs: Mapping[str, int],
-        outputs: Mapping[str, int],
+        inputs: Mapping[str, LiteTensor],
+        outputs: Mapping[str, LiteTensor],
     ) -> None:
         self._graph = graph
         self._file = file
@@ -114,7 +117,7 @@ class _Matcher:
         # Those in front are dropped once they are matched for good.
         self._waiting = [deque(readers) for readers in self._flow.readers]
         self._named: dict[int, Sequence[int]] = {}
-        self._loose: set[int] = set()
+        self._loose: set[LiteTensor] = set()
         places = self._flow.places
         named = {
             inputs[name]: (places[op.name], 0)
@@ -123,7 +126,7 @@ class _Matcher:
         }
         holders = [op for op in graph.ops if op.type in op_types.PLACEHOLDERS]
         others = {(places[op.name], 0) for op in holders} - {*named.values()}
-        self._values: dict[int, frozenset[Value]] = {
+        self._values: dict[LiteTensor, frozenset[Value]] = {
             t: frozenset([named[t]]) if t in named else _few(others)
             for t in file.inputs
         }
@@ -157,16 +160,16 @@ class _Matcher:
         self._named[at] = hints
         loose, others, own = given.loose, given.every, range(0)
         if core is None:
-            loose = loose or op.type not in kernels.CONVERSIONS
+            loose = loose or op.kind not in kernels.CONVERSIONS
         else:
             self._parts.add(at, core)
             ours = self._flow.ops[core]
             if not kernels.is_step(ours):
-                loose = op.type in kernels.FORMULAS
+                loose = op.kind in kernels.FORMULAS
                 own = range(len(ours.outputs))
                 whole = not (loose or self._is_one_of_several(op, core))
                 others = frozenset() if whole else _few(given.every)
-        outputs = [t for t in op.outputs if t >= 0]
+        outputs = op.outputs
         # Results of constants alone are constants.
         for i, t in enumerate(outputs if given.every else ()):
             made = [i] if len(own) == len(outputs) else own
@@ -175,15 +178,13 @@ class _Matcher:
                 self._loose.add(t)
 
     def _given(self, op: LiteOp) -> _Given:
-        tensors = self._file.tensors
-        data = [t for t in op.inputs if t in self._values]
+        data = [t for t in op.reads if t in self._values]
         real = [
             t
             for t in data
-            if tensors[t].quantization is not None
-            or not kernels.is_bookkeeping(tensors[t].dtype)
+            if t.quantization is not None or not kernels.is_bookkeeping(t.dtype)
         ]
-        loose = op.type in kernels.FORMULAS or any(t in self._loose for t in data)
+        loose = op.kind in kernels.FORMULAS or any(t in self._loose for t in data)
         every = frozenset(value for t in data for value in self._values[t])
         return _Given(tuple(self._values[t] for t in real or data), every, loose)
 
@@ -191,7 +192,7 @@ class _Matcher:
         """Return the ops that the results of an op of the file are named after."""
         found: dict[int, None] = {}
         for t in op.outputs:
-            sources = sources_of(self._file.tensors[t].name) if t >= 0 else []
+            sources = sources_of(t.name)
             if t in self._outputs and (not sources or names_result(sources[0])):
                 end = self._graph.outputs.get(self._outputs[t])
                 ahead = self._flow.ahead_of(self._flow.places[end.name]) if end else ()
@@ -202,7 +203,7 @@ class _Matcher:
             places = (self._op_called(source) for source in sources)
             found.update((p, None) for p in places if p is not None)
         fed = [place for place in found if self._flow.fed[place]]
-        if op.type in kernels.CONVERSIONS:
+        if op.kind in kernels.CONVERSIONS:
             twins = self._flow.twins
             return [twins.get(place, place) for place in fed]
         return list(dict.fromkeys(map(self._flow.base, fed)))
@@ -227,12 +228,12 @@ class _Matcher:
         if found is None:
             parts = (p for p in hints if self._must_be_one_of(op, p, given))
             found = next(parts, None)
-        if found is None and op.type not in kernels.CONVERSIONS:
+        if found is None and op.kind not in kernels.CONVERSIONS:
             found = self._first(op, self._behind(given), given, ())
         if found is None:
             left = (*sorted(place for place, _ in given.every), *named)
             ops = self._flow.ops
-            found = next((p for p in left if kernels.is_one_of(op.type, ops[p])), None)
+            found = next((p for p in left if kernels.is_one_of(op.kind, ops[p])), None)
         return found
 
     def _first(
@@ -251,8 +252,8 @@ class _Matcher:
             told = place in hints and (op.subgraphs or self._flow.tells_sizes(place))
             if not (told or self._reads_all(place, given)):
                 continue
-            whole = kernels.is_called(op.type, self._flow.ops[place])
-            partly = op.type in kernels.FORMULAS and not whole
+            whole = kernels.is_called(op.kind, self._flow.ops[place])
+            partly = op.kind in kernels.FORMULAS and not whole
             if self._parts.has_shape(op, place) and not partly:
                 return place
             other = place if other is None else other
@@ -260,7 +261,7 @@ class _Matcher:
 
     def _can_compute(self, op: LiteOp, place: int) -> bool:
         fed = self._flow.fed[place]
-        return fed and kernels.can_compute(op.type, self._flow.ops[place])
+        return fed and kernels.can_compute(op.kind, self._flow.ops[place])
 
     def _is_free(self, place: int) -> bool:
         """Tell whether no other op of the file computes one of the graph.
@@ -284,10 +285,10 @@ class _Matcher:
         """
         ours = self._flow.ops[place]
         made = place in self._parts.nodes and place in {p for p, _ in given.every}
-        if made and (op.type in kernels.MOVERS or self._can_compute(op, place)):
+        if made and (op.kind in kernels.MOVERS or self._can_compute(op, place)):
             return True
         whole = kernels.is_product(ours) or self._flow.is_taken_through(place)
-        converts = op.type in kernels.CONVERSIONS
+        converts = op.kind in kernels.CONVERSIONS
         return not (whole or converts or self._can_compute(op, place))
 
     def _behind(self, given: _Given) -> Iterator[int]:

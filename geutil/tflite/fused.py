@@ -8,9 +8,9 @@ weights, a change of layout.
 from __future__ import annotations
 
 from geutil.graph import op_types
-from geutil.graph import tflite_kernels as kernels
-from geutil.graph.data_flow import DataFlow
-from geutil.graph.tflite_reading import LiteGraph, LiteOp
+from geutil.tflite import kernels
+from geutil.tflite.data_flow import DataFlow
+from geutil.tflite.parts import LiteGraph, LiteOp
 
 
 class Parts:
@@ -48,7 +48,7 @@ class Parts:
         """Tell whether an op of the file computes an op, more than moving values."""
         nodes = self.nodes.get(place, ())
         return not kernels.is_step(self._flow.ops[place]) and any(
-            self._file.ops[at].type not in kernels.MOVERS for at in nodes
+            self._file.ops[at].kind not in kernels.MOVERS for at in nodes
         )
 
     def complete(self) -> None:
@@ -101,8 +101,8 @@ class Parts:
     def _moved_by(self, at: int) -> int | None:
         """Return the op of the file whose result another one only moves."""
         op = self._file.ops[at]
-        makers = [self._makers[t] for t in op.inputs if t in self._makers]
-        known = op.type in kernels.MOVERS and bool(makers) and makers[0] in self.ops
+        makers = [self._makers[t] for t in op.reads if t in self._makers]
+        known = op.kind in kernels.MOVERS and bool(makers) and makers[0] in self.ops
         return makers[0] if known else None
 
     def _add_before(self) -> None:
@@ -122,22 +122,18 @@ class Parts:
             return False
         if op.type in kernels.LAYOUT or self._flow.tells_sizes(place):
             return True
-        if node.type in kernels.FORMULAS:
+        if node.kind in kernels.FORMULAS:
             return op.type in kernels.IN_FORMULAS
         if op.type in kernels.ARITHMETIC:
             # An activation ends what weights and biases can be.
             ended = behind and at in self._applying
-            takes = node.type in kernels.TAKES_CONSTANTS and not ended
+            takes = node.kind in kernels.TAKES_CONSTANTS and not ended
             return takes and self._flow.reads_one(place)
-        applied = node.options.get("fusedActivationFunction")
+        applied = node.options.get("fused_activation_function")
         return behind and (
             applied in kernels.APPLIED.get(op.type, ())
-            or (op.type in kernels.CLIPS and self._is_in_integers(node))
+            or (op.type in kernels.CLIPS and _is_in_integers(node))
         )
-
-    def _is_in_integers(self, node: LiteOp) -> bool:
-        made = (self._file.tensors[t] for t in node.outputs if t >= 0)
-        return any(tensor.quantization is not None for tensor in made)
 
     def result_of(self, at: int) -> int:
         """Return the op whose result an op of the file makes.
@@ -154,12 +150,15 @@ class Parts:
 
     def has_shape(self, op: LiteOp, place: int) -> bool:
         """Tell whether the first results of two ops have shapes that can be one."""
-        made = [t for t in op.outputs if t >= 0]
         ours = self._flow.ops[place].outputs
-        theirs = self._file.tensors[made[0]].shape if made else None
+        theirs = op.outputs[0].shape if op.outputs else None
         if not ours or ours[0].shape.rank is None or theirs is None:
             return True
         pairs = list(zip(ours[0].shape.as_list(), theirs, strict=False))
         return ours[0].shape.rank == len(theirs) and all(
             a == b for a, b in pairs if a is not None and b is not None
         )
+
+
+def _is_in_integers(node: LiteOp) -> bool:
+    return any(t.quantization is not None for t in node.outputs)

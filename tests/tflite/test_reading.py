@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.tflite_names import UniqueNames, op_names, spellings
-from geutil.graph.tflite_precision import precision_of, stored_bytes
-from geutil.graph.tflite_reading import BrokenFileError, read
-from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
+from geutil import tflite
+from geutil.tflite.names import UniqueNames, op_names, spellings
+from geutil.tflite.precision import has_floats, precision_of, stored_bytes
+from geutil.tflite.run import new_interpreter
+from geutil.tflite.schema import schema
 from tests import tflite_files
 from tests.settings import needs_eager
+from tests.tflite_files import packed, unpacked
 
 pytestmark = needs_eager
 
@@ -22,11 +23,10 @@ pytestmark = needs_eager
 @pytest.mark.parametrize("name", tflite_files.SAMPLES)
 def test_tensors_ops_and_signatures_are_those_that_the_interpreter_tells(name):
     blob = tflite_files.SAMPLES[name]().blob
-    file = read(blob)
+    file = tflite.open(blob)
     for graph in file.graphs:
         own = op_names(graph)
         assert len(set(own)) == len(own) == len(graph.ops)
-    assert ops_of(blob) == [file_op(op, g) for g in file.graphs for op in g.ops]
     if name == "flex":
         return  # TensorFlow Lite alone cannot run it.
     main = file.graphs[0]
@@ -45,46 +45,36 @@ def test_tensors_ops_and_signatures_are_those_that_the_interpreter_tells(name):
         if scales:
             assert list(tensor.quantization.zero_points) == list(steps["zero_points"])
             assert tensor.quantization.axis == steps["quantized_dimension"]
+    place = {tensor: i for i, tensor in enumerate(main.tensors)} | {None: -1}
     ops = interpreter._get_ops_details()[: len(main.ops)]
-    assert [op.type for op in main.ops] == [op["op_name"] for op in ops]
-    assert [list(op.outputs) for op in main.ops] == [list(o["outputs"]) for o in ops]
-    assert list(main.inputs) == [d["index"] for d in interpreter.get_input_details()]
+    assert [op.kind for op in main.ops] == [op["op_name"] for op in ops]
+    for role in ("inputs", "outputs"):
+        ours = [[place[t] for t in getattr(op, role)] for op in main.ops]
+        assert ours == [list(op[role]) for op in ops]
+    given = [detail["index"] for detail in interpreter.get_input_details()]
+    assert [place[t] for t in main.inputs] == given
     assert {
         one.key: {"inputs": sorted(one.inputs), "outputs": sorted(one.outputs)}
-        for one in file.signatures
+        for one in file.signatures.values()
     } == {
         key: {role: sorted(names) for role, names in ends.items()}
         for key, ends in interpreter.get_signature_list().items()
     }
 
 
-def file_op(op, graph):
-    """Return what the shorter account of a file says of an op."""
-    tensors = [graph.tensors[i] for i in (*op.inputs, *op.outputs) if i >= 0]
-    result = graph.tensors[op.outputs[0]].name if op.outputs else ""
-    held = [() if t.quantization is None else t.quantization.scales for t in tensors]
-    steps = tuple(max(scales, default=0.0) for scales in held)
-    return FileOp(op.type, result, tuple(t.dtype.upper() for t in tensors), steps)
-
-
 def test_which_ops_compute_in_floats():
-    of_mixed = ops_of(tflite_files.mixed().blob)
-    assert [op.is_float for op in of_mixed] == [False, True, True, True, False]
+    of_mixed = tflite.open(tflite_files.mixed().blob).ops
+    assert [has_floats(op) for op in of_mixed] == [False, True, True, True, False]
 
 
 def test_weights_of_four_bits_and_activations_of_sixteen():
-    model = unpacked(tflite_files.int8().blob)
-    types = schema().TensorType
-    tensors = model.subgraphs[0].tensors
-    op = model.subgraphs[0].operators[0]
-    tensors[op.inputs[1]].type = types.INT4
-    first = read(packed(model)).graphs[0]
-    assert precision_of(first.ops[0], first) == "int8 with int4 weights"
-    for place in (op.inputs[0], *op.outputs):
-        tensors[place].type = types.INT16
-    tensors[op.inputs[1]].type = types.INT8
-    first = read(packed(model)).graphs[0]
-    assert precision_of(first.ops[0], first) == "int16 with int8 weights"
+    op = next(tflite.open(tflite_files.int8().blob).ops)
+    op.inputs[1].dtype = "int4"
+    assert precision_of(op) == "int8 with int4 weights"
+    for tensor in (op.inputs[0], *op.outputs):
+        tensor.dtype = "int16"
+    op.inputs[1].dtype = "int8"
+    assert precision_of(op) == "int16 with int8 weights"
 
 
 def test_bytes_of_constants_are_those_of_the_buffers():
@@ -97,15 +87,15 @@ def test_bytes_of_constants_are_those_of_the_buffers():
             for i in used
             if model.buffers[i].data is not None
         ]
-        assert sum(stored_bytes(read(blob)).values()) == sum(sizes)
+        assert sum(stored_bytes(tflite.open(blob)).values()) == sum(sizes)
 
 
 def test_the_subgraphs_that_ops_run():
-    file = read(tflite_files.flow().blob)
-    called = {op.type: op.subgraphs for op in file.graphs[0].ops if op.subgraphs}
+    file = tflite.open(tflite_files.flow().blob)
+    called = {op.kind: op.subgraphs for op in file.graphs[0].ops if op.subgraphs}
     kinds = {
-        kind: [{op.type for op in file.graphs[i].ops} for i in places]
-        for kind, places in called.items()
+        kind: [{op.kind for op in graph.ops} for graph in graphs]
+        for kind, graphs in called.items()
     }
     assert kinds == {
         "WHILE": [{"LESS"}, {"RELU", "SUB", "ADD"}],
@@ -114,10 +104,10 @@ def test_the_subgraphs_that_ops_run():
 
 
 def test_options_are_words_where_the_schema_has_some():
-    first = read(tflite_files.floats().blob).graphs[0].ops[0]
+    first = next(tflite.open(tflite_files.floats().blob).ops)
     assert first.options["padding"] == "SAME"
-    assert first.options["fusedActivationFunction"] == "RELU6"
-    assert first.options["strideH"] == 2
+    assert first.options["fused_activation_function"] == "RELU6"
+    assert first.options["stride_h"] == 2
 
 
 def test_spellings_and_unique_names():
@@ -133,17 +123,15 @@ def test_spellings_and_unique_names():
 
 @pytest.mark.parametrize("blob", [b"", b"TFL3", b"some other file altogether"])
 def test_other_bytes_are_refused(blob):
-    for function in (read, ops_of):
-        with pytest.raises(ValueError, match="no TFLite file") as caught:
-            function(blob)
-        assert (function is read) == isinstance(caught.value, BrokenFileError)
+    with pytest.raises(tflite.BrokenFileError, match="no TFLite file"):
+        tflite.open(blob)
 
 
 def test_a_file_that_is_cut_off_is_refused():
     blob = tflite_files.int8().blob
     for share in range(1, 50):
-        with pytest.raises(BrokenFileError, match="TFLite file"):
-            read(blob[: len(blob) * share // 50])
+        with pytest.raises(tflite.BrokenFileError, match="TFLite file"):
+            tflite.open(blob[: len(blob) * share // 50])
 
 
 def test_indices_beyond_the_lists_and_files_that_say_nothing_are_refused():
@@ -175,23 +163,23 @@ def test_indices_beyond_the_lists_and_files_that_say_nothing_are_refused():
         kind: "op of number 9999",
     }
     for change, message in expected.items():
-        with pytest.raises(BrokenFileError, match=message):
-            read(broken(change))
+        with pytest.raises(tflite.BrokenFileError, match=message):
+            tflite.open(broken(change))
     model = schema().ModelT()
     model.subgraphs = []
-    with pytest.raises(BrokenFileError, match="no subgraph"):
-        read(packed(model))
+    with pytest.raises(tflite.BrokenFileError, match="no subgraph"):
+        tflite.open(packed(model))
 
 
 def survives(blob):
     """Read a file; a refusal is as good as a result."""
     try:
-        file = read(blob)
-    except BrokenFileError:
+        file = tflite.open(blob)
+    except tflite.BrokenFileError:
         return
     for graph in file.graphs:
         op_names(graph)
-        assert all(precision_of(op, graph) for op in graph.ops)
+        assert all(map(precision_of, graph.ops))
     stored_bytes(file)
 
 

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter
+from geutil import tflite
+from geutil.tflite.run import new_interpreter
 from tests import tflite_files
 from tests.processes import run_python
 from tests.settings import needs_eager
@@ -24,8 +24,8 @@ RUN = """
 import json, warnings
 from pathlib import Path
 warnings.simplefilter("error")
-from geutil.graph.tflite_reading import read
-from geutil.graph.tflite_runtime import new_interpreter, runtime_name, schema
+from geutil.tflite.run import new_interpreter, runtime_name
+from geutil.tflite.schema import schema
 import numpy as np
 blob = Path(sys.argv[1]).read_bytes()
 found = {}
@@ -37,11 +37,10 @@ for delegates in (False, True):
 print(json.dumps([runtime_name(), schema().__name__, found]))
 """
 READ = """
-from pathlib import Path
-from geutil.graph.tflite_reading import read
+from geutil import tflite
 from geutil.model import inspect
 for path in sys.argv[1:]:
-    print(len(read(Path(path).read_bytes()).graphs), inspect(path).kind)
+    print(len(tflite.open(path).graphs), inspect(path).kind)
 print([name for name in ("tensorflow", "keras", "h5py") if name in sys.modules])
 """
 
@@ -102,13 +101,8 @@ def test_tensors_are_kept_on_request():
     (entry,) = interpreter.get_input_details()
     interpreter.set_tensor(entry["index"], tflite_files.IMAGE)
     interpreter.invoke()
-    relu = made_tensor(blob, "Relu6")
+    main = tflite.open(blob).graphs[0]
+    made = [tensor for op in main.ops for tensor in op.outputs]
+    relu = main.tensors.index(next(t for t in made if "Relu6" in t.name))
     assert 0 < interpreter.get_tensor(relu).max() <= 6.0
     assert interpreter.get_tensor(relu).min() == 0.0
-
-
-def made_tensor(blob, word):
-    """Return the place of the first computed tensor with a word in its name."""
-    main = read(blob).graphs[0]
-    made = [place for op in main.ops for place in op.outputs]
-    return next(place for place in made if word in main.tensors[place].name)

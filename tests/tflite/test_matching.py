@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model, quantize, report
+from geutil import model, quantize, report, tflite
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph import tflite_reading
-from geutil.graph.tflite_matching import Ends, match
-from geutil.graph.tflite_reading import LiteGraph, LiteOp, LiteTensor
-from geutil.graph.tflite_runtime import packed, unpacked
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
+from geutil.tflite import LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.matching import Ends, match
 from tests import tflite_files
 from tests.call_counts import count_calls
 from tests.settings import needs_eager
@@ -100,13 +98,12 @@ def wrong(name, blob):
     exact = values(name)
     runner = Runner(blob, list(m.inputs), list(m.outputs), keep_tensors=True)
     runner.run(runner.stored(sample))
-    graph = tflite_reading.read(blob).graphs[0]
     yield from (f"{name} of the graph is missing" for name, _ in found.missing)
-    for op, node in zip(found.ops, graph.ops, strict=True):
-        tensor = graph.tensors[node.outputs[0]]
-        if tensor.dtype == "int32" or (op.is_added and node.type in CONVERSIONS):
+    for op, node in zip(found.ops, runner.file.graphs[0].ops, strict=True):
+        tensor = node.outputs[0]
+        if tensor.dtype == "int32" or (op.is_added and node.kind in CONVERSIONS):
             continue
-        made = runner.tensor(node.outputs[0], 0)
+        made = runner.tensor(tensor)
         steps = tensor.quantization
         if steps is not None:
             (scale,), (zero,) = steps.scales, steps.zero_points
@@ -137,11 +134,10 @@ def test_every_op_of_a_file_computes_what_it_is_matched_to(name):
 
 def renamed(blob):
     """Return a file whose tensors are named after nothing."""
-    file = unpacked(blob)
-    for graph in file.subgraphs:
-        for i, tensor in enumerate(graph.tensors):
-            tensor.name = f"t{i}"
-    return packed(file)
+    file = tflite.open(blob)
+    for i, tensor in enumerate(file.tensors):
+        tensor.name = f"t{i}"
+    return file.to_bytes()
 
 
 def test_a_mobile_net_is_matched_op_by_op():
@@ -194,24 +190,21 @@ def test_ops_that_the_converter_merges_are_part_of_one():
 
 def chain(blocks, readers):
     """Return a graph of products and sums, and readers of the last, and its file."""
-    tensor = functools.partial(LiteTensor, "", "float32", (1, 2), None, 0, 0)
-
-    def op(kind, inputs, output, **options):
-        return LiteOp(kind, inputs, (output,), options, False, ())
-
-    graph, ops = tf.Graph(), []
+    file = LiteGraph()
+    tensors = [LiteTensor("", "float32", (1, 2)) for _ in range(blocks + readers + 1)]
+    relu = {"fused_activation_function": "RELU"}
+    graph = tf.Graph()
     with graph.as_default():
         y = x = tf.compat.v1.placeholder(tf.float32, [1, 2], "x")
         weights = tf.constant([[1.0, 2.0], [3.0, 4.0]])
         for i in range(blocks):
             y = tf.nn.relu(tf.matmul(y, weights) + tf.constant([1.0, 2.0]))
-            relu = {"fusedActivationFunction": "RELU"}
-            ops.append(op("FULLY_CONNECTED", (i,), i + 1, **relu))
+            ends = [tensors[i]], [tensors[i + 1]]
+            file.add_op(LiteOp("FULLY_CONNECTED", *ends, relu))
         for i in range(blocks, blocks + readers):
             tf.exp(y)
-            ops.append(op("EXP", (blocks,), i + 1))
-    tensors = tuple(tensor(False) for _ in range(len(ops) + 1))
-    file = LiteGraph("", tensors, (0,), (len(ops),), tuple(ops))
+            file.add_op(LiteOp("EXP", [tensors[blocks]], [tensors[i + 1]]))
+    file.inputs, file.outputs = (tensors[0],), (tensors[-1],)
     return Ends(graph.get_operations(), {"x": x.op}, {}), file
 
 
@@ -219,7 +212,9 @@ def test_matching_is_linear_in_ops_and_edges():
     calls = []
     for n in (100, 1000):
         ends, file = chain(n, n)
-        count, found = count_calls(lambda e=ends, f=file: match(e, f, {"x": 0}, {}))
+        count, found = count_calls(
+            lambda e=ends, f=file: match(e, f, {"x": f.inputs[0]}, {})
+        )
         assert len(found.results) == 2 * n
         # The input alone is part of no op.
         assert [ends.ops[p].name for p, ats in found.nodes.items() if not ats] == ["x"]

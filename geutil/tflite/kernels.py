@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from geutil.graph import op_types
-from geutil.graph.tflite_reading import FLEX
 from geutil.graph.types import Operation
+from geutil.tflite.parts import FLEX
 
 _FORWARDS = frozenset(
     ("Identity", "IdentityN", "PreventGradient", "Snapshot", "StopGradient")
