@@ -202,16 +202,24 @@ class LiteTensor:
 
         Integers of 2 and 4 bits are given as int8; zeros that are left out of the file
         are not filled in, so sparse tensors have None. The array cannot be written to.
+
+        Raises:
+            TFLiteError: there are more or fewer bytes than its shape takes.
         """
         data = self.buffer.data
         if data is None or not data.size or self.is_sparse:
             return None
-        if self.dtype in PACKED_BITS:
+        if self.dtype not in DTYPES and self.dtype not in PACKED_BITS:
+            return None
+        try:
+            if self.dtype in DTYPES:
+                return data.view(DTYPES[self.dtype]).reshape(self.sizes)
             count = int(np.prod(self.sizes, dtype=np.int64))
             return _unpacked_bits(data, self.dtype, count).reshape(self.sizes)
-        if self.dtype not in DTYPES:
-            return None
-        return data.view(DTYPES[self.dtype]).reshape(self.sizes)
+        except ValueError as error:
+            raise TFLiteError(
+                f"the {data.size:,} bytes of {self!r} do not fit its shape"
+            ) from error
 
     @value.setter
     def value(self, value: Array) -> None:
@@ -336,6 +344,7 @@ class LiteOp:
         if self.graph is not None:
             _unlink(self, self._inputs, "readers")
             _link(self, new, "readers")
+            self.graph.add_tensors(new)
         self._inputs = new
 
     @property
@@ -349,6 +358,7 @@ class LiteOp:
         if self.graph is not None:
             _unlink(self, self._outputs, "makers")
             _link(self, new, "makers")
+            self.graph.add_tensors(new)
         self._outputs = new
 
     def set_input(self, slot: int, tensor: LiteTensor | None) -> None:
@@ -456,6 +466,10 @@ class LiteGraph:
         """Its tensors, in the order of the file."""
         return tuple(self._tensors)
 
+    def has_tensor(self, tensor: LiteTensor) -> bool:
+        """Tell whether a tensor is one of its own."""
+        return tensor in self._tensors
+
     def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
         """Let the subgraph, which has no ops yet, have these tensors."""
         self._tensors = dict.fromkeys(tensors)
@@ -464,6 +478,12 @@ class LiteGraph:
         """Add a tensor at the end; return it."""
         self._tensors[tensor] = None
         return tensor
+
+    def add_tensors(self, tensors: Iterable[LiteTensor | None]) -> None:
+        """Add those tensors at the end that the subgraph does not have yet."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._tensors.setdefault(tensor)
 
     def add_op(self, op: LiteOp, at: int | None = None) -> LiteOp:
         """Let an op run at a place in the order, at the end if None; return it.
@@ -481,9 +501,7 @@ class LiteGraph:
         op.graph = self
         _link(op, op.inputs, "readers")
         _link(op, op.outputs, "makers")
-        for tensor in (*op.inputs, *op.outputs, *op.intermediates):
-            if tensor is not None:
-                self._tensors.setdefault(tensor)
+        self.add_tensors((*op.inputs, *op.outputs, *op.intermediates))
 
     def set_ops(self, ops: Iterable[LiteOp]) -> None:
         """Let the subgraph have these ops and no others, in this order.
@@ -551,6 +569,8 @@ class Contents:
         old_metadata: buffers that old files list as metadata.
         unknown: a field of it that the schema lacks; "" if it has none.
         is_split: whether weights lie behind the flatbuffer, as in files above 2 GB.
+        archive: the zip archive behind it, of labels and other files that metadata
+            names; None without one.
     """
 
     def __init__(self) -> None:
@@ -567,6 +587,7 @@ class Contents:
         self.old_metadata: list[Buffer] = []
         self.unknown = ""
         self.is_split = False
+        self.archive: Array | None = None
 
     @property
     def tensors(self) -> Iterator[LiteTensor]:
@@ -603,7 +624,7 @@ def stored(value: Array, dtype: str) -> Array:
 
     Example:
         >>> import numpy as np
-        >>> from geutil.tflite.file import stored
+        >>> from geutil.tflite.parts import stored
         >>> stored(np.array([1, -1, 7]), "int4").tolist()
         [241, 7]
     """

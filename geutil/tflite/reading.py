@@ -15,6 +15,7 @@ import numpy as np
 from flatbuffers import number_types
 
 from geutil.errors import TFLiteError
+from geutil.tflite.archive import find_archive
 from geutil.tflite.parts import (
     Array,
     Buffer,
@@ -114,6 +115,7 @@ class _Reader:
         places = self._numbers(model, "MetadataBuffer")
         file.old_metadata = [self._at(p, file.buffers, "buffer") for p in places]
         file.record = self._rest(model)
+        file.archive = find_archive(self._bytes)
         used = {id(t.buffer) for t in file.tensors}
         used |= {id(b) for b in (*file.metadata.values(), *file.old_metadata)}
         file.kept = {i for i, b in enumerate(file.buffers) if id(b) not in used} | {0}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import TFLiteError
+from geutil.tflite.archive import moved_archive
 from geutil.tflite.parts import (
     Array,
     Buffer,
@@ -132,6 +133,8 @@ class Writer:
             yield bytes(place - end) + options
             end = place + len(options)
         yield bytes(places[-1] - end)
+        if self._file.archive is not None:
+            yield moved_archive(self._file.archive, places[-1])
 
     def _written(self) -> list[Buffer]:
         return [b for b in self._buffers if b.data is not None and self._is_behind(b)]

@@ -3,7 +3,7 @@
 What a file stores of a weight depends on the scheme and on the kernel that reads it:
 
 - "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
-  -7 to 7 (`geutil.quantize.int8.weight_layout`), but for convolutions by groups. More
+  -7 to 7 (`geutil.quantize.tflite.stored_weights`), but for convolutions by groups. More
   than 8 bits it has nowhere: of a layer that is skipped TFLite's converter stores bytes
   all the same, if data and result have ranges (TensorFlow 2.21);
 - "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them.

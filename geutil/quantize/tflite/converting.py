@@ -39,7 +39,6 @@ from geutil.quantize.tflite.stored_weights import (
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
 from geutil.tflite.speed import slow_ops
-from geutil.tflite.upkeep import drop_unread
 
 _logger = logging.getLogger("geutil")
 _INT16_BITS = 16
@@ -120,17 +119,19 @@ def to_int8(
     if representative is not None:
         calibrate(model, representative)
     check_bits(graph)
-    blob = _lowered(model, SCHEMES["int8"])
+    blob, left = _lowered(model, SCHEMES["int8"])
+    reasons = {entry.result: f": {entry.reason}" for entry in left}
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     in_float = float_ops(tflite.open(blob))
     not_kept = missed(model, in_float)
     for op in in_float:
         _logger.warning(
-            "to_int8: %s '%s' of the TFLite file computes in float%s",
+            "to_int8: %s '%s' of the TFLite file computes in float%s%s",
             op.kind,
             op.result,
             ", though it is quantized in the model" if op in not_kept else "",
+            reasons.get(op.result, ""),
         )
     return types_of_ends.given(blob)
 
@@ -244,7 +245,10 @@ def _file(model: Any, scheme: Scheme, representative: Any) -> bytes:
     if scheme.is_float:
         blob = converted(deployed(model, fuse=True), _ask_for_float16)
     else:
-        blob = _lowered(_with_weights(model, scheme), scheme)
+        blob, left = _lowered(_with_weights(model, scheme), scheme)
+        for entry in left:
+            level = logging.INFO if entry.is_chosen else logging.WARNING
+            _logger.log(level, "to_tflite: %s", entry)
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     return blob
@@ -333,8 +337,8 @@ def _with_weights(model: Any, scheme: Scheme) -> Any:
     return copy
 
 
-def _lowered(model: Any, scheme: Scheme) -> bytes:
-    """Return the file of a model: float kernels, lowered to what a scheme stores."""
+def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
+    """Return a model's float kernels lowered to what a scheme stores; ops in float."""
     if not scheme.weights_only:
         check_learnt(find_sites(model.graph, model.variables))
     apart = Apart()
@@ -358,8 +362,5 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     block_weights.check_all_found(matrices, found)
     if matrices:
         block_weights.warn_of_runtime()
-    drop_unread(file)
-    for entry in left:
-        level = logging.INFO if entry.is_chosen else logging.WARNING
-        _logger.log(level, "to_tflite: %s", entry)
-    return file.to_bytes()
+    file.strip()
+    return file.to_bytes(), left

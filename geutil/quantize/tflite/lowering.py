@@ -31,6 +31,7 @@ from geutil.tflite.integer_kernels import (
     Rule,
 )
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.upkeep import set_end
 
 Array = np.ndarray[Any, Any]
 
@@ -218,15 +219,8 @@ class _Lowering:
 
     def _replace_end(self, tensor: LiteTensor, stored: LiteTensor) -> None:
         """Let integers be an input or an output in the place of floats."""
-        graph = self._graph
         stored.name = tensor.name
-        ends = [graph.inputs, graph.outputs]
-        graph.inputs, graph.outputs = (
-            tuple(stored if t is tensor else t for t in these) for these in ends
-        )
-        for signature in self._file.signatures.values():
-            for named in (signature.inputs, signature.outputs):
-                named.update({n: stored for n, t in named.items() if t is tensor})
+        set_end(self._file, self._graph, tensor, stored)
 
     def _target(self, tensor: LiteTensor) -> LiteTensor | None:
         """Return the integers that a tensor is quantized to, if any."""

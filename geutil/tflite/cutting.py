@@ -1,0 +1,439 @@
+"""Parts of TFLite files as files of their own: cut, split, kept subgraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from geutil.errors import TFLiteError
+from geutil.tflite import looking, state
+from geutil.tflite.looking import GraphLike, OpsLike, TensorLike, TensorsLike
+from geutil.tflite.parts import (
+    Buffer,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+    copied_record,
+)
+
+F = TypeVar("F", bound=Contents)
+
+Ends = TensorsLike | Mapping[str, TensorLike]
+DEFAULT_SIGNATURE = "serving_default"
+DESCRIPTION = "TFLITE_METADATA"
+"""Metadata that describe the inputs and outputs of a file in their order."""
+_FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
+"""Kinds of which each of two files can have the same op, and mean the same by it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a subgraph that becomes a subgraph.
+
+    Attributes:
+        graph: the subgraph.
+        ops: the ops of the part, in order.
+        inputs: the tensors that it is given.
+        outputs: the tensors that it gives.
+        name: the name of the new subgraph.
+        signatures: its signatures, by the tensors of the old subgraph.
+    """
+
+    graph: LiteGraph
+    ops: Sequence[LiteOp]
+    inputs: Sequence[LiteTensor]
+    outputs: Sequence[LiteTensor]
+    name: str
+    signatures: Sequence[LiteSignature] = ()
+
+    @classmethod
+    def whole(cls, graph: LiteGraph, signatures: Sequence[LiteSignature] = ()) -> Part:
+        """Return the part that is all of a subgraph."""
+        ends = [*graph.inputs], [*graph.outputs]
+        return cls(graph, graph.ops, *ends, graph.name, signatures)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its subgraph."""
+        graph = self.graph
+        return (*self.ops,) == graph.ops and self.has_its_ends
+
+    @property
+    def has_its_ends(self) -> bool:
+        """Whether its inputs and outputs are those of its subgraph."""
+        graph = self.graph
+        ends = (*self.inputs,), (*self.outputs,)
+        return ends == (graph.inputs, graph.outputs)
+
+
+def assembled(file: F, parts: Sequence[Part]) -> F:
+    """Return a file of parts of a file, and of the subgraphs that they call.
+
+    Weights are not copied: both files have the same buffers.
+    """
+    new = type(file)()
+    new.record, new.unknown = copied_record(file.record), file.unknown
+    new.description = file.description
+    new.metadata, new.archive = {**file.metadata}, file.archive
+    called = state.called_graphs(op for part in parts for op in part.ops)
+    wholes = {part.graph for part in parts if part.is_whole}
+    every = [*parts, *(Part.whole(g) for g in called if g not in wholes)]
+    new.graphs = [LiteGraph(part.name) for part in every]
+    pairs = [*zip(every, new.graphs, strict=True)]
+    callees = {part.graph: graph for part, graph in pairs if part.is_whole}
+    for part, graph in pairs:
+        tensors = fill(graph, part, callees)
+        for one in part.signatures:
+            new.signatures[one.key] = LiteSignature(
+                one.key,
+                graph,
+                {name: tensors[t] for name, t in one.inputs.items()},
+                {name: tensors[t] for name, t in one.outputs.items()},
+            )
+    codes = dict.fromkeys(op.code for op in new.ops)
+    new.codes = [code for code in codes if code is not None]
+    if parts[0].graph is not file.graphs[0] or not parts[0].has_its_ends:
+        leave_description_out(new)
+    return new
+
+
+def leave_description_out(file: Contents) -> None:
+    """Drop the metadata that describe ends which the file no longer has as they were.
+
+    The files of the archive belong to the description.
+    """
+    if file.metadata.pop(DESCRIPTION, None) is not None:
+        file.archive = None
+
+
+def fill(
+    graph: LiteGraph, part: Part, callees: Mapping[LiteGraph, LiteGraph]
+) -> dict[LiteTensor, LiteTensor]:
+    """Let an empty subgraph be a copy of a part; return the copies of tensors."""
+    old = part.graph
+    graph.record = copied_record(old.record)
+    more = old.tensors if part.is_whole else (*part.inputs, *part.outputs)
+    tensors = copied_tensors(old, part.ops, more)
+    for t in {*part.inputs} - {*old.inputs}:
+        tensors[t].buffer = Buffer()
+    graph.read_tensors(tensors.values())
+    graph.inputs = tuple(tensors[t] for t in part.inputs)
+    graph.outputs = tuple(tensors[t] for t in part.outputs)
+    graph.set_ops(copied_op(op, tensors, callees) for op in part.ops)
+    return tensors
+
+
+def copied_tensors(
+    graph: LiteGraph, ops: Iterable[LiteOp], more: Iterable[LiteTensor] = ()
+) -> dict[LiteTensor, LiteTensor]:
+    """Return copies of the tensors of some ops, in the order of the subgraph."""
+    used = {t for op in ops for t in (*op.inputs, *op.outputs, *op.intermediates) if t}
+    used.update(more)
+    used |= {scales for t in used for scales in of_blocks(t)}
+    tensors = {t: t.copied() for t in graph.tensors if t in used}
+    for t, copy in tensors.items():
+        if of_blocks(t) and t.quantization is not None:
+            scales, zeros = t.quantization.block_scales, t.quantization.block_zeros
+            copy.quantization = replace(
+                t.quantization,
+                block_scales=None if scales is None else tensors[scales],
+                block_zeros=None if zeros is None else tensors[zeros],
+            )
+    return tensors
+
+
+def of_blocks(tensor: LiteTensor) -> list[LiteTensor]:
+    """Return the tensors that hold the scales and zero points of a tensor's blocks."""
+    entry = tensor.quantization
+    both = () if entry is None else (entry.block_scales, entry.block_zeros)
+    return [t for t in both if t is not None]
+
+
+def copied_op(
+    op: LiteOp,
+    tensors: Mapping[LiteTensor, LiteTensor],
+    callees: Mapping[LiteGraph, LiteGraph],
+) -> LiteOp:
+    """Return a copy of an op between other tensors that calls other subgraphs."""
+    new = op.copied(tensors)
+
+    def callee(value: Any) -> Any:
+        return callees[value] if isinstance(value, LiteGraph) else value
+
+    if op.subgraphs:
+        new.options = {
+            option: [*map(callee, value)] if isinstance(value, list) else callee(value)
+            for option, value in op.options.items()
+        }
+    return new
+
+
+def _signature(
+    file: Contents, key: str, part: Part, chosen: Mapping[LiteTensor, str]
+) -> LiteSignature:
+    """Return the signature of a part, whose ends are called as asked, or as before."""
+    known = {t: name for name, t in looking.ends(file, part.graph)}
+    both: list[dict[str, LiteTensor]] = []
+    for ends in (part.inputs, part.outputs):
+        named: dict[str, LiteTensor] = {}
+        for t in ends:
+            name = chosen.get(t) or known.get(t) or t.name
+            if not name or named.setdefault(name, t) is not t:
+                raise TFLiteError(
+                    f"{named.get(name, t)!r} and {t!r} would both be called '{name}'; "
+                    "pass a mapping from names to tensors"
+                )
+        both.append(named)
+    return LiteSignature(key, part.graph, *both)
+
+
+def cut(
+    file: F, inputs: Ends | None, outputs: Ends | None, ops: OpsLike | None, graph: Any
+) -> F:
+    """Return the part of a file between tensors, or of some ops; see `LiteFile.cut`."""
+    state.check_places_are_free(file, "a cut")
+    part = cut_part(file, looking.graph_of(file, graph), inputs, outputs, ops)
+    return assembled(file, [part])
+
+
+def cut_part(
+    file: Contents,
+    graph: LiteGraph,
+    inputs: Ends | None,
+    outputs: Ends | None,
+    ops: OpsLike | None,
+) -> Part:
+    """Return the part of a subgraph that a cut takes.
+
+    Raises:
+        TFLiteError: ends are missing, or are not needed.
+    """
+    names: dict[LiteTensor, str] = {}
+    given = None if inputs is None else _named(file, inputs, graph, names)
+    results = None if outputs is None else _named(file, outputs, graph, names)
+    chosen: list[LiteOp] = []
+    if ops is not None:
+        chosen = looking.ops_of(file, ops, graph)
+        if given is None:
+            given = _taken_by(chosen, graph)
+        if results is None:
+            results = looking.boundary(chosen, graph)[1]
+    results = [*graph.outputs] if results is None else results
+    if not results:
+        raise TFLiteError("a file needs at least one output; name one in outputs=")
+    stops = [] if given is None else given
+    needed = _with_state(looking.behind(results, stops), graph, stops)
+    kept = [op for op in graph.ops if op in needed]
+    read = {t for op in kept for t in op.inputs} | {*results}
+    if ops is not None:
+        _check_inside(kept, chosen, graph)
+    if given is None:
+        given = [t for t in graph.inputs if t in read]
+    _check_ends(graph, given, read)
+    key = next((s.key for s in file.signatures.values() if s.graph is graph), None)
+    if key is None and names:
+        key = DEFAULT_SIGNATURE
+    part = Part(graph, kept, given, results, graph.name)
+    if key is None:
+        return part
+    return replace(part, signatures=[_signature(file, key, part, names)])
+
+
+def _named(
+    file: Contents, ends: Ends, graph: LiteGraph, names: dict[LiteTensor, str]
+) -> list[LiteTensor]:
+    """Return the tensors that are named as ends; note the names of a mapping."""
+    if not isinstance(ends, Mapping):
+        return looking.tensors_of(file, ends, graph)
+    for name, item in ends.items():
+        names[looking.tensor_of(file, item, graph)] = name
+    return looking.tensors_of(file, ends.values(), graph)
+
+
+def _check_inside(
+    kept: Iterable[LiteOp], chosen: Sequence[LiteOp], graph: LiteGraph
+) -> None:
+    """Refuse a part that needs the state which an op outside of it writes."""
+    free = {*chosen} | _free_ops(graph)
+    for op in kept:
+        if op not in free:
+            raise TFLiteError(
+                f"the selected ops read a variable or table that needs {op!r}, which "
+                "is not among them; add it to ops="
+            )
+
+
+def _free_ops(graph: LiteGraph) -> set[LiteOp]:
+    """Return the ops that any part can have a copy of: constants, handles, set-up."""
+    return looking.constant_ops(graph) | {
+        op for op in graph.ops if op.kind in _FREE_KINDS
+    }
+
+
+def _taken_by(ops: Sequence[LiteOp], graph: LiteGraph) -> list[LiteTensor]:
+    """Return what ops read from outside; constants computed for them are inside."""
+    free = _free_ops(graph)
+    taken, _ = looking.boundary(ops, graph)
+    return [t for t in taken if t.producer not in free]
+
+
+def _with_state(
+    needed: Iterable[LiteOp], graph: LiteGraph, stops: Collection[LiteTensor]
+) -> set[LiteOp]:
+    """Return ops with those that write to the state that they read."""
+    found = {*needed}
+    writers = [op for op in graph.ops if state.has_effect(op)]
+    while True:
+        about = {one for op in found for one in state.resources(op)}
+        more = [
+            op
+            for op in writers
+            if op not in found
+            and (state.writes_state(op) or op.kind == "CALL_ONCE")
+            and about & state.resources(op)
+        ]
+        if not more:
+            return found
+        found.update(more)
+        found.update(looking.behind((t for op in more for t in op.reads), stops))
+
+
+def _check_ends(
+    graph: LiteGraph, given: Sequence[LiteTensor], read: Collection[LiteTensor | None]
+) -> None:
+    """Refuse inputs that are missing, and inputs that nothing needs."""
+    stated = {*given}
+    missing = [t for t in graph.inputs if t in read and t not in stated]
+    if missing:
+        raise TFLiteError(
+            "the outputs, or variables that they read, still need "
+            f"{', '.join(map(repr, missing))}; name {_them(missing)} in inputs=, too, "
+            "or cut further behind"
+        )
+    idle = [t for t in given if t not in read]
+    if idle:
+        raise TFLiteError(
+            f"the outputs do not need {', '.join(map(repr, idle))}; leave "
+            f"{_them(idle)} out of inputs="
+        )
+    for t in given:
+        if t.dtype in ("resource", "variant"):
+            raise TFLiteError(
+                f"{t!r} is a handle and cannot be an input; cut behind it"
+            )
+
+
+def _them(tensors: Sequence[LiteTensor]) -> str:
+    return "it" if len(tensors) == 1 else "them"
+
+
+def split(file: F, at: TensorsLike, graph: GraphLike) -> tuple[F, F]:
+    """Return the parts of a file ahead of tensors and behind; see `LiteFile.split`."""
+    state.check_places_are_free(file, "a split")
+    own = looking.graph_of(file, graph)
+    places = looking.tensors_of(file, at, own)
+    behind = {*looking.ahead(places)}
+    late = [t for t in own.outputs if t.producer in behind and t not in places]
+    early = [t for t in own.outputs if t not in late and t not in places]
+    first = _with_state(looking.behind([*places, *early]), own, ())
+    second = _with_state(looking.behind(late, places), own, places)
+    if not first or not second:
+        side = "ahead of" if not first else "behind"
+        raise TFLiteError(
+            f"the outputs need no op {side} {', '.join(repr(t.name) for t in places)}: "
+            "nothing is split"
+        )
+    _check_apart(own, places, first, second)
+    # Inputs of the file that both read are inputs of both.
+    read = {t for op in second for t in op.inputs}
+    given = [t for t in dict.fromkeys((*places, *own.inputs)) if t in read]
+    return (
+        cut(file, None, [*places, *early], None, own),
+        cut(file, given, late, None, own),
+    )
+
+
+def _check_apart(
+    graph: LiteGraph,
+    places: Sequence[LiteTensor],
+    first: Collection[LiteOp],
+    second: Collection[LiteOp],
+) -> None:
+    """Refuse halves that both need an op, unless each can have a copy of it."""
+    free = _free_ops(graph)
+    both = [op for op in graph.ops if op in first and op in second and op not in free]
+    if not both:
+        return
+    made = {t for op in both for t in op.outputs}
+    alone = [op for op in graph.ops if op in second and op not in first]
+    read = dict.fromkeys(t for op in alone for t in op.reads)
+    crossing = [t for t in read if t in made]
+    names = ", ".join(repr(t.name) for t in places)
+    if not crossing:
+        raise TFLiteError(
+            f"{both[0]!r} reads or writes a state that is needed ahead of {names} and "
+            "behind, and two files share none; split where no state is shared"
+        )
+    raise TFLiteError(
+        f"behind {names} the file still reads "
+        f"{', '.join(repr(t.name) for t in crossing)} from ahead of the split; split "
+        "at these, too"
+    )
+
+
+def clusters(
+    file: F, parts: Sequence[OpsLike], names: Sequence[str] | None, graph: GraphLike
+) -> F:
+    """Return a file with a subgraph for each cluster; see `LiteFile.clusters`."""
+    state.check_places_are_free(file, "a cut")
+    own = looking.graph_of(file, graph)
+    keys = names or [f"part_{i}" for i in range(len(parts))]
+    if len({*keys}) != len(parts) or not keys:
+        raise TFLiteError(f"{len(parts)} clusters cannot be called {[*keys]}")
+    found = [cut_part(file, own, None, None, ops) for ops in parts]
+    return assembled(
+        file,
+        [
+            replace(part, name=key, signatures=[_signature(file, key, part, {})])
+            for key, part in zip(keys, found, strict=True)
+        ],
+    )
+
+
+def keep_graphs(
+    file: F, graphs: Iterable[GraphLike], keys: Collection[str] | None = None
+) -> F:
+    """Return a file of some subgraphs and those that they call.
+
+    Args:
+        file: the file.
+        graphs: the subgraphs; the first of them in the file becomes the main one.
+        keys: the signatures to keep; all those of the subgraphs if None.
+    """
+    state.check_places_are_free(file, "leaving subgraphs out")
+    wanted = {looking.graph_of(file, graph) for graph in graphs}
+    if not wanted:
+        raise TFLiteError("no subgraph is selected; a file needs one")
+    parts = []
+    for graph in file.graphs:
+        if graph in wanted:
+            kept = [
+                s
+                for key, s in file.signatures.items()
+                if s.graph is graph and (keys is None or key in keys)
+            ]
+            parts.append(Part.whole(graph, kept))
+    return assembled(file, parts)
+
+
+def keep_signatures(file: F, keys: Sequence[str]) -> F:
+    """Return a file with some signatures; see `LiteFile.keep_signatures`."""
+    for key in keys:
+        if key not in file.signatures:
+            raise TFLiteError(
+                f"there is no signature '{key}'; there are {[*file.signatures]}"
+            )
+    return keep_graphs(file, (file.signatures[key].graph for key in keys), keys)

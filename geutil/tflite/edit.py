@@ -1,0 +1,425 @@
+"""Edits of TFLite files in place: planned, checked, then applied.
+
+A plan says which ops a subgraph will have, what each will read, and which tensors it
+will give. Only when these can run in some order is anything changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from geutil.errors import TFLiteError
+from geutil.tflite import looking, making, state
+from geutil.tflite.cutting import (
+    Part,
+    copied_op,
+    copied_tensors,
+    fill,
+    leave_description_out,
+    of_blocks,
+)
+from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
+from geutil.tflite.parts import (
+    Buffer,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteTensor,
+)
+
+Replacement = str | LiteOp | LiteGraph | Contents
+
+
+class Plan:
+    """What a subgraph will be; the subgraph is as it was until `apply`.
+
+    Attributes:
+        graph: the subgraph.
+        ops: the ops, roughly in their order.
+        outputs: the tensors that it will give.
+        graphs: subgraphs that the file will have besides.
+        unknown: a field that the schema lacks of a file that a part comes from.
+    """
+
+    def __init__(self, file: Contents, graph: LiteGraph) -> None:
+        self.graph = graph
+        self.unknown = ""
+        self._file = file
+        self.ops = [*graph.ops]
+        self.outputs = graph.outputs
+        self.graphs: list[LiteGraph] = []
+        self._reads: dict[LiteOp, tuple[LiteTensor | None, ...]] = {}
+        self._ends: dict[LiteTensor, LiteTensor] = {}
+
+    def reroute(
+        self,
+        moves: Mapping[LiteTensor, LiteTensor],
+        consumers: Iterable[LiteOp] | None = None,
+        *,
+        outputs: bool = True,
+    ) -> None:
+        """Let ops read other tensors, and let the subgraph give them."""
+        if consumers is None:
+            consumers = dict.fromkeys(op for t in moves for op in t.consumers)
+        for op in consumers:
+            read = self._reads.get(op, op.inputs)
+            self._reads[op] = tuple(t and moves.get(t, t) for t in read)
+        if outputs:
+            self._ends.update(moves)
+            self.outputs = tuple(moves.get(t, t) for t in self.outputs)
+
+    def put(self, new: Iterable[LiteOp], old: Iterable[LiteOp] = ()) -> None:
+        """Let new ops run in the place of old ones, or ahead of all others."""
+        gone = {*old}
+        at = next((i for i, op in enumerate(self.ops) if op in gone), 0)
+        self.ops[at:at] = new
+        self.ops = [op for op in self.ops if op not in gone]
+
+    def apply(self, edit: str) -> None:
+        """Check the plan, and change the subgraph.
+
+        Raises:
+            TFLiteError: a tensor would be read that nothing makes, there would be a
+                circle, or metadata name ops by their places.
+        """
+        state.check_places_are_free(self._file, edit)
+        graph, kept = self.graph, {*self.ops}
+        removed = [op for op in graph.ops if op not in kept]
+        self._check_made(removed, edit)
+        ordered = tuple(state.in_order(self.ops, self._reads))
+        for op, read in self._reads.items():
+            if op in kept:
+                op.inputs = read
+        if ordered != graph.ops:
+            graph.set_ops(ordered)
+        graph.outputs = self.outputs
+        for signature in self._file.signatures.values():
+            if signature.graph is graph:
+                signature.outputs.update(
+                    (name, self._ends[t])
+                    for name, t in signature.outputs.items()
+                    if t in self._ends
+                )
+        self._file.graphs += self.graphs
+        self._file.unknown = self._file.unknown or self.unknown
+        touched = {t for op in removed for t in (*op.inputs, *op.outputs) if t}
+        touched |= {t for op in self._reads for t in op.reads}
+        touched.update(self._ends)
+        drop_unused(self._file, graph, touched)
+
+    def _check_made(self, removed: Sequence[LiteOp], edit: str) -> None:
+        made = {t for op in self.ops for t in op.outputs}
+        lost = {t for op in removed for t in op.outputs} - made
+        for op in self.ops:
+            for t in self._reads.get(op, op.inputs):
+                if t in lost:
+                    raise TFLiteError(
+                        f"{edit}: {op!r} still reads {t!r}; reroute it to another "
+                        "tensor first, or bypass the op that makes it"
+                    )
+        for t in self.outputs:
+            if t in lost:
+                raise TFLiteError(
+                    f"{edit}: {t!r} is an output of the file; reroute it to another "
+                    "tensor first, or bypass the op that makes it"
+                )
+
+
+def drop_unused(
+    file: Contents, graph: LiteGraph, tensors: Iterable[LiteTensor]
+) -> None:
+    """Leave those tensors out that nothing uses any more."""
+    used = {*graph.inputs, *graph.outputs, *(t for _, t in looking.ends(file, graph))}
+    used |= {t for op in graph.ops for t in op.intermediates if t}
+    used |= {scales for t in graph.tensors for scales in of_blocks(t)}
+    idle = {
+        t
+        for t in tensors
+        if graph.has_tensor(t) and not t.readers and not t.makers and t not in used
+    }
+    graph.drop_tensors(t for t in graph.tensors if t in idle)
+
+
+def check_alike(new: LiteTensor, old: LiteTensor) -> None:
+    """Refuse to put a tensor in the place of one that it differs from.
+
+    Raises:
+        TFLiteError: their types, shapes or quantization differ.
+    """
+    for field, remedy in (
+        ("dtype", "insert a QUANTIZE, DEQUANTIZE or CAST"),
+        ("shape", "insert a RESHAPE"),
+        ("quantization", "insert a QUANTIZE"),
+    ):
+        mine, other = getattr(new, field), getattr(old, field)
+        if mine != other:
+            raise TFLiteError(
+                f"{new!r} cannot replace {old!r}: their {field}s are {mine} and "
+                f"{other}; {remedy} between them"
+            )
+
+
+def reroute(
+    file: Contents,
+    old: TensorLike,
+    new: TensorLike,
+    consumers: OpsLike | None,
+    graph: GraphLike,
+) -> None:
+    """Let the readers of a tensor read another; see `LiteFile.reroute`."""
+    own = looking.graph_of(file, graph)
+    before = looking.tensor_of(file, old, own)
+    after = looking.tensor_of(file, new, own)
+    check_alike(after, before)
+    plan = Plan(file, own)
+    chosen = _readers(file, consumers, before, own)
+    plan.reroute({before: after}, chosen, outputs=chosen is None)
+    plan.apply("a reroute")
+
+
+def _readers(
+    file: Contents, consumers: OpsLike | None, tensor: LiteTensor, graph: LiteGraph
+) -> list[LiteOp] | None:
+    """Return chosen readers of a tensor; None for all, and the outputs."""
+    if consumers is None:
+        return None
+    chosen = looking.ops_of(file, consumers, graph)
+    for op in chosen:
+        if op not in tensor.readers:
+            raise TFLiteError(f"{op!r} does not read {tensor!r}")
+    return chosen
+
+
+def swap(file: Contents, one: TensorLike, other: TensorLike, graph: GraphLike) -> None:
+    """Let two tensors change their readers; see `LiteFile.swap`."""
+    own = looking.graph_of(file, graph)
+    a, b = (looking.tensor_of(file, item, own) for item in (one, other))
+    check_alike(a, b)
+    plan = Plan(file, own)
+    plan.reroute({a: b, b: a})
+    plan.apply("a swap")
+
+
+def bypass(
+    file: Contents, op: OpLike, read: TensorLike | None, graph: GraphLike
+) -> None:
+    """Let the readers of an op's result read its input; see `LiteFile.bypass`."""
+    own = looking.graph_of(file, graph)
+    passed = looking.op_of(file, op, own)
+    if len(passed.outputs) != 1:
+        raise TFLiteError(
+            f"{passed!r} makes {len(passed.outputs)} tensors, and a bypass is for ops "
+            "that make one; reroute each of them"
+        )
+    if read is None:
+        fed = [t for t in passed.inputs if t and not looking.is_constant(t, own)]
+        if len(fed) != 1:
+            raise TFLiteError(
+                f"{passed!r} reads {len(fed)} tensors that are no constants; name the "
+                "one that its readers shall read"
+            )
+        after = fed[0]
+    else:
+        after = looking.tensor_of(file, read, own)
+        if after not in passed.inputs:
+            raise TFLiteError(f"{passed!r} does not read {after!r}")
+    check_alike(after, passed.outputs[0])
+    plan = Plan(file, own)
+    plan.reroute({passed.outputs[0]: after})
+    plan.put((), [passed])
+    plan.apply("a bypass")
+
+
+def remove(file: Contents, ops: OpsLike, graph: GraphLike) -> None:
+    """Leave out ops whose results nothing reads; see `LiteFile.remove`."""
+    own = looking.graph_of(file, graph)
+    plan = Plan(file, own)
+    plan.put((), looking.ops_of(file, ops, own))
+    plan.apply("removing ops")
+
+
+def insert(
+    file: Contents,
+    tensor: TensorLike,
+    by: Replacement,
+    consumers: OpsLike | None,
+    name: str | None,
+    options: Mapping[str, Any],
+    graph: GraphLike,
+) -> LiteTensor:
+    """Put an op or a part between a tensor and its readers; see `LiteFile.insert`."""
+    own = looking.graph_of(file, graph)
+    before = looking.tensor_of(file, tensor, own)
+    chosen = _readers(file, consumers, before, own)
+    plan = Plan(file, own)
+    if isinstance(by, str):
+        after = before.copied()
+        after.buffer, after.is_variable = Buffer(), False
+        ops = [making.new_op(by, [before], [after], options)]
+    elif isinstance(by, LiteOp):
+        if options:
+            raise TFLiteError("options are for a kind; an op has its own")
+        _check_free(by)
+        if before not in by.inputs or len(by.outputs) != 1:
+            raise TFLiteError(f"{by!r} has to read {before!r} and make one tensor")
+        after, ops = by.outputs[0], [by]
+    else:
+        ops, given = _incoming(plan, by, [before], None)
+        if len(given) != 1:
+            raise TFLiteError(f"the part gives {len(given)} tensors, and one is needed")
+        after = given[0]
+    check_alike(after, before)
+    if name is not None or not isinstance(by, LiteOp):
+        after.name = _free_name(own, name or f"{before.name}/{_word(by)}")
+    plan.reroute({before: after}, chosen, outputs=chosen is None)
+    # An op that reads the tensor itself is not among the readers that move.
+    readers = [op for op in plan.ops if op in (chosen or before.readers)]
+    at = plan.ops.index(readers[0]) if readers else len(plan.ops)
+    plan.ops[at:at] = ops
+    plan.apply("an insertion")
+    return after
+
+
+def _word(by: Replacement) -> str:
+    return by.lower() if isinstance(by, str) else "part"
+
+
+def _check_free(op: LiteOp) -> None:
+    if op.graph is not None:
+        raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
+
+
+def _free_name(graph: LiteGraph, name: str) -> str:
+    taken = {t.name for t in graph.tensors}
+    if name not in taken:
+        return name
+    return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in taken)
+
+
+def replace(
+    file: Contents,
+    ops: OpsLike,
+    by: Replacement,
+    options: Mapping[str, Any],
+    inputs: TensorsLike | None,
+    graph: GraphLike,
+) -> tuple[LiteOp, ...]:
+    """Replace ops by other ones or by a part; see `LiteFile.replace`."""
+    own = looking.graph_of(file, graph)
+    chosen = looking.ops_of(file, ops, own)
+    plan = Plan(file, own)
+    if isinstance(by, str):
+        new = [making.new_op(by, op.inputs, op.outputs, options) for op in chosen]
+        for op, other in zip(chosen, new, strict=True):
+            plan.put([other], [op])
+        plan.apply("a replacement")
+        return (*new,)
+    if options:
+        raise TFLiteError("options are for a kind; ops and parts have their own")
+    taken, given = looking.boundary(chosen, own)
+    if inputs is not None:
+        taken = looking.tensors_of(file, inputs, own)
+    if isinstance(by, LiteOp):
+        _check_free(by)
+        for t in by.inputs:
+            if t and not own.has_tensor(t) and t.makers:
+                raise TFLiteError(f"{by!r} reads {t!r}, which is in another subgraph")
+        new = [by]
+        made = {*by.outputs}
+        missing = [t for t in given if t not in made]
+        if missing:
+            moves = dict(zip(given, by.outputs, strict=False))
+            if len(given) != len(by.outputs) or made & {*given}:
+                raise TFLiteError(
+                    f"{by!r} does not make {', '.join(map(repr, missing))}, which is "
+                    "read behind the ops"
+                )
+            for old, after in moves.items():
+                check_alike(after, old)
+            plan.reroute(moves)
+    else:
+        new, _ = _incoming(plan, by, taken, given)
+    plan.put(new, chosen)
+    plan.apply("a replacement")
+    return (*new,)
+
+
+def _incoming(
+    plan: Plan,
+    by: LiteGraph | Contents,
+    taken: Sequence[LiteTensor],
+    given: Sequence[LiteTensor] | None,
+) -> tuple[list[LiteOp], list[LiteTensor]]:
+    """Return copies of the ops of another subgraph between tensors of this one.
+
+    Args:
+        plan: the plan, which gets the subgraphs that the ops call.
+        by: the other subgraph, or the file whose main one it is.
+        taken: the tensors that its inputs will be.
+        given: the tensors that its outputs will be; new ones if None.
+    """
+    other = by if isinstance(by, LiteGraph) else looking.graph_of(by)
+    for mine, its, word in (
+        (taken, other.inputs, "inputs"),
+        (given, other.outputs, "outputs"),
+    ):
+        if mine is not None and len(mine) != len(its):
+            raise TFLiteError(
+                f"{other!r} has {len(its)} {word}, and they would have to fit "
+                f"{[t.name for t in mine]}"
+            )
+    part = Part.whole(other)
+    tensors = copied_tensors(other, part.ops, (*part.inputs, *part.outputs))
+    for ours, theirs in zip(taken, other.inputs, strict=True):
+        check_alike(ours, theirs)
+        tensors[theirs] = ours
+    for ours, theirs in zip(given or (), other.outputs, strict=False):
+        check_alike(theirs, ours)
+        if theirs.producer is None or tensors[theirs] in taken:
+            raise TFLiteError(f"no op of {other!r} makes its output {theirs!r}")
+        tensors[theirs] = ours
+    fixed = {*taken, *(given or ())}
+    for new in tensors.values():
+        if new not in fixed:
+            new.name = _free_name(plan.graph, new.name)
+    called = state.called_graphs(part.ops)
+    callees = {graph: LiteGraph(graph.name) for graph in called}
+    for graph, copy in callees.items():
+        fill(copy, Part.whole(graph), callees)
+    plan.graphs += callees.values()
+    if isinstance(by, Contents):
+        plan.unknown = by.unknown
+    ops = [copied_op(op, tensors, callees) for op in part.ops]
+    return ops, [tensors[t] for t in other.outputs]
+
+
+def expose(
+    file: Contents, tensors: TensorsLike | Mapping[str, TensorLike], graph: GraphLike
+) -> None:
+    """Let tensors be outputs, too; see `LiteFile.expose`."""
+    own = looking.graph_of(file, graph)
+    named: dict[LiteTensor, str] = {}
+    if isinstance(tensors, Mapping):
+        for name, item in tensors.items():
+            named[looking.tensor_of(file, item, own)] = name
+    else:
+        named = {t: t.name for t in looking.tensors_of(file, tensors, own)}
+    for t in named:
+        if t.dtype in ("resource", "variant"):
+            raise TFLiteError(f"{t!r} is a handle and cannot be an output")
+    signatures = [s for s in file.signatures.values() if s.graph is own]
+    new = {t: name for t, name in named.items() if t not in own.outputs}
+    for signature in signatures:
+        for t, name in new.items():
+            if signature.outputs.get(name, t) is not t:
+                raise TFLiteError(
+                    f"signature '{signature.key}' has an output '{name}' already; pass "
+                    "a mapping from names to tensors"
+                )
+    state.check_places_are_free(file, "another output")
+    own.outputs = (*own.outputs, *new)
+    for signature in signatures:
+        signature.outputs.update((name, t) for t, name in new.items())
+    if new and own is file.graphs[0]:
+        leave_description_out(file)

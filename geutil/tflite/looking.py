@@ -1,0 +1,272 @@
+"""Looks at TFLite files: tensors and ops by name, filters, walks, boundaries."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from geutil.errors import ArgumentTypeError, TFLiteError
+from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.state import keeps_order
+
+T = TypeVar("T")
+
+TensorLike = LiteTensor | str
+TensorsLike = TensorLike | Iterable[TensorLike]
+OpLike = LiteOp | str | int
+OpsLike = OpLike | slice | range | Iterable[OpLike]
+GraphLike = LiteGraph | str | int | None
+Regex = str | re.Pattern[str]
+
+
+def graph_of(file: Contents, graph: GraphLike = None) -> LiteGraph:
+    """Return a subgraph of a file: by object, name or place; the main one if None.
+
+    Raises:
+        TFLiteError: the file has no such subgraph, or several of the name.
+    """
+    if not file.graphs:
+        raise TFLiteError("the file has no subgraph; begin one with add_input")
+    if graph is None:
+        return file.graphs[0]
+    if isinstance(graph, LiteGraph):
+        found = [one for one in file.graphs if one is graph]
+    elif isinstance(graph, str):
+        found = [one for one in file.graphs if one.name == graph]
+    else:
+        found = file.graphs[graph : graph + 1] if graph >= 0 else []
+    if len(found) != 1:
+        listed = ", ".join(f"'{one.name}'" for one in file.graphs)
+        raise TFLiteError(
+            f"{graph!r} is the name of {len(found)} subgraphs; there are {listed}; "
+            "pass one of m.graphs"
+        )
+    return found[0]
+
+
+def tensor_of(file: Contents, item: TensorLike, graph: LiteGraph) -> LiteTensor:
+    """Return a tensor of a subgraph: itself, by its name, or by that in a signature.
+
+    Raises:
+        TFLiteError: the subgraph has no such tensor, or several of the name.
+    """
+    if isinstance(item, LiteTensor):
+        if not graph.has_tensor(item):
+            raise TFLiteError(f"{item!r} is no tensor of {graph!r}")
+        return item
+    if not isinstance(item, str):
+        raise ArgumentTypeError(
+            f"expected a LiteTensor or the name of one, got a {type(item).__name__}"
+        )
+    tensors = graph.tensors
+    found = [t for t in tensors if t.name == item]
+    if not found:
+        found = [*dict.fromkeys(t for name, t in ends(file, graph) if name == item)]
+    if len(found) > 1:
+        raise TFLiteError(
+            f"'{item}' is the name of {len(found)} tensors of {graph!r}; pass one of "
+            "them as an object: it is in m.find_tensors(name=...)"
+        )
+    if not found:
+        names = [t.name for t in tensors] + [name for name, _ in ends(file, graph)]
+        raise TFLiteError(f"{graph!r} has no tensor '{item}'; {_near(item, names)}")
+    return found[0]
+
+
+def tensors_of(
+    file: Contents, items: TensorsLike, graph: LiteGraph
+) -> list[LiteTensor]:
+    """Return one or several tensors of a subgraph, each once."""
+    several = [items] if isinstance(items, LiteTensor | str) else items
+    return [*dict.fromkeys(tensor_of(file, item, graph) for item in several)]
+
+
+def ends(file: Contents, graph: LiteGraph) -> Iterator[tuple[str, LiteTensor]]:
+    """Yield the names that signatures have for the ends of a subgraph."""
+    for signature in file.signatures.values():
+        if signature.graph is graph:
+            yield from signature.inputs.items()
+            yield from signature.outputs.items()
+
+
+def op_of(file: Contents, item: OpLike, graph: LiteGraph) -> LiteOp:
+    """Return an op of a subgraph: itself, by a tensor that it makes, or by its place.
+
+    Raises:
+        TFLiteError: the subgraph has no such op.
+    """
+    if isinstance(item, LiteOp):
+        if item.graph is not graph:
+            raise TFLiteError(f"{item!r} is no op of {graph!r}")
+        return item
+    if isinstance(item, int):
+        if not 0 <= item < len(graph.ops):
+            raise TFLiteError(f"there is no op {item}: {graph!r}")
+        return graph.ops[item]
+    tensor = tensor_of(file, item, graph)
+    if tensor.producer is None:
+        raise TFLiteError(f"no op makes {tensor!r}; name a tensor that one makes")
+    return tensor.producer
+
+
+def ops_of(file: Contents, items: OpsLike, graph: LiteGraph) -> list[LiteOp]:
+    """Return some ops of a subgraph in the order in which they run, each once."""
+    if isinstance(items, slice):
+        items = graph.ops[items]
+    several = [items] if isinstance(items, LiteOp | str | int) else [*items]
+    if not several:
+        raise TFLiteError(f"no op of {graph!r} is selected")
+    chosen = {op_of(file, item, graph) for item in several}
+    return [op for op in graph.ops if op in chosen]
+
+
+def find(
+    graphs: Iterable[LiteGraph],
+    kind: str | Iterable[str] | None,
+    name: str | None,
+    regex: Regex | None,
+    where: Callable[[LiteOp], Any] | None,
+) -> tuple[LiteOp, ...]:
+    """Return the ops for which all that is given holds; see `LiteFile.find`."""
+    kinds = {kind} if isinstance(kind, str) else None if kind is None else {*kind}
+    named = _name_test(name, regex)
+    return tuple(
+        op
+        for graph in graphs
+        for op in graph.ops
+        if (kinds is None or op.kind in kinds)
+        and (named is None or any(named(t.name) for t in op.outputs))
+        and (where is None or where(op))
+    )
+
+
+def find_tensors(
+    graphs: Iterable[LiteGraph],
+    name: str | None,
+    regex: Regex | None,
+    dtype: str | None,
+    where: Callable[[LiteTensor], Any] | None,
+) -> tuple[LiteTensor, ...]:
+    """Return the tensors for which all holds; see `LiteFile.find_tensors`."""
+    named = _name_test(name, regex)
+    return tuple(
+        t
+        for graph in graphs
+        for t in graph.tensors
+        if (named is None or named(t.name))
+        and (dtype is None or t.dtype == dtype)
+        and (where is None or where(t))
+    )
+
+
+def _name_test(name: str | None, regex: Regex | None) -> Callable[[str], bool] | None:
+    if name is None and regex is None:
+        return None
+    try:
+        pattern = None if regex is None else re.compile(regex)
+    except re.error as error:
+        raise TFLiteError(f"'{regex}' is no regular expression: {error}") from error
+    return lambda text: (
+        (name is None or text == name)
+        and (pattern is None or pattern.search(text) is not None)
+    )
+
+
+def reached(
+    seeds: Iterable[LiteOp], following: Callable[[LiteOp], Iterable[LiteOp | None]]
+) -> list[LiteOp]:
+    """Return ops and all that follow from them, breadth first, each once."""
+    found = dict.fromkeys(seeds)
+    walk = [*found]
+    for op in walk:
+        for other in following(op):
+            if other is not None and other not in found:
+                found[other] = None
+                walk.append(other)
+    return walk
+
+
+def behind(
+    tensors: Iterable[LiteTensor], stops: Iterable[LiteTensor] = ()
+) -> list[LiteOp]:
+    """Return the ops that tensors are computed by; no further back than `stops`."""
+    ends_at = {*stops}
+
+    def makers(read: Iterable[LiteTensor | None]) -> list[LiteOp]:
+        return [op for t in read if t and t not in ends_at for op in t.makers]
+
+    return reached(makers(tensors), lambda op: makers(op.inputs))
+
+
+def ahead(
+    tensors: Iterable[LiteTensor], stops: Iterable[LiteTensor] = ()
+) -> list[LiteOp]:
+    """Return the ops that depend on tensors; no further ahead than `stops`."""
+    ends_at = {*stops}
+    first = (op for t in tensors for op in t.consumers)
+    return reached(
+        first,
+        lambda op: (r for t in op.outputs if t not in ends_at for r in t.consumers),
+    )
+
+
+def boundary(
+    ops: Sequence[LiteOp], graph: LiteGraph
+) -> tuple[list[LiteTensor], list[LiteTensor]]:
+    """Return the tensors that ops read from outside and those that they give.
+
+    Constants and variables are not among them, nor tensors that nothing outside reads
+    and that are no outputs of the subgraph.
+    """
+    inside = {*ops}
+    taken = dict.fromkeys(
+        t
+        for op in ops
+        for t in op.inputs
+        if t and not _comes_along(t, graph) and t.producer not in inside
+    )
+    given = {*graph.outputs}
+    out = dict.fromkeys(
+        t
+        for op in ops
+        for t in op.outputs
+        if t in given or any(reader not in inside for reader in t.readers)
+    )
+    return [*taken], [*out]
+
+
+def _comes_along(tensor: LiteTensor, graph: LiteGraph) -> bool:
+    return tensor.is_variable or is_constant(tensor, graph)
+
+
+def is_constant(tensor: LiteTensor, graph: LiteGraph) -> bool:
+    """Tell whether the values of a tensor are in the file, for no run to change."""
+    return not (tensor.makers or tensor.is_variable or tensor in {*graph.inputs})
+
+
+def constant_ops(graph: LiteGraph) -> set[LiteOp]:
+    """Return the ops that compute from constants alone, as DEQUANTIZE of weights.
+
+    Cost: linear in ops and edges.
+    """
+    given = {*graph.inputs}
+    constant: set[LiteOp] = set()
+    for op in graph.ops:
+        if not op.subgraphs and not keeps_order(op):
+            read = op.reads
+            if read and all(
+                t.producer in constant if t.makers else t not in given for t in read
+            ):
+                constant.add(op)
+    return constant
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    listed = [*dict.fromkeys(n for n in names if n)]
+    inside = [n for n in listed if name.lower() in n.lower()] if name else []
+    alike = inside[:5] or difflib.get_close_matches(name, listed, 5, 0.5)
+    if not alike:
+        return "m.find_tensors(regex=...) looks for names"
+    return f"near it are {', '.join(map(repr, alike))}"

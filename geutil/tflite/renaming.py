@@ -1,0 +1,144 @@
+"""Names of a TFLite file changed: of inputs, outputs, tensors, signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from geutil.errors import TFLiteError
+from geutil.tflite import looking
+from geutil.tflite.looking import GraphLike
+from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
+
+Names = Mapping[str, str]
+
+
+def rename(
+    file: Contents,
+    inputs: Names,
+    outputs: Names,
+    tensors: Names,
+    signatures: Names,
+    from_signature: bool | str,
+    graph: GraphLike,
+) -> None:
+    """Give tensors, ends and signatures other names; see `LiteFile.rename`."""
+    own = looking.graph_of(file, graph)
+    new: dict[LiteTensor, str] = {}
+    if from_signature:
+        new = _of_signature(file, from_signature)
+        own = next(iter(_signatures(file, from_signature))).graph
+    ends: dict[str, dict[str, str]] = {}
+    for field, names in (("inputs", inputs), ("outputs", outputs)):
+        for old, name in names.items():
+            t = _end(file, old, own, field)
+            new[t] = name
+            ends.setdefault(field, {})[_known_as(file, t, own, field)] = name
+    for old, name in tensors.items():
+        new[looking.tensor_of(file, old, own)] = name
+    _check_names(new, own)
+    keys = _new_keys(file, signatures)
+    renamed = {
+        (s, field): _renamed(s, field, ends.get(field, {}))
+        for s in file.signatures.values()
+        if s.graph is own
+        for field in ("inputs", "outputs")
+    }
+    for t, name in new.items():
+        t.name = name
+    for (signature, field), named in renamed.items():
+        setattr(signature, field, named)
+    for old, signature in file.signatures.items():
+        signature.key = keys[old]
+    file.signatures = {s.key: s for s in file.signatures.values()}
+
+
+def _signatures(file: Contents, key: bool | str) -> list[LiteSignature]:
+    """Return the signature of a name, or all of them."""
+    if not file.signatures:
+        raise TFLiteError("the file has no signature whose names it could take")
+    if key is True:
+        return [*file.signatures.values()]
+    if key not in file.signatures:
+        raise TFLiteError(
+            f"there is no signature '{key}'; there are {[*file.signatures]}"
+        )
+    return [file.signatures[str(key)]]
+
+
+def _of_signature(file: Contents, key: bool | str) -> dict[LiteTensor, str]:
+    """Return the names that signatures have for tensors; inputs' names first."""
+    new: dict[LiteTensor, str] = {}
+    for signature in _signatures(file, key):
+        for ends in (signature.inputs, signature.outputs):
+            for name, t in ends.items():
+                new.setdefault(t, name)
+    return new
+
+
+def _end(file: Contents, name: str, graph: LiteGraph, field: str) -> LiteTensor:
+    """Return the input or output that a signature or the tensor itself calls so."""
+    ends: tuple[LiteTensor, ...] = getattr(graph, field)
+    known = [
+        t
+        for s in file.signatures.values()
+        if s.graph is graph
+        for n, t in getattr(s, field).items()
+        if n == name
+    ]
+    found = [*dict.fromkeys(known or [t for t in ends if t.name == name])]
+    if len(found) != 1:
+        raise TFLiteError(
+            f"'{name}' names {len(found)} {field} of {graph!r}; they are called "
+            f"{[t.name for t in ends]}"
+        )
+    return found[0]
+
+
+def _known_as(file: Contents, tensor: LiteTensor, graph: LiteGraph, field: str) -> str:
+    """Return the name of an end in signatures; "" in none."""
+    for signature in file.signatures.values():
+        if signature.graph is graph:
+            for name, t in getattr(signature, field).items():
+                if t is tensor:
+                    return str(name)
+    return ""
+
+
+def _check_names(new: Mapping[LiteTensor, str], graph: LiteGraph) -> None:
+    """Refuse names that would mean two tensors."""
+    taken = {t.name: t for t in graph.tensors if t not in new}
+    for t, name in new.items():
+        if not name:
+            raise TFLiteError(f"{t!r} needs a name; strip(names=True) leaves names out")
+        if not graph.has_tensor(t):
+            continue
+        other = taken.setdefault(name, t)
+        if other is not t:
+            raise TFLiteError(
+                f"{t!r} and {other!r} would both be called '{name}'; rename the other "
+                f"one, too: rename(tensors={{'{other.name}': ...}})"
+            )
+
+
+def _renamed(
+    signature: LiteSignature, field: str, names: Names
+) -> dict[str, LiteTensor]:
+    old: dict[str, LiteTensor] = getattr(signature, field)
+    new = {names.get(name, name): t for name, t in old.items()}
+    if len(new) != len(old):
+        raise TFLiteError(
+            f"two {field} of signature '{signature.key}' would have one name: {names}"
+        )
+    return new
+
+
+def _new_keys(file: Contents, names: Names) -> dict[str, str]:
+    for old in names:
+        if old not in file.signatures:
+            raise TFLiteError(
+                f"there is no signature '{old}'; there are {[*file.signatures]}"
+            )
+    keys = {key: names.get(key, key) for key in file.signatures}
+    if len({*keys.values()}) != len(keys) or not all(keys.values()):
+        raise TFLiteError(f"signatures need different names, not {[*keys.values()]}")
+    return keys

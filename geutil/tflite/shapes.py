@@ -1,0 +1,820 @@
+"""Shapes and types of the tensors that ops make, by the kind of the op.
+
+The rules are those of TFLite's kernels (their `Prepare`). Sizes that depend on data, or
+on a free size, are None; shapes of ops without a rule, such as custom ops, are unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from geutil.errors import TFLiteError
+from geutil.tflite.parts import Array, LiteOp, LiteTensor
+
+Size = int | None
+Shape = tuple[Size, ...] | None
+Known = tuple[Size, ...]
+
+
+class Unknown(Exception):  # noqa: N818
+    """A shape cannot be told; not an error."""
+
+
+class _MismatchError(Exception):
+    """Inputs do not fit an op."""
+
+
+class Case:
+    """The inputs of an op, as rules read them.
+
+    Attributes:
+        op: the op.
+        shapes: the shapes of its inputs; None of unknown rank, and of those left out.
+        values: the arrays of inputs that are known; entries can be None.
+    """
+
+    def __init__(
+        self, op: LiteOp, shapes: Sequence[Shape], values: Sequence[Array | None]
+    ) -> None:
+        self.op, self.shapes, self.values = op, shapes, values
+
+    def shape(self, place: int) -> Known:
+        """Return the shape of an input."""
+        shape = self.shapes[place] if place < len(self.shapes) else None
+        if shape is None:
+            raise Unknown
+        return shape
+
+    def maybe(self, place: int) -> Array | None:
+        """Return the array of an input, None if it is not known."""
+        return self.values[place] if place < len(self.values) else None
+
+    def entries(self, place: int) -> Array:
+        """Return the array of an input, with None for entries that are not known."""
+        value = self.maybe(place)
+        if value is None:
+            raise Unknown
+        return value
+
+    def value(self, place: int) -> Array:
+        """Return the array of an input, whose entries are all known."""
+        value = self.entries(place)
+        if value.dtype == object and None in value.reshape(-1):
+            raise Unknown
+        return value
+
+    def sizes(self, place: int) -> Known:
+        """Return the sizes that an input lists, None for those that are not known."""
+        value = self.maybe(place)
+        if value is None:
+            (rank,) = self.shape(place) or (1,)
+            if rank is None:
+                raise Unknown
+            return (None,) * rank
+        return tuple(None if v is None else int(v) for v in value.reshape(-1))
+
+    def option(self, name: str, default: Any = 0) -> Any:
+        """Return an option."""
+        return self.op.options.get(name, default)
+
+
+Rule = Callable[[Case], list[Shape]]
+
+
+def volume(shape: Sequence[Size]) -> Size:
+    """Return the number of values in a shape."""
+    return None if None in shape else math.prod(size or 0 for size in shape)
+
+
+def broadcast(*shapes: Known) -> Known:
+    """Return the shape that shapes broadcast to.
+
+    Example:
+        >>> from geutil.tflite.shapes import broadcast
+        >>> broadcast((None, 1, 3), (4, 1))
+        (None, 4, 3)
+    """
+    rank = max(len(shape) for shape in shapes)
+    made: list[Size] = []
+    for sizes in zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True):
+        wide = {size for size in sizes if size not in (1, None)}
+        if len(wide) > 1:
+            raise _MismatchError(
+                f"shapes {' and '.join(map(_text, shapes))} do not broadcast"
+            )
+        made.append(next(iter(wide)) if wide else None if None in sizes else 1)
+    return tuple(made)
+
+
+def _text(shape: Known) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _axis(axis: Any, rank: int) -> int:
+    """Return an axis counted from the front."""
+    place = int(np.asarray(axis).reshape(-1)[0])
+    if not -rank <= place < max(rank, 1):
+        raise _MismatchError(f"axis {place} of a tensor of rank {rank}")
+    return place % max(rank, 1)
+
+
+def _axes(value: Array, rank: int) -> list[int]:
+    return [_axis(axis, rank) for axis in value.reshape(-1)]
+
+
+def _first(case: Case) -> list[Shape]:
+    return [case.shape(0)]
+
+
+def _input(place: int) -> Rule:
+    return lambda case: [case.shape(place)]
+
+
+def _elementwise(case: Case) -> list[Shape]:
+    return [broadcast(*(case.shape(i) for i in range(len(case.shapes))))]
+
+
+def _window(size: Size, case: Case, kernel: Size, letter: str) -> Size:
+    """Return how many places a kernel has along a dimension."""
+    if size is None or kernel is None:
+        return None
+    name = {"h": "height", "w": "width", "d": "depth"}[letter]
+    stride = case.option(f"stride_{letter}") or 1
+    dilation = case.option(f"dilation_{letter}_factor", 1) or 1
+    if case.option("padding") == "SAME":
+        return -(-size // stride)
+    places = -(-(size - (kernel - 1) * dilation) // stride)
+    if places < 1:
+        raise _MismatchError(
+            f"its window of {name} {(kernel - 1) * dilation + 1} is larger than {size}"
+        )
+    return places
+
+
+def _conv(case: Case) -> list[Shape]:
+    """[batch, height, width, channels] by [channels made, height, width, ...]."""
+    (n, h, w, depth), (made, kh, kw, per_group) = case.shape(0), case.shape(1)
+    if None not in (depth, per_group) and depth % per_group:  # type: ignore[operator]
+        raise _MismatchError(f"its weights take {per_group} channels, not {depth}")
+    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), made)]
+
+
+def _depthwise(case: Case) -> list[Shape]:
+    (n, h, w, depth), (_, kh, kw, made) = case.shape(0), case.shape(1)
+    if None not in (depth, made) and made % depth:  # type: ignore[operator]
+        raise _MismatchError(f"its weights make {made} channels of {depth}")
+    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), made)]
+
+
+def _conv_3d(case: Case) -> list[Shape]:
+    (n, *sizes, _), (*kernel, _, made) = case.shape(0), case.shape(1)
+    places = (
+        _window(size, case, k, letter)
+        for size, k, letter in zip(sizes, kernel, "dhw", strict=True)
+    )
+    return [(n, *places, made)]
+
+
+def _pool(case: Case) -> list[Shape]:
+    n, h, w, channels = case.shape(0)
+    kh, kw = case.option("filter_height"), case.option("filter_width")
+    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), channels)]
+
+
+def _listed(place: int) -> Rule:
+    """Return the rule of ops that are given the shape that they make."""
+    return lambda case: [case.sizes(place)]
+
+
+def _fully_connected(case: Case) -> list[Shape]:
+    x, (units, depth) = case.shape(0), case.shape(1)
+    if case.option("keep_num_dims"):
+        if None not in (x[-1], depth) and x[-1] != depth:
+            raise _MismatchError(f"its weights take {depth} values, not {x[-1]}")
+        return [(*x[:-1], units)]
+    total = volume(x)
+    if total is None or depth is None:
+        return [(x[0] if len(x) == 2 else None, units)]
+    if total % depth:
+        raise _MismatchError(f"its weights take {depth} values, and {total} are given")
+    return [(total // depth, units)]
+
+
+def _batch_matmul(case: Case) -> list[Shape]:
+    x, y = case.shape(0), case.shape(1)
+    rows, inner = (x[-1], x[-2]) if case.option("adj_x") else (x[-2], x[-1])
+    own, columns = (y[-1], y[-2]) if case.option("adj_y") else (y[-2], y[-1])
+    if None not in (inner, own) and inner != own:
+        raise _MismatchError(f"{_text(x)} and {_text(y)} do not fit a product")
+    return [(*broadcast(x[:-2], y[:-2]), rows, columns)]
+
+
+def _reshape(case: Case) -> list[Shape]:
+    if len(case.shapes) > 1 and case.op.inputs[1] is not None:
+        target = case.sizes(1)
+    else:
+        target = tuple(int(v) for v in case.option("new_shape", ()))
+        # Old files mean a scalar by it.
+        target = () if target == (0,) else target
+    return [reshaped(case.shapes[0], target)]
+
+
+def reshaped(shape: Shape, target: Known) -> Known:
+    """Return the shape of a tensor of a shape when it is reshaped to a target."""
+    total = None if shape is None else volume(shape)
+    if -1 not in target:
+        if None not in (total, made := volume(target)) and total != made:
+            raise _MismatchError(
+                f"{total} values do not fit the shape {_text(target)} that it makes"
+            )
+        return target
+    rest = volume([size for size in target if size != -1])
+    free: Size = None
+    if total is not None and rest:
+        free, left = divmod(total, rest)
+        if left:
+            raise _MismatchError(
+                f"{total} values do not fit the shape {_text(target)} that it makes"
+            )
+    return tuple(free if size == -1 else size for size in target)
+
+
+def _squeeze(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    axes = _axes(np.asarray(case.option("squeeze_dims", ()), np.int64), len(x))
+    if any(x[axis] not in (1, None) for axis in axes):
+        raise _MismatchError(f"dimensions {axes} of {_text(x)} are not all 1")
+    gone = axes or [i for i, size in enumerate(x) if size == 1]
+    return [tuple(size for i, size in enumerate(x) if i not in gone)]
+
+
+def _expand_dims(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    axis = _axis(case.value(1), len(x) + 1)
+    return [(*x[:axis], 1, *x[axis:])]
+
+
+def _transpose(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    if case.maybe(1) is None:
+        return [(None,) * len(x)]
+    return [tuple(x[axis] for axis in _axes(case.value(1), len(x)))]
+
+
+def _pad(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    if case.maybe(1) is None:
+        return [(None,) * len(x)]
+    pads = case.value(1).reshape(-1, 2)
+    return [
+        tuple(
+            None if size is None else size + int(before) + int(behind)
+            for size, (before, behind) in zip(x, pads, strict=True)
+        )
+    ]
+
+
+def _slice(case: Case) -> list[Shape]:
+    x, made = case.shape(0), []
+    begins, sizes = case.sizes(1), case.sizes(2)
+    for size, begin, wanted in zip(x, begins, sizes, strict=True):
+        if wanted != -1:
+            if None not in (size, begin, wanted) and begin + wanted > size:  # type: ignore[operator]
+                raise _MismatchError(f"{begin} + {wanted} ends behind the size {size}")
+            made.append(wanted)
+        else:
+            made.append(None if size is None or begin is None else size - begin)
+    return [tuple(made)]
+
+
+def places_of_slice(case: Case) -> list[tuple[str, int, slice]] | None:
+    """Return for each dimension made or taken by a strided slice what it does.
+
+    Returns:
+        Triples of "new", "shrink" or "keep", the dimension of the input and the slice;
+        None if the bounds are not known.
+    """
+    if any(case.maybe(i) is None for i in (1, 2, 3)):
+        return None
+    rank = len(case.shape(0))
+    begin, end, step = (case.entries(i).reshape(-1) for i in (1, 2, 3))
+    masks = {
+        name: case.option(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    added = sum(masks["new_axis"] >> i & 1 for i in range(len(begin)))
+    rest = rank - (len(begin) - added - (1 if masks["ellipsis"] else 0))
+    found: list[tuple[str, int, slice]] = []
+    axis = 0
+    for i in range(len(begin)):
+        if masks["ellipsis"] >> i & 1:
+            found += [("keep", axis + k, slice(None)) for k in range(rest)]
+            axis += rest
+        elif masks["new_axis"] >> i & 1:
+            found.append(("new", axis, slice(None)))
+        else:
+            word = "shrink" if masks["shrink_axis"] >> i & 1 else "keep"
+            whole = masks["begin"] >> i & 1, masks["end"] >> i & 1
+            first, last = begin[i], end[i]
+            if None in (first, last, step[i]):
+                return None
+            if case.option("offset"):
+                last = first + last
+            found.append(
+                (
+                    word,
+                    axis,
+                    slice(
+                        None if whole[0] else int(first),
+                        None if whole[1] else int(last),
+                        int(step[i]),
+                    ),
+                )
+            )
+            axis += 1
+    return found + [("keep", k, slice(None)) for k in range(axis, rank)]
+
+
+def _strided_slice(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    places = places_of_slice(case)
+    if places is None:
+        if case.option("ellipsis_mask") or case.option("new_axis_mask"):
+            raise Unknown
+        mask = case.option("shrink_axis_mask")
+        return [tuple(None for i in range(len(x)) if not mask >> i & 1)]
+    made: list[Size] = []
+    for word, axis, taken in places:
+        size = 1 if word == "new" else x[axis]
+        if word == "new":
+            made.append(1)
+        elif word == "keep":
+            whole = taken == slice(None)
+            known = size if whole or size is None else len(range(size)[taken])
+            made.append(known)
+    return [tuple(made)]
+
+
+def _concatenation(case: Case) -> list[Shape]:
+    shapes = [case.shape(i) for i in range(len(case.shapes))]
+    axis = _axis(case.option("axis"), len(shapes[0]))
+    made: list[Size] = []
+    for i, sizes in enumerate(zip(*shapes, strict=True)):
+        if i == axis:
+            made.append(None if None in sizes else sum(s or 0 for s in sizes))
+            continue
+        known = {size for size in sizes if size is not None}
+        if len(known) > 1:
+            raise _MismatchError(
+                f"shapes {' and '.join(map(_text, shapes))} differ in dimension {i}"
+            )
+        made.append(next(iter(known), None))
+    return [tuple(made)]
+
+
+def _pack(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    axis = _axis(case.option("axis"), len(x) + 1)
+    if any(None not in (*x, *s) and s != x for s in map(case.shape, _all(case))):
+        raise _MismatchError("its inputs differ in shape")
+    return [(*x[:axis], len(case.shapes), *x[axis:])]
+
+
+def _all(case: Case) -> range:
+    return range(len(case.shapes))
+
+
+def _unpack(case: Case) -> list[Shape]:
+    x, count = case.shape(0), len(case.op.outputs)
+    axis = _axis(case.option("axis"), len(x))
+    if x[axis] not in (None, count):
+        raise _MismatchError(f"it makes {count} tensors of {x[axis]}")
+    return [(*x[:axis], *x[axis + 1 :])] * count
+
+
+def _split(case: Case) -> list[Shape]:
+    x, count = case.shape(1), len(case.op.outputs)
+    axis = _axis(case.value(0), len(x))
+    size = x[axis]
+    if size is not None and size % count:
+        raise _MismatchError(f"{size} cannot be split into {count}")
+    part = None if size is None else size // count
+    return [(*x[:axis], part, *x[axis + 1 :])] * count
+
+
+def _split_v(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    axis, sizes = _axis(case.value(2), len(x)), list(case.sizes(1))
+    if -1 in sizes:
+        rest = volume([1, *(s for s in sizes if s != -1)])
+        known = [s or 0 for s in sizes if s != -1]
+        total = x[axis]
+        free = None if total is None or rest is None else total - sum(known)
+        sizes[sizes.index(-1)] = free
+    if None not in (x[axis], *sizes) and sum(s or 0 for s in sizes) != x[axis]:
+        raise _MismatchError(f"sizes {sizes} are not those of {x[axis]}")
+    return [(*x[:axis], size, *x[axis + 1 :]) for size in sizes]
+
+
+def _gather(case: Case) -> list[Shape]:
+    x, indices = case.shape(0), case.shape(1)
+    axis = _axis(case.option("axis"), len(x))
+    return [(*x[:axis], *indices[case.option("batch_dims") :], *x[axis + 1 :])]
+
+
+def _gather_nd(case: Case) -> list[Shape]:
+    x, indices = case.shape(0), case.shape(1)
+    if indices[-1] is None:
+        raise Unknown
+    return [(*indices[:-1], *x[indices[-1] :])]
+
+
+def _reduce(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    if case.maybe(1) is None:
+        raise Unknown
+    axes = _axes(case.value(1), len(x))
+    if case.option("keep_dims"):
+        return [tuple(1 if i in axes else size for i, size in enumerate(x))]
+    return [tuple(size for i, size in enumerate(x) if i not in axes)]
+
+
+def _arg(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    axis = _axis(case.value(1), len(x))
+    return [(*x[:axis], *x[axis + 1 :])]
+
+
+def _resize(case: Case) -> list[Shape]:
+    n, _, _, channels = case.shape(0)
+    return [(n, *case.sizes(1), channels)]
+
+
+def _space_to_batch(case: Case) -> list[Shape]:
+    n, *sizes = case.shape(0)
+    block, pads = case.value(1).reshape(-1), case.value(2).reshape(-1, 2)
+    for i, (step, (before, behind)) in enumerate(zip(block, pads, strict=True)):
+        size = sizes[i]
+        n = None if n is None else n * int(step)
+        if size is not None:
+            sizes[i], left = divmod(size + int(before) + int(behind), int(step))
+            if left:
+                raise _MismatchError(f"{size} and its paddings are no blocks of {step}")
+    return [(n, *sizes)]
+
+
+def _batch_to_space(case: Case) -> list[Shape]:
+    n, *sizes = case.shape(0)
+    block, crops = case.value(1).reshape(-1), case.value(2).reshape(-1, 2)
+    for i, (step, (before, behind)) in enumerate(zip(block, crops, strict=True)):
+        size = sizes[i]
+        n = None if n is None else n // int(step)
+        if size is not None:
+            sizes[i] = size * int(step) - int(before) - int(behind)
+    return [(n, *sizes)]
+
+
+def _depth_to_space(case: Case) -> list[Shape]:
+    n, h, w, c = case.shape(0)
+    b = case.option("block_size")
+    return [(n, _times(h, b), _times(w, b), None if c is None else c // b**2)]
+
+
+def _space_to_depth(case: Case) -> list[Shape]:
+    n, h, w, c = case.shape(0)
+    b = case.option("block_size")
+    if any(size is not None and size % b for size in (h, w)):
+        raise _MismatchError(f"{_text((h, w))} are no blocks of {b}")
+    return [(n, *(s and s // b for s in (h, w)), _times(c, b * b))]
+
+
+def _times(size: Size, factor: Size) -> Size:
+    return None if size is None or factor is None else size * factor
+
+
+def _tile(case: Case) -> list[Shape]:
+    pairs = zip(case.shape(0), case.sizes(1), strict=True)
+    return [tuple(_times(size, factor) for size, factor in pairs)]
+
+
+def _broadcast_to(case: Case) -> list[Shape]:
+    return [case.sizes(1)]
+
+
+def _topk(case: Case) -> list[Shape]:
+    k = case.sizes(1)[0]
+    return [(*case.shape(0)[:-1], k)] * 2
+
+
+def _one_hot(case: Case) -> list[Shape]:
+    x = case.shape(0)
+    axis = case.option("axis", -1)
+    axis = len(x) if axis == -1 else axis
+    return [(*x[:axis], case.sizes(1)[0], *x[axis:])]
+
+
+def _where(case: Case) -> list[Shape]:
+    return [(None, len(case.shape(0)))]
+
+
+def _range(case: Case) -> list[Shape]:
+    ends = [case.maybe(i) for i in range(3)]
+    if any(end is None or None in end.reshape(-1) for end in ends):
+        return [(None,)]
+    first, last, step = (end.reshape(-1)[0] for end in ends if end is not None)
+    return [(max(0, math.ceil((last - first) / step)),)]
+
+
+def _shape_of(case: Case) -> list[Shape]:
+    return [(len(case.shape(0)),)]
+
+
+def _embedding(case: Case) -> list[Shape]:
+    return [(*case.shape(0), *case.shape(1)[1:])]
+
+
+def _lstm(case: Case) -> list[Shape]:
+    """Return the shape of a sequence's outputs, or of a step's."""
+    # The projection, else the recurrent weights, say how many values the cell gives.
+    made = case.shape(8)[1]
+    return [(*case.shape(0)[:-1], made)] * len(case.op.outputs)
+
+
+def _both_ways(place: int, behind: int, axis: int) -> Rule:
+    """Return the rule of ops that read a sequence in both directions."""
+
+    def rule(case: Case) -> list[Shape]:
+        x = case.shape(0)
+        sizes = case.shape(place)[axis], case.shape(behind)[axis]
+        if case.option("merge_outputs"):
+            return [(*x[:-1], volume((1, *sizes)) and sum(s or 0 for s in sizes))]
+        return [(*x[:-1], size) for size in sizes]
+
+    return rule
+
+
+def _rnn(case: Case) -> list[Shape]:
+    return [(*case.shape(0)[:-1], case.shape(1)[0])]
+
+
+def _svdf(case: Case) -> list[Shape]:
+    filters, rank = case.shape(1)[0], case.option("rank") or 1
+    return [(case.shape(0)[0], filters and filters // rank)]
+
+
+def _segments(case: Case) -> list[Shape]:
+    ids = case.maybe(1)
+    count = None if ids is None or not ids.size else int(ids.reshape(-1)[-1]) + 1
+    return [(count, *case.shape(0)[1:])]
+
+
+def _unsorted_segments(case: Case) -> list[Shape]:
+    return [(case.sizes(2)[0], *case.shape(0)[len(case.shape(1)) :])]
+
+
+def _fourier(case: Case) -> list[Shape]:
+    high, wide = case.sizes(1)
+    return [(*case.shape(0)[:-2], high, None if wide is None else wide // 2 + 1)]
+
+
+def _scalar(case: Case) -> list[Shape]:
+    return [()] * len(case.op.outputs)
+
+
+def _nothing(case: Case) -> list[Shape]:
+    return []
+
+
+def _stated(case: Case) -> list[Shape]:
+    """Return the shapes that the file states: those of variables."""
+    return [tensor.shape for tensor in case.op.outputs]
+
+
+def _called(case: Case) -> list[Shape]:
+    """Return the shapes of a subgraph's outputs, None where subgraphs differ."""
+    graphs = case.op.subgraphs
+    graphs = graphs[1:] if case.op.kind in ("WHILE", "STABLEHLO_WHILE") else graphs
+    ends = [[t.shape for t in graph.outputs] for graph in graphs]
+    return [merged(shapes) for shapes in zip(*ends, strict=True)]
+
+
+def merged(shapes: Sequence[Shape]) -> Shape:
+    """Return a shape that all of these fit, None where their sizes differ."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1:
+        return None
+    columns = zip(*known, strict=True)
+    return tuple(s[0] if len(set(s)) == 1 else None for s in columns)
+
+
+def _kinds(names: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+RULES: Mapping[str, Rule] = {
+    **_kinds(
+        "ABS BITCAST BUCKETIZE CAST CEIL COMPLEX_ABS COS CUMSUM DENSIFY DEQUANTIZE "
+        "DYNAMIC_UPDATE_SLICE ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH IMAG "
+        "L2_NORMALIZATION LEAKY_RELU LOCAL_RESPONSE_NORMALIZATION LOG LOGICAL_NOT "
+        "LOGISTIC LOG_SOFTMAX MATRIX_SET_DIAG NEG PRELU QUANTIZE REAL RELU RELU6 "
+        "RELU_0_TO_1 RELU_N1_TO_1 REVERSE_SEQUENCE REVERSE_V2 ROUND RSQRT SIGN SIN "
+        "SOFTMAX SQRT SQUARE TANH ZEROS_LIKE",
+        _first,
+    ),
+    **_kinds(
+        "ADD ADD_N ATAN2 BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER "
+        "GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR MAXIMUM MINIMUM MUL "
+        "NOT_EQUAL POW RIGHT_SHIFT SELECT_V2 SQUARED_DIFFERENCE SUB",
+        _elementwise,
+    ),
+    **_kinds("AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D", _pool),
+    **_kinds(
+        "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM", _reduce
+    ),
+    **_kinds("ARG_MAX ARG_MIN", _arg),
+    **_kinds("PAD PADV2 MIRROR_PAD", _pad),
+    **_kinds("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _resize),
+    **_kinds("BROADCAST_TO", _broadcast_to),
+    **_kinds(
+        "CONV_3D_TRANSPOSE FILL RANDOM_STANDARD_NORMAL TRANSPOSE_CONV", _listed(0)
+    ),
+    **_kinds("RANDOM_UNIFORM", _listed(0)),
+    **_kinds("SPARSE_TO_DENSE", _listed(1)),
+    **_kinds("SCATTER_ND", _listed(2)),
+    **_kinds("IF WHILE", _called),
+    **_kinds("READ_VARIABLE", _stated),
+    **_kinds("ASSIGN_VARIABLE CALL_ONCE", _nothing),
+    **_kinds("RANK VAR_HANDLE", _scalar),
+    **_kinds("LSTM UNIDIRECTIONAL_SEQUENCE_LSTM", _lstm),
+    **_kinds("RNN UNIDIRECTIONAL_SEQUENCE_RNN", _rnn),
+    **_kinds(
+        "UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
+        "UNSORTED_SEGMENT_SUM",
+        _unsorted_segments,
+    ),
+    "BATCH_MATMUL": _batch_matmul,
+    "BATCH_TO_SPACE_ND": _batch_to_space,
+    "BIDIRECTIONAL_SEQUENCE_LSTM": _both_ways(8, 25, 1),
+    "BIDIRECTIONAL_SEQUENCE_RNN": _both_ways(1, 5, 0),
+    "CONCATENATION": _concatenation,
+    "CONV_2D": _conv,
+    "CONV_3D": _conv_3d,
+    "DEPTHWISE_CONV_2D": _depthwise,
+    "DEPTH_TO_SPACE": _depth_to_space,
+    "EMBEDDING_LOOKUP": _embedding,
+    "EXPAND_DIMS": _expand_dims,
+    "FULLY_CONNECTED": _fully_connected,
+    "GATHER": _gather,
+    "GATHER_ND": _gather_nd,
+    "ONE_HOT": _one_hot,
+    "PACK": _pack,
+    "RANGE": _range,
+    "RESHAPE": _reshape,
+    "RFFT2D": _fourier,
+    "SEGMENT_SUM": _segments,
+    "SELECT": _input(1),
+    "SHAPE": _shape_of,
+    "SLICE": _slice,
+    "SPACE_TO_BATCH_ND": _space_to_batch,
+    "SPACE_TO_DEPTH": _space_to_depth,
+    "SPLIT": _split,
+    "SPLIT_V": _split_v,
+    "SQUEEZE": _squeeze,
+    "STRIDED_SLICE": _strided_slice,
+    "SVDF": _svdf,
+    "TILE": _tile,
+    "TOPK_V2": _topk,
+    "TRANSPOSE": _transpose,
+    "UNPACK": _unpack,
+    "WHERE": _where,
+}
+"""The rules by the kind of the op."""
+
+
+def output_shapes(
+    op: LiteOp,
+    shapes: Sequence[Shape] | None = None,
+    values: Sequence[Array | None] | None = None,
+) -> tuple[Shape, ...]:
+    """Return the shapes of the tensors that an op makes.
+
+    Args:
+        op: the op.
+        shapes: the shapes of its inputs; those of its tensors if None.
+        values: the arrays of its inputs, None of those that are not known; those that
+            the file holds if None.
+
+    Returns:
+        A shape for each output: None in it for a size that is not known, and None in
+        its place where the rank is not known.
+
+    Raises:
+        TFLiteError: the inputs do not fit the op.
+
+    Cost: constant, but for the ends of a RANGE.
+
+    Example:
+        >>> from geutil import tflite
+        >>> from geutil.tflite.shapes import output_shapes
+        >>> x = tflite.LiteTensor("x", "float32", [None, 8, 8, 3])
+        >>> y = tflite.LiteTensor("y", "float32", [None, 4, 4, 12])
+        >>> output_shapes(tflite.LiteOp("SPACE_TO_DEPTH", [x], [y], {"block_size": 2}))
+        ((None, 4, 4, 12),)
+    """
+    if shapes is None:
+        shapes = [None if t is None else t.shape for t in op.inputs]
+    if values is None:
+        values = [None if t is None else constant(t) for t in op.inputs]
+    rule = None if op.is_custom else RULES.get(op.kind)
+    if rule is None:
+        return (None,) * len(op.outputs)
+    try:
+        made = rule(Case(op, shapes, values))
+    except Unknown:
+        return (None,) * len(op.outputs)
+    except _MismatchError as error:
+        raise TFLiteError(f"{op!r} cannot take its inputs: {error}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Ranks and counts that the kernel would refuse, too.
+        ranks = ", ".join("?" if s is None else _text(s) for s in shapes)
+        raise TFLiteError(f"{op!r} cannot take inputs of the shapes {ranks}") from error
+    # Outputs that the rule does not list are states, such as those of LSTMs.
+    return (*made, *(None,) * len(op.outputs))[: len(op.outputs)]
+
+
+def constant(tensor: LiteTensor) -> Array | None:
+    """Return the array of a constant; None of others, and of variables."""
+    return None if tensor.is_variable else tensor.value
+
+
+_NUMBERS = "int32"
+_TYPES: Mapping[str, str | int] = {
+    **dict.fromkeys(
+        (
+            *("EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"),
+            *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "NOT_EQUAL"),
+            *("REDUCE_ALL", "REDUCE_ANY"),
+        ),
+        "bool",
+    ),
+    "BUCKETIZE": _NUMBERS,
+    "CONV_3D_TRANSPOSE": 2,
+    "DEQUANTIZE": "float32",
+    "EMBEDDING_LOOKUP": 1,
+    "FILL": 1,
+    "ONE_HOT": 2,
+    "RANK": _NUMBERS,
+    "SCATTER_ND": 1,
+    "SELECT": 1,
+    "SELECT_V2": 1,
+    "SPARSE_TO_DENSE": 2,
+    "SPLIT": 1,
+    "TRANSPOSE_CONV": 2,
+    "VAR_HANDLE": "resource",
+    "WHERE": "int64",
+}
+"""The types of outputs by kind: a type, or the input whose type they have."""
+_TYPE_OPTIONS: Mapping[str, str] = {
+    "ARG_MAX": "output_type",
+    "ARG_MIN": "output_type",
+    "SHAPE": "out_type",
+}
+_STATED = {
+    *("BITCAST", "CAST", "COMPLEX_ABS", "DENSIFY", "IF", "IMAG", "MULTINOMIAL"),
+    *("QUANTIZE", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "READ_VARIABLE"),
+    *("REAL", "RFFT2D", "WHILE"),
+}
+"""Kinds whose kernels read the type from the tensor that they make."""
+
+
+def output_types(op: LiteOp) -> tuple[str | None, ...]:
+    """Return the types of the tensors that an op makes; None where it may be any.
+
+    Example:
+        >>> from geutil import tflite
+        >>> from geutil.tflite.shapes import output_types
+        >>> x, y = (tflite.LiteTensor(n, "int8", [4]) for n in "xy")
+        >>> z = tflite.LiteTensor("z", "bool", [4])
+        >>> output_types(tflite.LiteOp("LESS", [x, y], [z]))
+        ('bool',)
+    """
+    count = len(op.outputs)
+    if op.is_custom or op.kind not in RULES or op.kind in _STATED:
+        return (None,) * count
+    if op.kind in _TYPE_OPTIONS:
+        word = op.options.get(_TYPE_OPTIONS[op.kind])
+        from geutil.tflite.schema import type_names
+
+        name = word.lower() if isinstance(word, str) else type_names().get(word or 0)
+        return (name,) * count
+    found = _TYPES.get(op.kind, 0)
+    if isinstance(found, int):
+        source = op.inputs[found] if found < len(op.inputs) else None
+        found = "" if source is None else source.dtype
+    if op.kind == "TOPK_V2":
+        return found or None, None
+    return (found or None,) * count

@@ -1,0 +1,117 @@
+"""Unneeded parts of TFLite files left out: ops, tensors, buffers, names, metadata."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from geutil.errors import TFLiteError
+from geutil.tflite import looking, state
+from geutil.tflite.cutting import of_blocks
+from geutil.tflite.parts import Buffer, Contents, LiteGraph, LiteOp
+
+RUNTIME = "min_runtime_version"
+"""The metadata that say which runtime has all kernels; loaders may ask for it."""
+
+
+def strip(
+    file: Contents, *, unused: bool, buffers: bool, names: bool, metadata: object
+) -> None:
+    """Leave out what a file does not need; see `LiteFile.strip`."""
+    dropped = _chosen_metadata(file, metadata)
+    dead = {graph: _dead_ops(graph) for graph in file.graphs} if unused else {}
+    fixed = [n for n in state.FIXED_BY_METADATA if n in file.metadata]
+    if any(dead.values()) and not {*fixed} <= {*dropped}:
+        raise TFLiteError(
+            f"the metadata '{fixed[0]}' {state.FIXED_BY_METADATA[fixed[0]]}, and there "
+            "are ops that nothing needs; leave it out, too: "
+            f"strip(metadata=['{fixed[0]}']), or pass unused=False"
+        )
+    for name in dropped:
+        del file.metadata[name]
+    if metadata is True:
+        file.description, file.archive = "", None
+    for graph, ops in dead.items():
+        if ops:
+            graph.set_ops(op for op in graph.ops if op not in ops)
+    if unused:
+        _drop_graphs(file)
+        for graph in file.graphs:
+            # Places of tensors are in the metadata of an arena, too.
+            if not {*fixed} - {*dropped}:
+                _drop_tensors(file, graph)
+        file.kept, file.buffers = {0}, file.buffers[:1]
+        used = {id(op.code) for op in file.ops}
+        file.codes = [code for code in file.codes if id(code) in used]
+    if buffers:
+        _share_buffers(file)
+    if names:
+        _drop_names(file)
+
+
+def _chosen_metadata(file: Contents, metadata: object) -> list[str]:
+    """Return the names of the metadata to leave out."""
+    if isinstance(metadata, bool):
+        return [n for n in file.metadata if n != RUNTIME] if metadata else []
+    if isinstance(metadata, str) or not isinstance(metadata, Iterable):
+        metadata = [metadata]
+    chosen = [str(name) for name in metadata]
+    for name in chosen:
+        if name not in file.metadata:
+            raise TFLiteError(
+                f"there is no metadata '{name}'; there are {[*file.metadata]}"
+            )
+    return chosen
+
+
+def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
+    """Return the ops that no output needs and that change no state."""
+    needed = looking.behind(graph.outputs)
+    effects = [op for op in graph.ops if state.has_effect(op)]
+    needed += effects
+    needed += looking.behind(t for op in effects for t in op.reads)
+    return {*graph.ops} - {*needed}
+
+
+def _drop_graphs(file: Contents) -> None:
+    """Leave out subgraphs that nothing calls and no signature names."""
+    roots = [file.graphs[0], *(s.graph for s in file.signatures.values())]
+    kept = {*roots, *state.called_graphs(op for g in roots for op in g.ops)}
+    file.graphs = [graph for graph in file.graphs if graph in kept]
+
+
+def _drop_tensors(file: Contents, graph: LiteGraph) -> None:
+    used = {*graph.inputs, *graph.outputs, *(t for _, t in looking.ends(file, graph))}
+    used |= {t for op in graph.ops for t in op.intermediates if t}
+    used |= {t for t in graph.tensors if t.readers or t.makers}
+    used |= {scales for t in used for scales in of_blocks(t)}
+    graph.drop_tensors([t for t in graph.tensors if t not in used])
+
+
+def _share_buffers(file: Contents) -> None:
+    """Let tensors with the same bytes have one buffer."""
+    sizes: dict[int, dict[int, Buffer]] = {}
+    for t in file.tensors:
+        if t.buffer.size:
+            sizes.setdefault(t.buffer.size, {})[id(t.buffer)] = t.buffer
+    first: dict[int, Buffer] = {}
+    for alike in sizes.values():
+        if len(alike) > 1:
+            known: dict[bytes, Buffer] = {}
+            for key, buffer in alike.items():
+                data: Any = buffer.data
+                digest = hashlib.sha256(data).digest()
+                first[key] = known.setdefault(digest, buffer)
+    for t in file.tensors:
+        t.buffer = first.get(id(t.buffer), t.buffer)
+
+
+def _drop_names(file: Contents) -> None:
+    """Leave out the names of tensors inside, and of subgraphs."""
+    for graph in file.graphs:
+        graph.name = ""
+        ends = {*graph.inputs, *graph.outputs}
+        for t in graph.tensors:
+            if t not in ends:
+                t.name = ""
