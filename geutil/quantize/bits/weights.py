@@ -3,9 +3,8 @@
 What a file stores of a weight depends on the scheme and on the kernel that reads it:
 
 - "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
-  -7 to 7 (`geutil.quantize.tflite.stored_weights`), but for convolutions by groups. More
-  than 8 bits it has nowhere: of a layer that is skipped TFLite's converter stores bytes
-  all the same, if data and result have ranges (TensorFlow 2.21);
+  -7 to 7 (see `geutil.quantize.tflite.stored_weights`), but for convolutions by groups.
+  No kernel reads integers of more than 8 bits;
 - "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them.
 
 What several ops read is stored once.
@@ -73,8 +72,7 @@ def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
             raise QuantizeError(
                 f"a file of the scheme '{scheme}' cannot store weights of {each} bits: "
                 + (
-                    "TFLite's int8 kernels read bytes, and of a layer that is skipped "
-                    "its converter stores bytes, too; pass 8 at most, or "
+                    "TFLite's int8 kernels read bytes; pass 8 at most, or "
                     "scheme='weight_only_int8', which stores 16"
                     if scheme == "int8"
                     else "it stores up to 8, or 16"

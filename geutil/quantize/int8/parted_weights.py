@@ -21,7 +21,7 @@ from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.select.networks.provenance import Origins
 
-_ROUNDING = 2.0**-22
+_ROUNDING = 2.0**-23
 
 
 def part_weights(graph: Graph) -> None:

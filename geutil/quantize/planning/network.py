@@ -310,8 +310,7 @@ def _by_channel(layer: Layer, spec: Spec) -> bool:
     """Tell whether the weights of a layer can have a range for each channel."""
     if layer.op.type in op_types.CONVOLUTIONS_2D:
         return True
-    # Of matrices the converter finds such ranges itself, if they are symmetric
-    # (`int8/matrix_weights`).
+    # FULLY_CONNECTED reads matrices with a range for each output, if it is symmetric.
     if layer.op.type not in _PRODUCTS or layer.kernel.shape.rank != 2:
         return False
     bits = spec.weight_bits or _BITS

@@ -131,6 +131,8 @@ class _Lowering:
         self._ops: list[LiteOp] = []
         self._left: list[LeftInFloat] = []
         self._done: set[LiteOp] = set()
+        # Integers that would be made of others and are the same.
+        self._equal: dict[LiteTensor, LiteTensor] = {}
 
     def lower(self, *, has_ends: bool) -> list[LeftInFloat]:
         """Go through the ops in their order, which is topological."""
@@ -191,16 +193,17 @@ class _Lowering:
     def _steps_behind(self, op: LiteOp, tensor: LiteTensor) -> Quantization | None:
         """Return the steps of what an op selects from a tensor; None if it does not."""
         kernel = INTEGER_KERNELS.get(op.kind)
-        if kernel is None or not op.outputs or any(map(_is_float, op.outputs[1:])):
+        if kernel is None or op.inputs[(kernel.data or (0,))[0]] is not tensor:
             return None
-        target = self._target(op.outputs[0])
-        if target is None or op.inputs[(kernel.data or (0,))[0]] is not tensor:
+        made = [t for t in op.outputs if _is_float(t) and t.consumers]
+        targets = [self._target(t) for t in made]
+        steps = next((t.quantization for t in targets if t is not None), None)
+        if steps is None or not all(
+            t and _same(t.quantization, steps) for t in targets
+        ):
             return None
         selects = kernel.rule is Rule.KEEPS and kernel.selects
-        steps = target.quantization
-        if steps is None or not (selects or self._is_in_range(op, steps)):
-            return None
-        return steps
+        return steps if selects or self._is_in_range(op, steps) else None
 
     def _is_in_range(self, op: LiteOp, steps: Quantization) -> bool:
         """Tell whether an op cuts values off where a range does."""
@@ -219,7 +222,7 @@ class _Lowering:
 
     def _replace_end(self, tensor: LiteTensor, stored: LiteTensor) -> None:
         """Let integers be an input or an output in the place of floats."""
-        stored.name = tensor.name
+        stored.name, tensor.name = tensor.name, stored.name
         set_end(self._file, self._graph, tensor, stored)
 
     def _target(self, tensor: LiteTensor) -> LiteTensor | None:
@@ -233,8 +236,13 @@ class _Lowering:
         self._add("DEQUANTIZE", stored, tensor)
         for op in self._quantizers.get(tensor, ()):
             self._done.add(op)
-            if op.outputs[0] is not stored:
-                self._add("QUANTIZE", stored, op.outputs[0])
+            (made,) = op.outputs
+            if made.dtype == stored.dtype and _same(
+                made.quantization, stored.quantization
+            ):
+                self._equal[made] = stored
+            else:
+                self._add("QUANTIZE", stored, made)
 
     def _add(self, kind: str, source: LiteTensor, result: LiteTensor) -> None:
         self._ops.append(LiteOp(kind, [source], [result], version=_VERSIONS[kind]))
@@ -244,7 +252,9 @@ class _Lowering:
         if op in self._done:
             return
         if op.kind == "DEQUANTIZE":
-            self._stored[op.outputs[0]] = op.reads[0]
+            source = self._equal.get(op.reads[0], op.reads[0])
+            self._stored[op.outputs[0]] = source
+            op.inputs = (source,)
         elif op.kind == "QUANTIZE":
             stored = self._stored.get(op.reads[0])
             if stored is not None and stored.value is None:
@@ -478,7 +488,9 @@ class _Lowering:
         stored = self._target(tensor)
         if stored is None or not _same(stored.quantization, steps):
             return self._new(tensor, steps)
-        stored.quantization, stored.name = steps, tensor.name
+        stored.quantization = steps
+        # Files tell the ops of a kernel by the name of its result.
+        stored.name, tensor.name = tensor.name, stored.name
         return stored
 
 
