@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from geutil.tflite import cutting, edit, looking, making, renaming, stripping, verify
 from geutil.tflite.cutting import Ends
@@ -28,8 +28,11 @@ from geutil.tflite.reading import read_into
 from geutil.tflite.writing import Writer
 from geutil.writing import written_atomically
 
-Named = LiteTensor | str
-"""A tensor, or the name of one."""
+if TYPE_CHECKING:
+    from geutil.tflite.numbers import Constants, Stored
+
+Types = str | Mapping[str, str] | None
+"""The type of all inputs or outputs that are quantized, or by name those of some."""
 
 
 class LiteFile(Contents):
@@ -778,8 +781,8 @@ class LiteFile(Contents):
         self,
         size: int | None,
         *,
-        inputs: Sequence[Named] | None = None,
-        graph: LiteGraph | None = None,
+        inputs: TensorsLike | None = None,
+        graph: GraphLike = None,
     ) -> None:
         """Set the batch size: the first size of the inputs, and all that follows of it.
 
@@ -814,20 +817,20 @@ class LiteFile(Contents):
             >>> graph.outputs, graph.ops[0].inputs[1].value.tolist()
             ((<LiteTensor 'y' float32 [8, 4]>,), [8, 4])
         """
-        from geutil.tflite import finding, resizing
+        from geutil.tflite import resizing
 
-        graph = finding.graph_of(self, graph)
+        graph = looking.graph_of(self, graph)
         named = [t for t in graph.inputs if t.shape] if inputs is None else inputs
-        ends = [finding.input_of(self, graph, one) for one in named]
+        ends = looking.tensors_of(self, named, graph)
         resizing.set_batch_size(self, graph, size, ends)
 
     def set_input_shape(
         self,
-        name: Named,
+        name: TensorLike,
         shape: Sequence[int | None],
         *,
         resize: Literal["scale", "keep"] | None = None,
-        graph: LiteGraph | None = None,
+        graph: GraphLike = None,
     ) -> None:
         """Set the shape of an input, and all that follows of it.
 
@@ -854,11 +857,163 @@ class LiteFile(Contents):
             >>> graph.outputs
             (<LiteTensor 'y' float32 [1, 32, 32, 3]>,)
         """
-        from geutil.tflite import finding, resizing
+        from geutil.tflite import resizing
 
-        graph = finding.graph_of(self, graph)
-        end = finding.input_of(self, graph, name)
+        graph = looking.graph_of(self, graph)
+        end = looking.tensor_of(self, name, graph)
         resizing.set_input_shape(self, graph, end, shape, resize)
+
+    @property
+    def constants(self) -> Constants:
+        """The constants of the file by the names of their tensors, as numbers.
+
+        They are read in float, and written in float and stored in the type and steps of
+        the file; numbers out of their range are clipped, with a warning, or with a
+        report of `constants.write`.
+
+        Example:
+            >>> import numpy as np
+            >>> from geutil import tflite
+            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
+            >>> made.graphs.append(graph)
+            >>> w = tflite.LiteTensor("w", "int8", [3], tflite.Quantization((0.5,)))
+            >>> w.value = np.array([-2, 0, 4], np.int8)
+            >>> _ = graph.add_tensor(w)
+            >>> made.constants["w"]
+            array([-1.,  0.,  2.], dtype=float32)
+            >>> print(made.constants.write("w", np.array([0.3, 1.0, 99.0])))
+            1 tensor changed; clipped: 1 of 'w'
+            >>> w.value
+            array([  1,   2, 127], dtype=int8)
+        """
+        from geutil.tflite.numbers import Constants
+
+        return Constants(self, self.graphs)
+
+    def set_quantization(
+        self,
+        tensor: TensorLike,
+        scale: float | Sequence[float],
+        zero_point: int | Sequence[int] = 0,
+        *,
+        graph: GraphLike = None,
+    ) -> Stored:
+        """Set the scale and zero point of a tensor, and of all that has to follow.
+
+        Tensors that kernels such as those of RESHAPE or CONCATENATION tie to it get the
+        same ones; constants among them are stored in the new steps; biases get the
+        scale of the input times that of the weights.
+
+        Args:
+            tensor: the tensor, or its name: of activations, or weights.
+            scale: the size of a step; for weights with scales for each channel, these.
+            zero_point: the integer that stands for 0.
+            graph: the subgraph of the tensor; the main one if None.
+
+        Returns:
+            A report of the tensors that changed, and the numbers that were clipped.
+
+        Raises:
+            TFLiteError: it has no steps, or cannot have these: a kernel has its own
+                built in, or a bias does not fit. The file is as it was.
+
+        Cost: linear in ops and in the constants that change.
+
+        Example:
+            >>> from geutil import tflite
+            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
+            >>> made.graphs.append(graph)
+            >>> steps = tflite.Quantization((0.5,))
+            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
+            >>> graph.inputs, graph.outputs = (x,), (y,)
+            >>> _ = graph.add_op(tflite.LiteOp("RESHAPE", [x], [y]))
+            >>> print(made.set_quantization("x", 0.25, -3))
+            2 tensors changed; none clipped
+            >>> print(y.quantization)
+            scale 0.25, zero point -3
+        """
+        from geutil.tflite import numbers
+
+        found = looking.tensor_of(self, tensor, looking.graph_of(self, graph))
+        steps = numbers.new_steps(found, scale, zero_point)
+        return numbers.set_quantization(self, found, steps)
+
+    def set_io_type(
+        self,
+        inputs: Types = None,
+        outputs: Types = None,
+        *,
+        steps: Mapping[str, Quantization] | None = None,
+        graph: GraphLike = None,
+    ) -> None:
+        """Set the types of inputs and outputs: "int8", "uint8", "int16" or "float32".
+
+        Kernels stay as they are: a QUANTIZE or DEQUANTIZE op at the end changes the
+        type, and one that is not needed any more goes.
+
+        Args:
+            inputs: the type of all inputs that are quantized, or by name those of some.
+                Names are those of the signature, if the subgraph has one.
+            outputs: the same of outputs.
+            steps: by name, the scales and zero points of ends that are float in the
+                file's kernels, and are to become integers.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: there is no such end or type, or it cannot have that. The file
+                is as it was.
+
+        Cost: linear in the subgraph.
+
+        Example:
+            >>> from geutil import tflite
+            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
+            >>> made.graphs.append(graph)
+            >>> steps = tflite.Quantization((0.5,))
+            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
+            >>> graph.inputs, graph.outputs = (x,), (y,)
+            >>> _ = graph.add_op(tflite.LiteOp("ABS", [x], [y]))
+            >>> made.set_io_type("float32", "uint8")
+            >>> [op.kind for op in graph.ops], [t.dtype for t in graph.outputs]
+            (['QUANTIZE', 'ABS', 'QUANTIZE'], ['uint8'])
+        """
+        from geutil.tflite import ends
+
+        found = looking.graph_of(self, graph)
+        known = dict(steps or {})
+        taken = ends.ends_of(self, found, "input", inputs, known)
+        given = ends.ends_of(self, found, "output", outputs, known)
+        ends.set_types(self, found, [*taken, *given])
+
+    def dequantize(self) -> Stored:
+        """Turn integers, and float16 weights, into float32: weights, kernels and ends.
+
+        Activations that are fused into kernels stay; QUANTIZE and DEQUANTIZE ops go.
+
+        Returns:
+            A report of the tensors that changed.
+
+        Raises:
+            TFLiteError: a custom op reads or makes integers. The file is as it was.
+
+        Cost: linear in ops and weights, which are four times as large.
+
+        Example:
+            >>> from geutil import tflite
+            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
+            >>> made.graphs.append(graph)
+            >>> steps = tflite.Quantization((0.5,))
+            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
+            >>> graph.inputs, graph.outputs = (x,), (y,)
+            >>> _ = graph.add_op(tflite.LiteOp("TANH", [x], [y], version=2))
+            >>> print(made.dequantize())
+            2 tensors changed; none clipped
+            >>> graph.inputs, graph.ops[0].version
+            ((<LiteTensor 'x' float32 [4]>,), 1)
+        """
+        from geutil.tflite import floating
+
+        return floating.dequantize(self)
 
     def __repr__(self) -> str:
         ops = sum(len(graph.ops) for graph in self.graphs)

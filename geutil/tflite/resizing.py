@@ -636,6 +636,12 @@ def _resize(
     resize: Resize | None,
 ) -> None:
     """Plan, check and apply new shapes of inputs."""
+    for tensor in new:
+        if tensor not in graph.inputs:
+            raise TFLiteError(
+                f"{tensor!r} is no input of {graph!r}; its inputs are "
+                f"{', '.join(repr(t.name) for t in graph.inputs)}"
+            )
     if _TIED in file.metadata:
         raise TFLiteError(
             f"the metadata '{_TIED}' says where each tensor lies in memory, which new "

@@ -9,6 +9,7 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite.run import new_interpreter
+from tests.tflite.converting import drawn, float_file, run
 from tests.tflite_files import SAMPLES
 
 RANDOM = np.random.default_rng(5)
@@ -48,35 +49,7 @@ def converted(batch, height):
         return network(x, batch, height)
 
     spec = tf.TensorSpec([batch, height, height, 3], name="x")
-    traced = body.get_concrete_function(spec)
-    return tf.lite.TFLiteConverter.from_concrete_functions([traced]).convert()
-
-
-def run(blob, *feeds):
-    interpreter = new_interpreter(blob)
-    ends = interpreter.get_input_details()
-    for end, value in zip(ends, feeds, strict=True):
-        if tuple(end["shape"]) != value.shape:
-            interpreter.resize_tensor_input(end["index"], value.shape)
-    interpreter.allocate_tensors()
-    for end, value in zip(ends, feeds, strict=True):
-        interpreter.set_tensor(end["index"], value)
-    interpreter.invoke()
-    return [
-        interpreter.get_tensor(e["index"]) for e in interpreter.get_output_details()
-    ]
-
-
-def drawn(blob, batch):
-    """Return inputs of a file."""
-    feeds = []
-    for end in new_interpreter(blob).get_input_details():
-        shape, dtype = [batch, *end["shape"][1:]], end["dtype"]
-        if np.issubdtype(dtype, np.floating):
-            feeds.append(RANDOM.normal(size=shape).astype(dtype))
-        else:
-            feeds.append(RANDOM.integers(-100, 100, shape).astype(dtype))
-    return feeds
+    return float_file(body, spec)
 
 
 def outputs_alone(blob, feeds):
@@ -275,7 +248,10 @@ def test_ambiguous_files_are_refused_and_left_alone(name):
     ("edit", "message"),
     [
         (lambda file: file.set_input_shape("image", [2, 2]), "the rank stays"),
-        (lambda file: file.set_input_shape("imag", [2, 2]), "near names are 'image'"),
+        (
+            lambda file: file.set_input_shape("imag", [2, 2]),
+            "has no tensor 'imag'; near it are",
+        ),
         (lambda file: file.set_batch_size(0), "at least one row"),
     ],
 )

@@ -1,0 +1,320 @@
+"""Types of the inputs and outputs of a file, other than its kernels have.
+
+A QUANTIZE op behind an input, or in front of an output, changes the type and not the
+value: an unsigned integer is the signed one plus 128, in the same steps. Floats are
+rounded behind an input, and made of integers in front of an output by a DEQUANTIZE op.
+Ops of these kinds that a file has already at an end are taken away first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from geutil.errors import TFLiteError
+from geutil.tflite.parts import (
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteTensor,
+    Quantization,
+)
+from geutil.tflite.steps import limits, one_step
+from geutil.tflite.versions import version_of
+
+Choices = Mapping[str, Sequence[str]]
+CHOICES: Choices = {
+    "int8": ("int8", "uint8", "int16", "float32"),
+    "int16": ("int16", "int8", "float32"),
+    "uint8": ("uint8", "int8", "float32"),
+    "float32": ("float32",),
+}
+"""By the type that a file's kernels read or make, the types that an end can have.
+
+The kernel of QUANTIZE has no way from uint8 to int16, or back: kernels/quantize.cc.
+"""
+
+
+@dataclass
+class End:
+    """An input or output of a subgraph whose type is to change.
+
+    Attributes:
+        what: "input" or "output".
+        name: its name for messages.
+        wanted: the type that it is to have.
+        is_named: whether its type must change, or may stay where it stands for itself.
+        tensor: the tensor of the file that it is.
+        key: its name in the signature; "" without one.
+        steps: the steps that it is to have; None to derive them.
+    """
+
+    what: str
+    name: str
+    wanted: str
+    is_named: bool
+    tensor: LiteTensor
+    key: str = ""
+    steps: Quantization | None = None
+
+
+def set_types(
+    file: Contents, graph: LiteGraph, ends: Sequence[End], choices: Choices = CHOICES
+) -> None:
+    """Let inputs and outputs of a subgraph have other types.
+
+    Args:
+        file: the file.
+        graph: the subgraph.
+        ends: its ends, and the types that they are to have.
+        choices: by the type that kernels have, the types that an end can have.
+
+    Raises:
+        TFLiteError: one cannot have its type.
+    """
+    edit = _Ends(file, graph)
+    planned = [(end, edit.inner(end)) for end in ends]
+    needed = [(end, inner) for end, inner in planned if _changes(end, inner, choices)]
+    for end, inner in needed:
+        if end.what == "input":
+            edit.take(end, inner)
+    for end, inner in needed:
+        if end.what == "output":
+            edit.give(end, inner)
+    edit.finish()
+
+
+def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
+    """Tell whether an end has another type than it is to have.
+
+    Raises:
+        TFLiteError: it cannot have that.
+    """
+    kind, is_stepped = inner.dtype, inner.quantization is not None
+    is_float = kind == "float32"
+    known: Sequence[str] = choices.get(kind, ()) if is_stepped or is_float else ()
+    if end.steps is not None:
+        known = ("int8", "uint8", "int16")
+    if end.wanted in known:
+        same_steps = end.steps is None or end.tensor.quantization == end.steps
+        return end.wanted != end.tensor.dtype or not same_steps
+    if not known and not end.is_named:
+        return False
+    if is_stepped and not is_float:
+        reason = f"is stored in {kind}, and can be {' or '.join(known)}"
+        remedy = "pass one of these, or quantize by another scheme"
+    elif known:
+        reason = "is left in float"
+        remedy = "leave it out, by a mapping from the names of others to types"
+    else:
+        reason = f"holds {kind}, which stand for themselves"
+        remedy = "leave it out"
+    raise TFLiteError(
+        f"{end.what} '{end.name}' of the file cannot be {end.wanted}: it {reason}; "
+        f"{remedy}"
+    )
+
+
+class _Ends:
+    """The ends of a subgraph, which are changed."""
+
+    def __init__(self, file: Contents, graph: LiteGraph) -> None:
+        self._file, self._graph = file, graph
+        # By tensor and type, the tensor that an output is changed to.
+        self._given: dict[tuple[LiteTensor, str], LiteTensor] = {}
+        self._changed: dict[LiteTensor, None] = {}
+        self._added: tuple[list[LiteOp], list[LiteOp]] = [], []
+        self._removed: set[LiteOp] = set()
+        self._inputs, self._outputs = list(graph.inputs), list(graph.outputs)
+
+    def inner(self, end: End) -> LiteTensor:
+        """Return the tensor of integers that an end was changed from, else its own."""
+        tensor = end.tensor
+        op = self._conversion(end)
+        if op is None:
+            return tensor
+        inner = op.outputs[0] if end.what == "input" else op.inputs[0]
+        return tensor if inner is None else inner
+
+    def _conversion(self, end: End) -> LiteOp | None:
+        """Return the op that changes the type of an end, and nothing else reads."""
+        tensor, graph = end.tensor, self._graph
+        if end.what == "input":
+            readers = tensor.consumers
+            if (
+                len(readers) != 1
+                or readers[0].kind != "QUANTIZE"
+                or tensor in graph.outputs
+            ):
+                return None
+            op = readers[0]
+            return op if _changes_type_alone(tensor, op.outputs[0]) else None
+        maker = tensor.producer
+        if (
+            maker is None
+            or tensor.readers
+            or maker.kind not in ("DEQUANTIZE", "QUANTIZE")
+        ):
+            return None
+        source = maker.inputs[0]
+        if source is None or not _changes_type_alone(tensor, source):
+            return None
+        # Weights behind a DEQUANTIZE are no integers of kernels.
+        return maker if source.producer is not None else None
+
+    def take(self, end: End, inner: LiteTensor) -> None:
+        """Let the file take another type, and change it before all else."""
+        op = self._conversion(end)
+        if op is not None:
+            self._removed.add(op)
+        new = self._end(end, inner)
+        self._inputs = [new if t is end.tensor else t for t in self._inputs]
+        self._rename_in_signatures(end, new)
+        if new is not inner:
+            self._added[0].insert(0, conversion(new, inner))
+
+    def give(self, end: End, inner: LiteTensor) -> None:
+        """Let the file give another type, and change to it after all else."""
+        op = self._conversion(end)
+        if op is not None:
+            self._removed.add(op)
+        new = self._given.get((inner, end.wanted))
+        if new is None:
+            new = self._given[inner, end.wanted] = self._end(end, inner)
+            if new is not inner:
+                self._added[1].append(conversion(inner, new))
+        self._outputs[self._outputs.index(end.tensor)] = new
+        self._rename_in_signatures(end, new)
+
+    def _rename_in_signatures(self, end: End, new: LiteTensor) -> None:
+        for signature in self._file.signatures.values():
+            ends = getattr(signature, f"{end.what}s")
+            for key, tensor in ends.items():
+                mine = tensor is end.tensor and end.key in ("", key)
+                if mine and signature.graph is self._graph:
+                    ends[key] = new
+
+    def _end(self, end: End, inner: LiteTensor) -> LiteTensor:
+        """Return the new tensor of an end, with the name of the one before."""
+        tensor = end.tensor
+        if end.wanted == inner.dtype and end.steps in (None, inner.quantization):
+            if inner not in (*self._graph.inputs, *self._graph.outputs):
+                inner.name = tensor.name
+            return inner
+        new = inner.copied()
+        new.name, new.dtype, new.is_variable = tensor.name, end.wanted, False
+        new.quantization = end.steps or steps_of_type(inner, end.wanted)
+        self._changed[inner] = None
+        return new
+
+    def finish(self) -> None:
+        """Apply the edit to the subgraph."""
+        graph = self._graph
+        first, last = self._added
+        ops = [*first, *(op for op in graph.ops if op not in self._removed), *last]
+        old = {*graph.inputs, *graph.outputs}
+        graph.set_ops(ops)
+        graph.inputs, graph.outputs = tuple(self._inputs), tuple(self._outputs)
+        new = {*graph.inputs, *graph.outputs}
+        for tensor in new:
+            graph.add_tensor(tensor)
+        gone = [t for t in old - new if not t.makers and not t.readers]
+        graph.drop_tensors(gone)
+        for tensor in self._changed:
+            if tensor not in new and tensor.name in {t.name for t in new}:
+                # The converter names tensors that are no ends any more so.
+                tensor.name = re.sub(r"^[^;:]*", r"\g<0>1", tensor.name)
+
+
+def _changes_type_alone(end: LiteTensor, inner: LiteTensor) -> bool:
+    """Tell whether an end has the numbers of a tensor of integers, in another type."""
+    if inner.dtype == "float32" or inner.quantization is None:
+        return False
+    if end.dtype == "float32":
+        return True
+    known = one_step(end), one_step(inner)
+    if end.dtype == inner.dtype or None in known:
+        return False
+    return steps_of_type(inner, end.dtype) == end.quantization
+
+
+def steps_of_type(tensor: LiteTensor, dtype: str) -> Quantization | None:
+    """Return steps in which another type stands for the numbers of a tensor.
+
+    Integers of 8 bits have the same steps, and a zero point that is 128 away; those of
+    16 bits reach as far, around 0.
+    """
+    steps = tensor.quantization
+    if steps is None or not dtype.startswith(("int", "uint")):
+        return None
+    (scale, zero), (low, high) = (
+        (steps.scales[0], steps.zero_points[0]),
+        limits(tensor.dtype),
+    )
+    least, most = limits(dtype)
+    if most - least == high - low:
+        return replace(steps, zero_points=(zero + least - low,))
+    if dtype == "int16":
+        reach = max(abs(low - zero), abs(high - zero)) * scale
+        return Quantization((reach / most,), (0,))
+    span = (high - low) * scale / (most - least)
+    return Quantization((span,), (round(least - (low - zero) * scale / span),))
+
+
+def conversion(source: LiteTensor, made: LiteTensor) -> LiteOp:
+    """Return the op that makes a tensor of the same numbers of another one."""
+    kind = "DEQUANTIZE" if made.dtype == "float32" else "QUANTIZE"
+    op = LiteOp(kind, [source], [made])
+    op.version = version_of(op)
+    return op
+
+
+def ends_of(
+    file: Contents,
+    graph: LiteGraph,
+    what: str,
+    types: Mapping[str, str] | str | None,
+    steps: Mapping[str, Quantization],
+) -> list[End]:
+    """Return the ends of a subgraph that are to change, of the types that are wanted.
+
+    Args:
+        file: the file.
+        graph: the subgraph.
+        what: "input" or "output".
+        types: the type of all that are quantized, or by name the types of some.
+        steps: by name the steps of ends in float that are to become integers.
+    """
+    names = _names_of(file, graph, what)
+    wanted = dict.fromkeys(names, types) if isinstance(types, str) else types or {}
+    found: list[End] = []
+    for name, dtype in wanted.items():
+        if dtype not in _NAMES:
+            raise TFLiteError(
+                f"there is no type '{dtype}' of {what}s; the types are "
+                f"{', '.join(_NAMES)}"
+            )
+        if name not in names:
+            raise TFLiteError(
+                f"the file has no {what} '{name}' to give a type; its {what}s are "
+                f"{', '.join(names)}"
+            )
+        tensor, key = names[name]
+        is_named = not isinstance(types, str)
+        found.append(End(what, name, dtype, is_named, tensor, key, steps.get(name)))
+    return found
+
+
+_NAMES = ("int8", "uint8", "int16", "float32")
+
+
+def _names_of(
+    file: Contents, graph: LiteGraph, what: str
+) -> dict[str, tuple[LiteTensor, str]]:
+    """Return the ends of a subgraph by the names of a signature, or of tensors."""
+    for signature in file.signatures.values():
+        if signature.graph is graph:
+            ends = getattr(signature, f"{what}s")
+            return {name: (tensor, name) for name, tensor in ends.items()}
+    return {t.name: (t, "") for t in getattr(graph, f"{what}s")}

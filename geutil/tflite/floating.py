@@ -1,0 +1,143 @@
+"""Files of integers turned back into floats.
+
+Weights and biases become the numbers that their integers stand for, kernels compute in
+float32 with the activations that they have fused, and ops that only change types go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from geutil.errors import TFLiteError
+from geutil.tflite.numbers import Stored, numbers
+from geutil.tflite.parts import Array, Buffer, Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.steps import STEPPED
+from geutil.tflite.versions import version_of
+
+_CHANGES = frozenset({"DENSIFY", "DEQUANTIZE", "QUANTIZE"})
+"""Kinds that make the same numbers in another type."""
+_RAW = frozenset({"BITCAST", "CAST"})
+"""Kinds that read integers themselves, and not the numbers that they stand for."""
+_PLANNED = ("OfflineMemoryAllocation", "model_control_dependencies")
+_WIDE = ("int32", "int64")
+
+
+def dequantize(file: Contents) -> Stored:
+    """Turn a file of integers, or of float16 weights, into one of float32.
+
+    Args:
+        file: the file.
+
+    Returns:
+        A report of the tensors that changed.
+
+    Raises:
+        TFLiteError: a custom op reads or makes integers, or an op reads the integers
+            themselves; or metadata names ops by their places.
+    """
+    for name in _PLANNED:
+        if name in file.metadata:
+            raise TFLiteError(
+                f"ops that only change types go, and the metadata '{name}' names ops "
+                "by their places; call strip() first"
+            )
+    changed = [t for t in file.tensors if _stands_for_numbers(t) or _is_small(t)]
+    concerned = set(changed)
+    for op in file.ops:
+        ends = [t for t in (*op.inputs, *op.outputs) if t in concerned]
+        if ends and op.is_custom:
+            raise TFLiteError(
+                f"custom op {op!r} takes or makes {ends[0]}, and nothing says whether "
+                "it can compute in float32; cut the file around it"
+            )
+        if op.kind in _RAW and any(_stands_for_numbers(t) for t in ends):
+            raise TFLiteError(
+                f"{op!r} reads the integers of '{ends[0].name}' themselves; replace it "
+                "by a DEQUANTIZE"
+            )
+    dropped = [op for op in file.ops if _is_dropped(op, concerned)]
+    sparse = [t for op in dropped for t in op.inputs if t is not None and t.is_sparse]
+    whole = list(dict.fromkeys([*changed, *sparse]))
+    values = {t: numbers(t).astype(np.float32) for t in whole if _has_data(t)}
+    touched = {op for t in changed for op in (*t.makers, *t.readers)}
+    for tensor in whole:
+        _become_float(tensor, values.get(tensor))
+    for graph in file.graphs:
+        _drop(file, graph, [op for op in graph.ops if op in set(dropped)])
+    for op in file.ops:
+        if op in touched:
+            _become_float_op(op)
+    return Stored({}, tuple(whole))
+
+
+def _stands_for_numbers(tensor: LiteTensor) -> bool:
+    kinds = (*STEPPED, *_WIDE)
+    return tensor.quantization is not None and tensor.dtype in kinds
+
+
+def _is_small(tensor: LiteTensor) -> bool:
+    return tensor.dtype == "float16"
+
+
+def _has_data(tensor: LiteTensor) -> bool:
+    return bool(tensor.buffer.size) and not tensor.makers
+
+
+def _is_dropped(op: LiteOp, changed: set[LiteTensor]) -> bool:
+    """Tell whether an op makes in float32 just what it reads."""
+    source = op.inputs[0] if op.inputs else None
+    if op.is_custom or op.kind not in _CHANGES or source is None:
+        return False
+    made = op.outputs[0]
+    return all(t in changed or t.dtype == "float32" for t in (source, made))
+
+
+def _become_float(tensor: LiteTensor, value: Array | None) -> None:
+    tensor.dtype, tensor.quantization = "float32", None
+    if value is not None:
+        tensor.value = value
+    elif not tensor.buffer.size:
+        tensor.buffer = Buffer(tensor.buffer.data)
+
+
+def _become_float_op(op: LiteOp) -> None:
+    """Let an op have the version and the options of its float kernel."""
+    op.version = version_of(op)
+    for name, value in (
+        ("asymmetric_quantize_inputs", False),
+        ("quantized_bias_type", "FLOAT32"),
+    ):
+        if name in op.options:
+            op.options[name] = value
+    # They describe what an integer kernel computes on the way.
+    op.intermediates = ()
+
+
+def _drop(file: Contents, graph: LiteGraph, ops: Iterable[LiteOp]) -> None:
+    """Take ops away that make what they read, and let their readers read that."""
+    replaced: dict[LiteTensor, LiteTensor] = {}
+    gone = set(ops)
+    for op in graph.ops:
+        source = op.inputs[0] if op.inputs else None
+        if op in gone and source is not None:
+            # Ops come in their order, so the source has its replacement already.
+            replaced[op.outputs[0]] = replaced.get(source, source)
+    kept = [op for op in graph.ops if op not in gone]
+    graph.set_ops(kept)
+    for op in kept:
+        op.inputs = [t and replaced.get(t, t) for t in op.inputs]
+    ends = {*graph.inputs, *graph.outputs}
+    for made, source in replaced.items():
+        if made in ends and source not in ends:
+            source.name = made.name
+            ends.add(source)
+    graph.outputs = tuple(replaced.get(t, t) for t in graph.outputs)
+    for signature in file.signatures.values():
+        if signature.graph is graph:
+            for name, tensor in signature.outputs.items():
+                signature.outputs[name] = replaced.get(tensor, tensor)
+    read = {*graph.inputs, *graph.outputs}
+    unused = [t for t in graph.tensors if not (t.makers or t.readers or t in read)]
+    graph.drop_tensors(unused)

@@ -1,0 +1,418 @@
+"""Numbers in TFLite files: constants read and written in float, and their steps.
+
+A constant of integers stands for numbers in steps. It is read as these numbers and
+written as these, in the steps that the file has. Where steps change, all that depends
+on them follows: the tensors of kernels that rescale nothing, constants among these, and
+biases, whose scale is that of the input times that of the weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from geutil.errors import TFLiteError
+from geutil.tflite.parts import (
+    Array,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteTensor,
+    Quantization,
+)
+from geutil.tflite.schema import DTYPES, PACKED_BITS
+from geutil.tflite.sparse import densified
+from geutil.tflite.steps import (
+    BIASED,
+    FIXED_SCALE,
+    ONE_SCALE,
+    STEPPED,
+    bias_steps,
+    integers_of,
+    limits,
+    numbers_of,
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The report of numbers that were stored in a file's steps.
+
+    Attributes:
+        clipped: by the name of the constant, how many numbers were out of its range.
+        tensors: the tensors whose steps or values changed.
+    """
+
+    clipped: Mapping[str, int]
+    tensors: tuple[LiteTensor, ...]
+
+    def __str__(self) -> str:
+        lost = ", ".join(f"{count} of '{name}'" for name, count in self.clipped.items())
+        changed = f"{len(self.tensors)} tensor{'s' * (len(self.tensors) != 1)} changed"
+        return f"{changed}; clipped: {lost}" if lost else f"{changed}; none clipped"
+
+
+class Constants(MutableMapping[str, Array]):
+    """The constants of a file by the names of their tensors, as numbers.
+
+    Integers with steps are given as the float32 numbers that they stand for; zeros that
+    the file leaves out are there. Numbers are stored in the type and the steps that the
+    file has; `LiteTensor.value` gives and takes the integers themselves.
+    """
+
+    def __init__(self, file: Contents, graphs: Sequence[LiteGraph]) -> None:
+        self._file, self._graphs = file, graphs
+
+    def _tensors(self) -> Iterator[LiteTensor]:
+        for graph in self._graphs:
+            ends = {*graph.inputs}
+            for t in graph.tensors:
+                is_data = t.buffer.size and not t.makers and not t.is_variable
+                if is_data and t not in ends and t.dtype in (*DTYPES, *PACKED_BITS):
+                    yield t
+
+    def tensor(self, name: str) -> LiteTensor:
+        """Return the tensor of a constant.
+
+        Raises:
+            TFLiteError: several subgraphs have a constant of that name.
+            KeyError: there is none.
+        """
+        found = [t for t in self._tensors() if t.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise TFLiteError(
+                f"the file has {len(found)} constants '{name}'; read and write the "
+                "`value` of one of these tensors, or rename them"
+            )
+        near = difflib.get_close_matches(name, [*self], 3, 0.5)
+        raise KeyError(f"no constant '{name}'; near names: {near}")
+
+    def __getitem__(self, name: str) -> Array:
+        return numbers(self.tensor(name))
+
+    def __setitem__(self, name: str, value: Array) -> None:
+        report = self.write(name, value)
+        if report.clipped:
+            warnings.warn(str(report), stacklevel=2)
+
+    def write(self, name: str, value: Array) -> Stored:
+        """Store numbers in a constant, in its own type and steps.
+
+        Args:
+            name: the name of its tensor.
+            value: the numbers, in its shape.
+
+        Returns:
+            A report of how many were out of range, and clipped.
+
+        Raises:
+            TFLiteError: the shape is another, or there are numbers that are not finite.
+            KeyError: there is no constant of that name.
+        """
+        tensor = self.tensor(name)
+        array = np.asarray(value)
+        if array.shape != tensor.sizes:
+            raise TFLiteError(
+                f"constant '{name}' has the shape {list(tensor.sizes)}, and the value "
+                f"{list(array.shape)}; use `replace` where the shape is to change"
+            )
+        made, clipped = _stored(tensor, array)
+        tensor.value = made
+        return Stored({name: clipped} if clipped else {}, (tensor,))
+
+    def __delitem__(self, name: str) -> None:
+        raise TFLiteError(f"constant '{name}' cannot be left out; remove its op")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(t.name for t in self._tensors()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def numbers(tensor: LiteTensor) -> Array:
+    """Return the numbers of a constant."""
+    value = densified(tensor) if tensor.is_sparse else tensor.value
+    if value is None:
+        raise TFLiteError(f"'{tensor.name}' has no values in the file")
+    steps = tensor.quantization
+    if steps is not None and np.issubdtype(value.dtype, np.integer):
+        return numbers_of(value, steps)
+    return value.astype(np.float32) if tensor.dtype == "float16" else value
+
+
+def _stored(tensor: LiteTensor, value: Array) -> tuple[Array, int]:
+    """Return numbers as a tensor stores them, and how many were clipped."""
+    steps = tensor.quantization
+    is_float = tensor.dtype.startswith(("float", "complex"))
+    if not is_float and not np.isfinite(value).all():
+        raise TFLiteError(f"numbers for '{tensor.name}' are not all finite")
+    if is_float or tensor.dtype == "bool":
+        return value.astype(DTYPES[tensor.dtype]), 0
+    if steps is None:
+        low, high = limits(tensor.dtype)
+        if (np.round(value) != value).any() or value.min(initial=0) < low:
+            raise TFLiteError(
+                f"'{tensor.name}' holds {tensor.dtype} that stand for themselves, and "
+                "the value has numbers that these cannot be"
+            )
+        clipped = np.clip(value, low, high)
+        return clipped.astype(DTYPES.get(tensor.dtype, np.int8)), int(
+            (clipped != value).sum()
+        )
+    made, lost = integers_of(value, steps, tensor.dtype)
+    return made, int(lost.sum())
+
+
+def set_quantization(file: Contents, tensor: LiteTensor, steps: Quantization) -> Stored:
+    """Let a tensor have other steps, and all that depends on them follow.
+
+    Args:
+        file: the file.
+        tensor: the tensor: of activations, or a constant.
+        steps: its new scales and zero points.
+
+    Returns:
+        A report of the tensors that changed, and of what was clipped in constants.
+
+    Raises:
+        TFLiteError: the tensor is no tensor of steps; the steps do not suit its type; a
+            kernel that is concerned has steps of its own; a bias does not fit.
+    """
+    _check_steps(tensor, steps)
+    members = _tied(file, tensor)
+    for member in members:
+        _check_member(member, tensor)
+    if len(steps.scales) > 1 and len(members) > 1:
+        raise TFLiteError(
+            f"'{tensor.name}' shares its scale with {_names(members[1:])}, which take "
+            "one scale each"
+        )
+    new = dict.fromkeys(members, steps)
+    values: dict[LiteTensor, Array] = {}
+    clipped: dict[str, int] = {}
+    for member in members:
+        if member.buffer.size and not member.makers:
+            made, lost = integers_of(numbers(member), steps, member.dtype)
+            values[member] = made
+            if lost.any():
+                clipped[member.name] = int(lost.sum())
+    biases = _biases(members, new)
+    for member in members:
+        member.quantization = steps
+        if member in values:
+            member.value = values[member]
+    for (op, place), (made, own) in biases.items():
+        _replace_bias(op, place, made, own)
+    changed = [*members, *(op.inputs[place] for op, place in biases)]
+    return Stored(clipped, tuple(t for t in changed if t is not None))
+
+
+def _names(tensors: Iterable[LiteTensor]) -> str:
+    names = [f"'{t.name}'" for t in tensors]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+
+
+def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
+    """Refuse steps that a tensor cannot have."""
+    own = tensor.quantization
+    if own is None or tensor.dtype not in STEPPED:
+        for op in tensor.consumers:
+            if own is not None and bias_steps(op) is not None:
+                raise TFLiteError(
+                    f"'{tensor.name}' is the bias of {op!r}: its scale is that of the "
+                    "input times that of the weights; set one of these"
+                )
+        raise TFLiteError(
+            f"'{tensor.name}' is {tensor}, which stands for itself; only tensors that "
+            "were quantized have steps to set"
+        )
+    if own.block or steps.block:
+        raise TFLiteError(
+            f"'{tensor.name}' is stored in blocks, whose scales are constants; write "
+            "these"
+        )
+    scales, (low, high) = np.asarray(steps.scales), limits(tensor.dtype)
+    if not scales.size or not (np.isfinite(scales).all() and (scales > 0).all()):
+        raise TFLiteError(f"scales are positive numbers, not {[*steps.scales]}")
+    if len(steps.zero_points) not in (1, scales.size):
+        raise TFLiteError(
+            f"{scales.size} scales cannot have {len(steps.zero_points)} zero points"
+        )
+    if any(not low <= zero <= high for zero in steps.zero_points):
+        raise TFLiteError(
+            f"zero points of '{tensor.name}' are {tensor.dtype}, from {low} to {high}, "
+            f"not {steps.zero_points[0]}"
+        )
+    is_weight = any(
+        place in (1,) and op.kind in BIASED
+        for op in tensor.consumers
+        for place, one in enumerate(op.inputs)
+        if one is tensor
+    )
+    if any(steps.zero_points) and (
+        tensor.dtype == "int16" or (is_weight and tensor.dtype != "uint8")
+    ):
+        raise TFLiteError(
+            f"the zero point of '{tensor.name}' is 0 in the kernels that read it"
+        )
+    if scales.size > 1 and (
+        len(own.scales) != scales.size or tensor.makers or not tensor.buffer.size
+    ):
+        raise TFLiteError(
+            f"'{tensor.name}' has {len(own.scales)} scale(s), not {scales.size}"
+        )
+
+
+def _check_member(member: LiteTensor, tensor: LiteTensor) -> None:
+    """Refuse a tensor that kernels want to have other steps."""
+    because = (
+        "" if member is tensor else f", which shares its scale with '{member.name}'"
+    )
+    for op in (*member.makers, *member.readers):
+        if op.is_custom or op.kind.endswith(("LSTM", "RNN", "SVDF")):
+            raise TFLiteError(
+                f"'{tensor.name}'{because} cannot have another scale: {op!r} keeps "
+                "numbers of its own that were computed for this one"
+            )
+    for op in member.makers:
+        if (op.kind, member.dtype) in FIXED_SCALE:
+            raise TFLiteError(
+                f"'{tensor.name}'{because} cannot have another scale: {op!r} makes "
+                f"{member.dtype} in the scale that its kernel has built in; put a "
+                "QUANTIZE behind it"
+            )
+
+
+def _tied(file: Contents, tensor: LiteTensor) -> list[LiteTensor]:
+    """Return the tensors that have to have the steps of one: itself, and its class."""
+    if len((tensor.quantization or Quantization((1.0,))).scales) > 1:
+        return [tensor]
+    links = _calls(file)
+    found = {tensor: None}
+    queue = [tensor]
+    for one in queue:
+        near = list(links.get(one, ()))
+        for op in (*one.makers, *one.readers):
+            if op.kind in ONE_SCALE and not op.is_custom:
+                near += [t for t in (*op.inputs, *op.outputs) if t is not None]
+        for other in near:
+            is_stepped = other.dtype in STEPPED and other.quantization is not None
+            if is_stepped and other not in found:
+                found[other] = None
+                queue.append(other)
+    return queue
+
+
+def _calls(file: Contents) -> dict[LiteTensor, list[LiteTensor]]:
+    """Return the tensors that are the same one across subgraphs, and in variables."""
+    links: dict[LiteTensor, list[LiteTensor]] = {}
+
+    def link(group: Sequence[LiteTensor | None]) -> None:
+        present = [t for t in group if t is not None]
+        for one in present:
+            links.setdefault(one, []).extend(t for t in present if t is not one)
+
+    variables: dict[Any, list[LiteTensor | None]] = {}
+    for op in file.ops:
+        if op.kind in ("IF", "WHILE"):
+            skipped = 1 if op.kind == "IF" else 0
+            graphs = op.subgraphs
+            for graph in graphs:
+                for pair in zip(op.inputs[skipped:], graph.inputs, strict=False):
+                    link(pair)
+            for graph in graphs if skipped else graphs[1:]:
+                for pair in zip(op.outputs, graph.outputs, strict=False):
+                    link(pair)
+            if not skipped:
+                for pair in zip(op.inputs, op.outputs, strict=False):
+                    link(pair)
+        elif op.kind in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+            handle = op.inputs[0]
+            maker = None if handle is None else handle.producer
+            if maker is not None:
+                key = (maker.options.get("container"), maker.options.get("shared_name"))
+                variables.setdefault(key, []).extend((*op.inputs[1:], *op.outputs))
+    for group in variables.values():
+        link(group)
+    return links
+
+
+def _biases(
+    members: Sequence[LiteTensor], new: Mapping[LiteTensor, Quantization]
+) -> dict[tuple[LiteOp, int], tuple[Array, Quantization]]:
+    """Return the biases of ops that read tensors with new steps, in their own."""
+    found: dict[tuple[LiteOp, int], tuple[Array, Quantization]] = {}
+    for op in dict.fromkeys(op for member in members for op in member.readers):
+        places = BIASED.get(op.kind)
+        old = bias_steps(op)
+        if places is None or old is None:
+            continue
+        bias = op.inputs[places[2]]
+        if bias is None or not bias.buffer.size:
+            if bias is not None:
+                raise TFLiteError(f"the bias of {op!r} is computed, and cannot follow")
+            continue
+        x, weights = (op.inputs[place] for place in places[:2])
+        own = _product(x, weights, new)
+        if own == old:
+            continue
+        made, lost = integers_of(numbers(bias), own, bias.dtype)
+        if lost.any():
+            raise TFLiteError(
+                f"the bias of {op!r} does not fit {bias.dtype} in steps of "
+                f"{min(own.scales):.4g}; take a larger scale"
+            )
+        found[op, places[2]] = made, own
+    return found
+
+
+def _product(
+    x: LiteTensor | None,
+    weights: LiteTensor | None,
+    new: Mapping[LiteTensor, Quantization],
+) -> Quantization:
+    """Return the steps of a bias: the input's scale times those of the weights."""
+    pair = []
+    for tensor in (x, weights):
+        steps = None if tensor is None else new.get(tensor, tensor.quantization)
+        pair.append(steps or Quantization((1.0,)))
+    scale = np.float32(pair[0].scales[0])
+    scales = tuple(float(scale * np.float32(s)) for s in pair[1].scales)
+    return replace(pair[1], scales=scales, zero_points=(0,) * len(scales), axis=0)
+
+
+def _replace_bias(op: LiteOp, place: int, value: Array, steps: Quantization) -> None:
+    """Give an op a bias of its own, where others read it, too."""
+    bias = op.inputs[place]
+    if bias is None or op.graph is None:
+        return
+    if len(bias.readers) > 1 or sum(one is bias for one in op.inputs) > 1:
+        bias = op.graph.add_tensor(bias.copied())
+        inputs = list(op.inputs)
+        inputs[place] = bias
+        op.inputs = inputs
+    bias.quantization = steps
+    bias.value = value
+
+
+def new_steps(
+    tensor: LiteTensor, scale: float | Sequence[float], zero_point: int | Sequence[int]
+) -> Quantization:
+    """Return steps for a tensor of scales and zero points as a caller gives them."""
+    scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())
+    zeros = tuple(int(zero) for zero in np.atleast_1d(np.asarray(zero_point)))
+    axis = 0 if tensor.quantization is None else tensor.quantization.axis
+    if len(zeros) == 1:
+        zeros *= len(scales)
+    if any(not math.isfinite(s) for s in scales):
+        raise TFLiteError(f"scales are positive numbers, not {[*scales]}")
+    return Quantization(scales, zeros, axis)

@@ -1,0 +1,177 @@
+"""Steps of integers: numbers stored in them, and the kernels that tie them together.
+
+The tables are those of TFLite's specification of quantized kernels
+(https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/quantization_spec).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from geutil.tflite.parts import Array, LiteOp, LiteTensor, Quantization
+from geutil.tflite.schema import DTYPES, PACKED_BITS
+
+STEPPED = ("int2", "int4", "int8", "int16", "uint4", "uint8")
+"""Types that stand for other numbers in the tensors that kernels compute."""
+BIASED: Mapping[str, tuple[int, int, int]] = {
+    "CONV_2D": (0, 1, 2),
+    "CONV_3D": (0, 1, 2),
+    "DEPTHWISE_CONV_2D": (0, 1, 2),
+    "FULLY_CONNECTED": (0, 1, 2),
+    "TRANSPOSE_CONV": (2, 1, 3),
+}
+"""The places of input, weights and bias, whose scale is the product of theirs."""
+ONE_SCALE = frozenset(
+    {
+        *("ASSIGN_VARIABLE", "AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO"),
+        *("CONCATENATION", "DEPTH_TO_SPACE", "DYNAMIC_UPDATE_SLICE", "EXPAND_DIMS"),
+        *("GATHER", "GATHER_ND", "MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MIRROR_PAD"),
+        *("PACK", "PAD", "PADV2", "READ_VARIABLE", "REDUCE_MAX", "REDUCE_MIN"),
+        *("RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_SEQUENCE"),
+        *("REVERSE_V2", "SCATTER_ND", "SELECT", "SELECT_V2", "SLICE"),
+        *("SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE"),
+        *("STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE", "UNPACK"),
+    }
+)
+"""Kinds whose kernels move or compare integers, and rescale none."""
+FIXED_SCALE: Mapping[tuple[str, str], tuple[float, int]] = {
+    ("L2_NORMALIZATION", "int8"): (1 / 128, 0),
+    ("LOGISTIC", "int16"): (1 / 32768, 0),
+    ("LOGISTIC", "int8"): (1 / 256, -128),
+    ("LOG_SOFTMAX", "int8"): (16 / 256, 127),
+    ("SOFTMAX", "int16"): (1 / 32768, 0),
+    ("SOFTMAX", "int8"): (1 / 256, -128),
+    ("TANH", "int16"): (1 / 32768, 0),
+    ("TANH", "int8"): (1 / 128, 0),
+}
+"""The scale and zero point of results that a kernel has built in."""
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """Return the least and the greatest integer of a type.
+
+    Example:
+        >>> from geutil.tflite.steps import limits
+        >>> limits("int4"), limits("uint8")
+        ((-8, 7), (0, 255))
+    """
+    bits = PACKED_BITS.get(dtype)
+    if bits is None:
+        info = np.iinfo(DTYPES[dtype])
+        return int(info.min), int(info.max)
+    return (
+        (0, 2**bits - 1)
+        if dtype[0] == "u"
+        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
+
+
+def numbers_of(integers: Array, steps: Quantization) -> Array:
+    """Return the numbers that integers stand for, in float32.
+
+    Args:
+        integers: the integers.
+        steps: their scales and zero points; those of blocks have their scales in an
+            array of the file.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil.tflite import Quantization
+        >>> from geutil.tflite.steps import numbers_of
+        >>> numbers_of(np.array([-1, 3], np.int8), Quantization((0.5,), (-1,))).tolist()
+        [0.0, 2.0]
+    """
+    if steps.block:
+        scales, zeros = _of_blocks(integers, steps)
+    else:
+        scales, zeros = steps.along(integers.ndim)
+    made: Array = (
+        (integers.astype(np.int64) - zeros) * scales.astype(np.float64)
+    ).astype(np.float32)
+    return made
+
+
+def _of_blocks(integers: Array, steps: Quantization) -> tuple[Array, Array]:
+    """Return the scale and zero point of each value of blocks."""
+    found = []
+    for tensor in (steps.block_scales, steps.block_zeros):
+        value = None if tensor is None else tensor.value
+        each = np.zeros(1) if value is None else value.astype(np.float64)
+        if each.size > 1:
+            each = each.reshape(*integers.shape[:-1], -1).repeat(steps.block, -1)
+        found.append(each)
+    return found[0], found[1]
+
+
+def integers_of(numbers: Array, steps: Quantization, dtype: str) -> tuple[Array, Array]:
+    """Return the integers that stand for numbers, and which of these were clipped.
+
+    Halves are rounded away from zero, as TFLite does.
+
+    Args:
+        numbers: the numbers.
+        steps: the scales and zero points to store them in.
+        dtype: the type of the integers.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil.tflite import Quantization
+        >>> from geutil.tflite.steps import integers_of
+        >>> made, clipped = integers_of(
+        ...     np.array([0.4, 99.0]), Quantization((0.2,)), "int8"
+        ... )
+        >>> made.tolist(), clipped.tolist()
+        ([2, 127], [False, True])
+    """
+    if steps.block:
+        scales, zeros = _of_blocks(numbers, steps)
+    else:
+        scales, zeros = steps.along(numbers.ndim)
+    exact = numbers.astype(np.float64) / scales
+    wanted = np.trunc(exact + np.copysign(0.5, exact)) + zeros
+    low, high = limits(dtype)
+    stored = np.clip(wanted, low, high)
+    return stored.astype(DTYPES.get(dtype, np.int8)), stored != wanted
+
+
+def bias_steps(op: LiteOp) -> Quantization | None:
+    """Return the steps that the bias of an op has to have; None without such a bias."""
+    places = BIASED.get(op.kind)
+    if places is None or op.is_custom or places[2] >= len(op.inputs):
+        return None
+    x, weights, bias = (op.inputs[place] for place in places)
+    if x is None or weights is None or bias is None or bias.dtype not in _WIDE:
+        return None
+    of_x, of_weights = x.quantization, weights.quantization
+    if of_x is None or of_weights is None or of_weights.block:
+        return None
+    scale = np.float32(of_x.scales[0])
+    scales = tuple(float(scale * np.float32(s)) for s in of_weights.scales)
+    return replace(of_weights, scales=scales, zero_points=(0,) * len(scales), axis=0)
+
+
+_WIDE = ("int32", "int64")
+
+
+def one_step(tensor: LiteTensor) -> tuple[float, int] | None:
+    """Return the scale and zero point of a tensor; None if it has not just one."""
+    steps = tensor.quantization
+    if steps is None or len(steps.scales) != 1:
+        return None
+    return steps.scales[0], steps.zero_points[0]
+
+
+def have_equal_steps(one: LiteTensor, other: LiteTensor) -> bool:
+    """Tell whether two tensors have the same type, scale and zero point."""
+    first, second = one_step(one), one_step(other)
+    return (
+        first is not None
+        and second is not None
+        and one.dtype == other.dtype
+        and first[1] == second[1]
+        # Kernels that rescale nothing allow this: kernels/pooling.cc.
+        and abs(first[0] - second[0]) <= 1e-6
+    )
