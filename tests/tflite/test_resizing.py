@@ -248,7 +248,10 @@ def test_ambiguous_files_are_refused_and_left_alone(name):
     ("edit", "message"),
     [
         (lambda file: file.set_input_shape("image", [2, 2]), "the rank stays"),
-        (lambda file: file.set_input_shape("imag", [2, 2]), "has no tensor 'imag'; near it are"),
+        (
+            lambda file: file.set_input_shape("imag", [2, 2]),
+            "has no tensor 'imag'; near it are",
+        ),
         (lambda file: file.set_batch_size(0), "at least one row"),
     ],
 )
