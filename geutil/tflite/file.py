@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from geutil.tflite import cutting, edit, looking, making, renaming, stripping, verify
+from geutil.tflite import (
+    cutting,
+    edit,
+    joining,
+    looking,
+    making,
+    renaming,
+    stripping,
+    verify,
+)
 from geutil.tflite.cutting import Ends
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -168,7 +177,7 @@ class LiteFile(Contents):
         dtype: str | None = None,
         quantization: Quantization | None = None,
         outputs: Sequence[LiteTensor] | None = None,
-        version: int = 1,
+        version: int | None = None,
         custom_options: bytes | None = None,
         at: int | None = None,
         graph: GraphLike = None,
@@ -186,7 +195,7 @@ class LiteFile(Contents):
             quantization: what its integers stand for.
             outputs: new tensors that it makes, in the place of the four arguments
                 before: for results that differ in type or shape.
-            version: the version of its kernel.
+            version: the version of its kernel; the oldest that computes it if None.
             custom_options: of an op of your own, its options as its kernel reads them.
             at: its place in the order; the end if None.
             graph: the subgraph, as in `add_input`.
@@ -1014,6 +1023,124 @@ class LiteFile(Contents):
         from geutil.tflite import floating
 
         return floating.dequantize(self)
+
+    def append(
+        self,
+        other: LiteFile,
+        connect: Mapping[str, str] | None = None,
+        *,
+        graph: GraphLike = None,
+    ) -> None:
+        """Put the main subgraph of another file behind: its inputs are outputs of this.
+
+        Where types or steps differ, a QUANTIZE or DEQUANTIZE op stands between. Outputs
+        that are not connected stay; so do the other file's inputs. Variables that have
+        the same name in both files stay apart. The other file is not changed.
+
+        Args:
+            other: the other file.
+            connect: by the names of its inputs, the names of outputs of this file. If
+                None, those of the same name, or the only one and the only one.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: it is not clear which ends belong together, or shapes or types
+                do not fit. The file is as it was.
+
+        Cost: linear in both; weights are not copied.
+
+        Example:
+            >>> from geutil import tflite
+            >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+            >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+            ...     m.set_outputs([m.add(kind, m.add_input("x", "float32", [2]))])
+            >>> first.append(second)
+            >>> [op.kind for op in first.graphs[0].ops]
+            ['EXP', 'NEG']
+        """
+        joining.append(self, other, connect, graph)
+
+    def prepend(
+        self,
+        other: LiteFile,
+        connect: Mapping[str, str] | None = None,
+        *,
+        graph: GraphLike = None,
+    ) -> None:
+        """Put the main subgraph of another file before: its outputs are inputs of this.
+
+        Args:
+            other: the other file; see `append`.
+            connect: by the names of its outputs, the names of inputs of this file.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: see `append`.
+
+        Cost: linear in both; weights are not copied.
+
+        Example:
+            >>> from geutil import tflite
+            >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+            >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+            ...     m.set_outputs([m.add(kind, m.add_input("x", "float32", [2]))])
+            >>> first.prepend(second)
+            >>> [op.kind for op in first.graphs[0].ops]
+            ['NEG', 'EXP']
+        """
+        joining.prepend(self, other, connect, graph)
+
+    def splice(
+        self, other: LiteFile, at: TensorsLike, *, graph: GraphLike = None
+    ) -> None:
+        """Put the main subgraph of another file between tensors and their readers.
+
+        Args:
+            other: the other file, which takes and gives as many tensors; see `append`.
+            at: the tensor, or tensors. Their readers, and the outputs that they are,
+                get the outputs of the other file.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: see `append`.
+
+        Cost: linear in both; weights are not copied.
+
+        Example:
+            >>> from geutil import tflite
+            >>> m, part = tflite.LiteFile(), tflite.LiteFile()
+            >>> for one, kind in ((m, "EXP"), (part, "ABS")):
+            ...     one.set_outputs([one.add(kind, one.add_input("x", "float32", [2]))])
+            >>> m.splice(part, at="x")
+            >>> [op.kind for op in m.graphs[0].ops]
+            ['ABS', 'EXP']
+        """
+        joining.splice(self, other, at, graph)
+
+    def merge(self, others: Mapping[str, LiteFile]) -> None:
+        """Put other files beside this one: one file, a signature for each.
+
+        Equal weights are stored once. Variables of different files stay apart.
+
+        Args:
+            others: the other files by the names of their signatures here; where one has
+                several, they are called `<name>_<its own name>`.
+
+        Raises:
+            TFLiteError: there is a signature of that name. The file is as it was.
+
+        Cost: linear in all of them, and in their weights, which are compared.
+
+        Example:
+            >>> from geutil import tflite
+            >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+            >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+            ...     m.set_outputs([m.add(kind, m.add_input("x", "float32", [2]))])
+            >>> first.merge({"negative": second})
+            >>> first
+            LiteFile(['serving_default', 'negative'], 2 subgraph(s), 2 ops)
+        """
+        joining.merge(self, others)
 
     def __repr__(self) -> str:
         ops = sum(len(graph.ops) for graph in self.graphs)

@@ -36,6 +36,7 @@ from geutil.tflite.schema import (
     type_numbers,
 )
 from geutil.tflite.shapes import output_shapes, output_types
+from geutil.tflite.steps import BIASED, FIXED_SCALE, ONE_SCALE, STEPPED, one_step
 
 _SHOWN = 10
 
@@ -277,14 +278,6 @@ def _check_steps(file: Contents) -> Check:
             yield t, f"has a zero point outside of {t.dtype}"
 
 
-_BIASED: Mapping[str, tuple[int, int, int]] = {
-    "CONV_2D": (0, 1, 2),
-    "CONV_3D": (0, 1, 2),
-    "DEPTHWISE_CONV_2D": (0, 1, 2),
-    "FULLY_CONNECTED": (0, 1, 2),
-    "TRANSPOSE_CONV": (2, 1, 3),
-}
-"""The places of input, weights and bias among the inputs."""
 _ROUNDING = 1e-6
 """A product of two float32 scales is rounded to 2^-23 of itself: two of them differ
 by 2.4e-7."""
@@ -292,7 +285,7 @@ by 2.4e-7."""
 
 def _check_biases(file: Contents) -> Check:
     for op in file.ops:
-        places = _BIASED.get(op.kind)
+        places = BIASED.get(op.kind)
         if op.is_custom or places is None or places[2] >= len(op.inputs):
             continue
         x, weights, bias = (op.inputs[place] for place in places)
@@ -311,59 +304,26 @@ def _check_biases(file: Contents) -> Check:
             yield op, f"{fault} {product:.6g}"
 
 
-_ONE_SCALE = frozenset(
-    {
-        *("AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION"),
-        *("DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "GATHER_ND", "MAXIMUM"),
-        *("MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK", "PAD", "PADV2", "RESHAPE"),
-        *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SELECT"),
-        *("SELECT_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT"),
-        *("SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE"),
-        "UNPACK",
-    }
-)
-"""Kinds whose kernels move or compare integers; TFLite's specification of int8."""
-_FIXED_SCALE: Mapping[tuple[str, str], tuple[float, int]] = {
-    ("L2_NORMALIZATION", "int8"): (1 / 128, 0),
-    ("LOGISTIC", "int16"): (1 / 32768, 0),
-    ("LOGISTIC", "int8"): (1 / 256, -128),
-    ("LOG_SOFTMAX", "int8"): (16 / 256, 127),
-    ("SOFTMAX", "int16"): (1 / 32768, 0),
-    ("SOFTMAX", "int8"): (1 / 256, -128),
-    ("TANH", "int16"): (1 / 32768, 0),
-    ("TANH", "int8"): (1 / 128, 0),
-}
-"""The scale and zero point of results that a kernel has built in."""
-_STEPPED = ("int4", "int8", "int16", "uint8")
-
-
 def _check_scales(file: Contents) -> Check:
     for op in file.ops:
         if op.is_custom:
             continue
         for t in op.outputs:
-            fixed = _FIXED_SCALE.get((op.kind, t.dtype))
-            if fixed is not None and _step(t) is not None and not _same(t, *fixed):
+            fixed = FIXED_SCALE.get((op.kind, t.dtype))
+            if fixed is not None and one_step(t) is not None and not _same(t, *fixed):
                 yield op, f"its kernel gives scale {fixed[0]:.6g}, zero {fixed[1]}"
-        if op.kind not in _ONE_SCALE:
+        if op.kind not in ONE_SCALE:
             continue
-        ends = [t for t in (*op.inputs, *op.outputs) if t and t.dtype in _STEPPED]
-        stepped = [t for t in ends if _step(t) is not None]
+        ends = [t for t in (*op.inputs, *op.outputs) if t and t.dtype in STEPPED]
+        stepped = [t for t in ends if one_step(t) is not None]
         for t in stepped[1:]:
-            scale, zero = _step(stepped[0]) or (0.0, 0)
+            scale, zero = one_step(stepped[0]) or (0.0, 0)
             if not _same(t, scale, zero):
                 yield op, f"rescales nothing, and {stepped[0]!r} and {t!r} differ"
 
 
-def _step(tensor: LiteTensor) -> tuple[float, int] | None:
-    steps = tensor.quantization
-    if steps is None or len(steps.scales) != 1:
-        return None
-    return steps.scales[0], steps.zero_points[0]
-
-
 def _same(tensor: LiteTensor, scale: float, zero: int) -> bool:
-    own = _step(tensor)
+    own = one_step(tensor)
     return own is not None and own[1] == zero and abs(own[0] - scale) <= 1e-6 * scale
 
 
