@@ -170,7 +170,7 @@ class LiteFile(Contents):
     def add(
         self,
         kind: str,
-        inputs: Iterable[TensorLike | None],
+        inputs: TensorLike | Iterable[TensorLike | None],
         *,
         name: str | Sequence[str] | None = None,
         shape: Sequence[int | None] | None = None,
@@ -188,6 +188,7 @@ class LiteFile(Contents):
         Args:
             kind: its kind, such as "CONV_2D".
             inputs: the tensors that it reads, or their names; None for those left out.
+                One tensor need not be in a list.
             name: the name of the tensor that it makes, or of each of several; its kind
                 if None.
             shape: the shape of the tensor; by the rule of the kind if None.
@@ -225,9 +226,7 @@ class LiteFile(Contents):
             graph=graph,
         )
 
-    def set_outputs(
-        self, outputs: Iterable[TensorLike], *, graph: GraphLike = None
-    ) -> None:
+    def set_outputs(self, outputs: TensorsLike, *, graph: GraphLike = None) -> None:
         """Let a subgraph give these tensors and no others; see `expose` to add some."""
         making.set_outputs(self, outputs, graph)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
-from geutil.tflite.looking import GraphLike, TensorLike
+from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
     LiteGraph,
@@ -143,7 +143,7 @@ class Made:
 def add(
     file: Contents,
     kind: str,
-    inputs: Iterable[TensorLike | None],
+    inputs: TensorLike | Iterable[TensorLike | None],
     made: Made,
     options: Mapping[str, Any],
     *,
@@ -154,7 +154,8 @@ def add(
 ) -> LiteTensor | tuple[LiteTensor, ...]:
     """Add an op to a subgraph; see `LiteFile.add`."""
     own = _open_graph(file, graph)
-    read = [None if t is None else looking.tensor_of(file, t, own) for t in inputs]
+    listed_inputs = [inputs] if isinstance(inputs, LiteTensor | str) else inputs
+    read = [t if t is None else looking.tensor_of(file, t, own) for t in listed_inputs]
     outputs = made.outputs
     if outputs is None:
         names = made.name or kind.lower()
@@ -192,12 +193,10 @@ def _describe(op: LiteOp, made: Made) -> None:
         t.shape = shape if made.shape is None else made.shape
 
 
-def set_outputs(
-    file: Contents, outputs: Iterable[TensorLike], graph: GraphLike
-) -> None:
+def set_outputs(file: Contents, outputs: TensorsLike, graph: GraphLike) -> None:
     """Let a subgraph give some tensors; see `LiteFile.set_outputs`."""
     own = _open_graph(file, graph)
-    own.outputs = tuple(looking.tensor_of(file, t, own) for t in outputs)
+    own.outputs = tuple(looking.tensors_of(file, outputs, own))
 
 
 def add_signature(
