@@ -255,7 +255,7 @@ def constant_ops(graph: LiteGraph) -> set[LiteOp]:
     constant: set[LiteOp] = set()
     for op in graph.ops:
         if not op.subgraphs and not keeps_order(op):
-            read = [t for t in op.reads]
+            read = op.reads
             if read and all(
                 t.producer in constant if t.makers else t not in given for t in read
             ):
