@@ -813,17 +813,13 @@ class LiteFile(Contents):
         Example:
             >>> import numpy as np
             >>> from geutil import tflite
-            >>> x = tflite.LiteTensor("x", "float32", [1, 2, 2])
-            >>> y = tflite.LiteTensor("y", "float32", [1, 4])
-            >>> to = tflite.LiteTensor("to", "int32", [2])
-            >>> to.value = np.array([1, 4], np.int32)
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("RESHAPE", [x, to], [y]))
-            >>> made.set_batch_size(8)
-            >>> graph.outputs, graph.ops[0].inputs[1].value.tolist()
-            ((<LiteTensor 'y' float32 [8, 4]>,), [8, 4])
+            >>> m = tflite.LiteFile()
+            >>> x = m.add_input("x", "float32", [1, 2, 2])
+            >>> to = m.add_constant("to", np.array([1, 4], np.int32))
+            >>> m.set_outputs([m.add("RESHAPE", [x, to], name="y")])
+            >>> m.set_batch_size(8)
+            >>> m.tensor("y"), m.tensor("to").value.tolist()
+            (<LiteTensor 'y' float32 [8, 4]>, [8, 4])
         """
         from geutil.tflite import resizing
 
@@ -856,14 +852,12 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> x, y = (tflite.LiteTensor(n, "float32", [1, 8, 8, 3]) for n in "xy")
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("RELU", [x], [y]))
-            >>> made.set_input_shape("x", [1, 32, 32, 3])
-            >>> graph.outputs
-            (<LiteTensor 'y' float32 [1, 32, 32, 3]>,)
+            >>> m = tflite.LiteFile()
+            >>> x = m.add_input("x", "float32", [1, 8, 8, 3])
+            >>> m.set_outputs([m.add("RELU", [x], name="y")])
+            >>> m.set_input_shape("x", [1, 32, 32, 3])
+            >>> m.tensor("y")
+            <LiteTensor 'y' float32 [1, 32, 32, 3]>
         """
         from geutil.tflite import resizing
 
@@ -882,14 +876,12 @@ class LiteFile(Contents):
         Example:
             >>> import numpy as np
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> w = tflite.LiteTensor("w", "int8", [3], tflite.Quantization((0.5,)))
-            >>> w.value = np.array([-2, 0, 4], np.int8)
-            >>> _ = graph.add_tensor(w)
-            >>> made.constants["w"]
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+            >>> _ = m.add_input("x", "int8", [3])
+            >>> w = m.add_constant("w", np.int8([-2, 0, 4]), quantization=steps)
+            >>> m.constants["w"]
             array([-1.,  0.,  2.], dtype=float32)
-            >>> print(made.constants.write("w", np.array([0.3, 1.0, 99.0])))
+            >>> print(m.constants.write("w", np.array([0.3, 1.0, 99.0])))
             1 tensor changed; clipped: 1 of 'w'
             >>> w.value
             array([  1,   2, 127], dtype=int8)
@@ -929,15 +921,12 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> steps = tflite.Quantization((0.5,))
-            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("RESHAPE", [x], [y]))
-            >>> print(made.set_quantization("x", 0.25, -3))
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+            >>> x = m.add_input("x", "int8", [4], quantization=steps)
+            >>> m.set_outputs([m.add("SQUEEZE", [x], name="y", quantization=steps)])
+            >>> print(m.set_quantization("x", 0.25, -3))
             2 tensors changed; none clipped
-            >>> print(y.quantization)
+            >>> print(m.tensor("y").quantization)
             scale 0.25, zero point -3
         """
         from geutil.tflite import numbers
@@ -975,14 +964,11 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> steps = tflite.Quantization((0.5,))
-            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("ABS", [x], [y]))
-            >>> made.set_io_type("float32", "uint8")
-            >>> [op.kind for op in graph.ops], [t.dtype for t in graph.outputs]
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+            >>> x = m.add_input("x", "int8", [4], quantization=steps)
+            >>> m.set_outputs([m.add("ABS", [x], name="y", quantization=steps)])
+            >>> m.set_io_type("float32", "uint8")
+            >>> [op.kind for op in m.ops], [t.dtype for t in m.graphs[0].outputs]
             (['QUANTIZE', 'ABS', 'QUANTIZE'], ['uint8'])
         """
         from geutil.tflite import ends
@@ -1008,16 +994,14 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> steps = tflite.Quantization((0.5,))
-            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("TANH", [x], [y], version=2))
-            >>> print(made.dequantize())
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((1 / 128,))
+            >>> x = m.add_input("x", "int8", [4], quantization=steps)
+            >>> y = m.add("TANH", [x], name="y", quantization=steps, version=2)
+            >>> m.set_outputs([y])
+            >>> print(m.dequantize())
             2 tensors changed; none clipped
-            >>> graph.inputs, graph.ops[0].version
-            ((<LiteTensor 'x' float32 [4]>,), 1)
+            >>> m.tensor("y"), m.graphs[0].ops[0].version
+            (<LiteTensor 'y' float32 [4]>, 1)
         """
         from geutil.tflite import floating
 
@@ -1052,7 +1036,7 @@ class LiteFile(Contents):
             >>> from geutil import tflite
             >>> first, second = tflite.LiteFile(), tflite.LiteFile()
             >>> for m, kind in ((first, "EXP"), (second, "NEG")):
-            ...     m.set_outputs([m.add(kind, m.add_input("x", "float32", [2]))])
+            ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
             >>> first.append(second)
             >>> [op.kind for op in first.graphs[0].ops]
             ['EXP', 'NEG']
@@ -1082,7 +1066,7 @@ class LiteFile(Contents):
             >>> from geutil import tflite
             >>> first, second = tflite.LiteFile(), tflite.LiteFile()
             >>> for m, kind in ((first, "EXP"), (second, "NEG")):
-            ...     m.set_outputs([m.add(kind, m.add_input("x", "float32", [2]))])
+            ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
             >>> first.prepend(second)
             >>> [op.kind for op in first.graphs[0].ops]
             ['NEG', 'EXP']
@@ -1109,7 +1093,8 @@ class LiteFile(Contents):
             >>> from geutil import tflite
             >>> m, part = tflite.LiteFile(), tflite.LiteFile()
             >>> for one, kind in ((m, "EXP"), (part, "ABS")):
-            ...     one.set_outputs([one.add(kind, one.add_input("x", "float32", [2]))])
+            ...     x = one.add_input("x", "float32", [2])
+            ...     one.set_outputs([one.add(kind, [x])])
             >>> m.splice(part, at="x")
             >>> [op.kind for op in m.graphs[0].ops]
             ['ABS', 'EXP']
@@ -1134,7 +1119,7 @@ class LiteFile(Contents):
             >>> from geutil import tflite
             >>> first, second = tflite.LiteFile(), tflite.LiteFile()
             >>> for m, kind in ((first, "EXP"), (second, "NEG")):
-            ...     m.set_outputs([m.add(kind, m.add_input("x", "float32", [2]))])
+            ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
             >>> first.merge({"negative": second})
             >>> first
             LiteFile(['serving_default', 'negative'], 2 subgraph(s), 2 ops)

@@ -270,8 +270,8 @@ def bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
     if one is not None and two is not None and wanted.dtype in makes:
         return conversion(source, wanted)
     raise TFLiteError(
-        f"{source!r} is to be read as {wanted!r}, and no QUANTIZE or DEQUANTIZE makes "
-        f"{wanted.dtype} ({two or 'no steps'}) of {source.dtype} ({one or 'no steps'}); "
+        f"{source!r} ({one or 'no steps'}) is to be read as {wanted!r} "
+        f"({two or 'no steps'}), and no QUANTIZE or DEQUANTIZE makes one of the other; "
         "insert a CAST, or set_io_type of one of the files"
     )
 
