@@ -76,6 +76,15 @@ def word(m):
     m.op("left").options["fused_activation_function"] = "SWISH"
 
 
+def count(m):
+    m.op("t0").inputs = [m.tensor("x")] * 2
+
+
+def handle(m):
+    m.op("new").kind = "MUL"
+    m.op("new").inputs = [m.tensor("handle", graph=0), m.tensor("x")]
+
+
 def dtype(m):
     m.tensor("t0").dtype = "int32"
 
@@ -161,6 +170,8 @@ BROKEN = [
     (TWO, version, "kinds", "its version is 2, and the runtime has 1"),
     (diamond, option, "kinds", "has no option 'kernel'"),
     (diamond, word, "kinds", "'SWISH' is no value of its option"),
+    (TWO, count, "counts", "reads 2 tensors, and its kernel takes 1"),
+    (counter, handle, "types", "which is a handle"),
     (TWO, dtype, "types", "makes float32, and .* is int32"),
     (diamond, shape, "shapes", r"makes \[1, 3\], and .* is \[1, 4\]"),
     (diamond, unfit, "shapes", "cannot take"),
