@@ -107,7 +107,7 @@ EDITS = [
 def test_edits_are_whole_or_refused(name):
     blob = MADE[name]().to_bytes() if name in MADE else SAMPLES[name]().blob
     done = 0
-    for seed in range(6 if is_quick() else 200):
+    for seed in range(6 if is_quick() else 40):
         rng = random.Random(f"{name}{seed}")
         m = tflite.open(blob)
         for _ in range(12):
@@ -133,7 +133,7 @@ def test_edits_are_whole_or_refused(name):
 @pytest.mark.parametrize("name", ["floats", "attention", "diamond", "counter"])
 def test_edited_files_run(name):
     blob = MADE[name]().to_bytes() if name in MADE else SAMPLES[name]().blob
-    for seed in range(3 if is_quick() else 60):
+    for seed in range(3 if is_quick() else 30):
         rng = random.Random(f"{name}{seed}")
         m = tflite.open(blob)
         for _ in range(8):
