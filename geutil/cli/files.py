@@ -154,10 +154,7 @@ def read_model(path: Path, signature: str | None = None) -> Model:
 def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
     """Return what can be drawn: a model, or the path of a TFLite file."""
     check_source(path, or_tflite=True)
-    if not is_lite(path):
-        return read_model(path, signature)
-    start_tensorflow()
-    return path
+    return path if is_lite(path) else read_model(path, signature)
 
 
 def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:

@@ -114,13 +114,13 @@ _PHRASES = (
         "with `geutil fold`",
     ),
     (
-        r"\(geutil\.model\.inspect, geutil\.report\.view and diff .* runs it; ",
-        "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it; ",
+        r"\(geutil\.model\.inspect, geutil\.report\.view and diff .* runs it\)",
+        "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it)",
     ),
     # What takes Python, since the command has nothing for it.
     (r"pass shapes=\{[^}]*\}", "pass --size input=8,8,3"),
     (
-        r"a \.keras or \.h5 file, a tf\.compat\.v1\.GraphDef, .* or a Keras model",
+        r"a \.keras, \.h5 or \.tflite file, a tf\.compat\.v1\..* or a Keras model",
         "or a .keras or .h5 file",
     ),
     (

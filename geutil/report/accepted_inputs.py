@@ -40,6 +40,10 @@ class Subject:
         """Return the ops to draw, in order."""
         return list(self.graph.get_operations() if self.ops is None else self.ops)
 
+    def empty(self) -> Subject:
+        """Return a subject of its name that has nothing to draw."""
+        return Subject(self.label, tf.Graph())
+
     def data(self) -> list[dict[str, Any]]:
         """Return the graph and its functions as the viewer takes them."""
         pages = {body.label: body.label for body in self.bodies}

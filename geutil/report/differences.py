@@ -1,6 +1,6 @@
 """Differences of two graphs and their functions.
 
-Ops in common, and ops that read otherwise.
+Ops in common, and ops that read otherwise. Two TFLite files need no TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from geutil.report.accepted_inputs import Subject, sides_of
-from geutil.report.graphs import altered_attributes
-from geutil.report.tflite_differences import FileDifference, difference_of_file
-from geutil.report.tflite_nodes import NO_OPS, FileNode, FileSubject
+from geutil.report.tflite_nodes import (
+    NO_OPS,
+    FileNode,
+    FileSubject,
+    altered_options,
+    file_subject,
+    is_file,
+)
 
 if TYPE_CHECKING:
     from geutil.graph.types import Operation
+    from geutil.report.accepted_inputs import Subject
+    from geutil.report.tflite_differences import FileDifference
 
     Op = Operation | FileNode
-
-Drawn = Subject | FileSubject
-Pair = tuple[Drawn, Drawn]
+    Drawn = Subject | FileSubject
 
 _NUMBERS = re.compile(r"(_\d+)+$")
 """What TensorFlow puts behind the name of a function each time it is made."""
 
 
-def pairs_of(before: Drawn, after: Drawn) -> list[Pair]:
+def pairs_of(before: Drawn, after: Drawn) -> list[tuple[Drawn, Drawn]]:
     """Return two subjects, and the pairs of functions that they call.
 
     Functions belong together that have one name; failing that, one name but for the
@@ -42,15 +44,15 @@ def pairs_of(before: Drawn, after: Drawn) -> list[Pair]:
     ours: dict[str, Drawn] = {body.label: body for body in before.bodies}
     theirs: dict[str, Drawn] = {body.label: body for body in after.bodies}
     left = _by_stem([body for name, body in ours.items() if name not in theirs])
-    pairs: list[Pair] = [(before, after)]
+    pairs = [(before, after)]
     for name, body in theirs.items():
         if name in ours:
             pairs.append((ours[name], body))
             continue
         waiting = left[_stem(name)]
-        pairs.append((waiting.pop(0) if waiting else _nothing(name), body))
+        pairs.append((waiting.pop(0) if waiting else body.empty(), body))
     lonely = [body for waiting in left.values() for body in waiting]
-    return pairs + [(body, _nothing(body.label)) for body in lonely]
+    return pairs + [(body, body.empty()) for body in lonely]
 
 
 def _stem(name: str) -> str:
@@ -64,16 +66,12 @@ def _by_stem(bodies: Sequence[Drawn]) -> defaultdict[str, list[Drawn]]:
     return bodies_by_stem
 
 
-def _nothing(label: str) -> Subject:
-    return Subject(label, tf.Graph())
-
-
 def graph_and_file(
     before: Drawn, after: Drawn
 ) -> tuple[Subject | None, FileSubject | None]:
     """Return which of two subjects is a graph, and which a TFLite file."""
     sides = (before, after)
-    graphs = [side for side in sides if isinstance(side, Subject)]
+    graphs = [side for side in sides if not isinstance(side, FileSubject)]
     files = [side for side in sides if isinstance(side, FileSubject)]
     return next(iter(graphs), None), next(iter(files), None)
 
@@ -124,11 +122,11 @@ class GraphDifference:
         added: the ops that the second graph alone has, with their types.
         removed: those that the first alone has.
         rewired: those that read something else, or are of another type.
-        common: how many ops are the same.
+        common: how many ops are the same; of TFLite files those that `inspect` counts.
         altered: those that read the same and have other attributes, constants with
             other values among them.
-        common_ends: how many of those that are the same are inputs and constants of
-            TFLite files, which are no ops there.
+        common_ends: how many inputs and constants of TFLite files are the same, which
+            are no ops there.
     """
 
     added: tuple[tuple[str, str], ...]
@@ -156,10 +154,10 @@ class GraphDifference:
         }
         if not self.altered:
             del kinds_by_change["altered"]
-        counts = [f"{self.common} op(s) the same{_of_them(self.common_ends)}"]
+        counts = [f"{self.common} op(s) the same{_besides(self.common_ends)}"]
         for change, kinds in kinds_by_change.items():
             ends = sum(kind in NO_OPS for kind in kinds)
-            counts.append(f"{len(kinds)} {change}{_of_them(ends)}")
+            counts.append(f"{len(kinds) - ends} {change}{_besides(ends)}")
         yield ", ".join(counts)
         added = [f"+ {name} ({kind})" for name, kind in self.added]
         removed = [f"- {name} ({kind})" for name, kind in self.removed]
@@ -178,8 +176,8 @@ class GraphDifference:
                 yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
 
 
-def _of_them(ends: int) -> str:
-    return f" ({ends} of them input(s) and constant(s))" if ends else ""
+def _besides(ends: int) -> str:
+    return f" (besides {ends} input(s) and constant(s))" if ends else ""
 
 
 def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
@@ -220,11 +218,25 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
         1 op(s) the same, 1 added, 0 removed, 0 rewired
         + y (Tanh)
     """
+    if is_file(before) and is_file(after):
+        return difference_by_names(file_subject(before), file_subject(after))
+    from geutil.report.accepted_inputs import sides_of
+
     sides = sides_of(before, after)
     graph, file = graph_and_file(*sides)
     if graph is not None and file is not None:
+        from geutil.report.tflite_differences import difference_of_file
+
         return difference_of_file(graph, file)
-    (main, *functions) = pairs_of(*sides)
+    return difference_by_names(*sides)
+
+
+def difference_by_names(before: Drawn, after: Drawn) -> GraphDifference:
+    """Return what two graphs differ in, or two files, ops told by their names.
+
+    Cost: linear in ops and edges.
+    """
+    (main, *functions) = pairs_of(before, after)
     parts = [_difference(*main, "")]
     parts += [_difference(a, b, f"{b.label}/") for a, b in functions]
     return GraphDifference(
@@ -249,7 +261,7 @@ def _difference(before: Drawn, after: Drawn, scope: str) -> GraphDifference:
         name, kind = f"{scope}{other.name}", other.type
         if _is_rewired(op, other):
             rewired.append(Rewired(name, kind, _reads(op), _reads(other)))
-        elif attributes := altered_attributes(op, other):
+        elif attributes := _altered(op, other):
             altered.append(Altered(name, kind, attributes))
         else:
             same.append(kind)
@@ -257,7 +269,7 @@ def _difference(before: Drawn, after: Drawn, scope: str) -> GraphDifference:
         tuple((f"{scope}{n}", op.type) for n, op in theirs.items() if n not in ours),
         tuple((f"{scope}{n}", op.type) for n, op in ours.items() if n not in theirs),
         tuple(rewired),
-        len(same),
+        sum(kind not in NO_OPS for kind in same),
         tuple(altered),
         sum(kind in NO_OPS for kind in same),
     )
@@ -281,12 +293,33 @@ def statuses(ops: Sequence[Op], others: Sequence[Op]) -> tuple[list[int], list[i
             return alone
         if _is_rewired(op, other):
             return REWIRED
-        return ALTERED if altered_attributes(op, other) else SAME
+        return ALTERED if _altered(op, other) else SAME
 
     return (
         [status(op, theirs, REMOVED) for op in ops],
         [status(op, ours, ADDED) for op in others],
     )
+
+
+def compared(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
+    """Return graphs in pairs as the viewer takes them, with what became of each op.
+
+    Cost: linear in ops and edges.
+    """
+    graphs = []
+    for pair in pairs_of(before, after):
+        both = statuses(pair[0].drawn_ops(), pair[1].drawn_ops())
+        for side, status in zip(pair, both, strict=True):
+            graphs.append({**side.data()[0], "status": status})
+    return graphs
+
+
+def _altered(op: Op, other: Op) -> tuple[str, ...]:
+    if isinstance(op, FileNode) or isinstance(other, FileNode):
+        return altered_options(op, other)
+    from geutil.report.graphs import altered_attributes
+
+    return altered_attributes(op, other)
 
 
 def _is_rewired(op: Op, other: Op) -> bool:

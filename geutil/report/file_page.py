@@ -1,9 +1,10 @@
-"""The page of a TFLite file alone, which needs no TensorFlow."""
+"""Pages of TFLite files alone, which need no TensorFlow."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from geutil.report.differences import compared
 from geutil.report.page import Page, payload_of
 from geutil.report.tflite_nodes import FileSubject, file_subject, precision_rows
 
@@ -21,6 +22,24 @@ def view_file(value: Any, title: str) -> Page:
     Cost: linear in ops and edges.
     """
     return page_of_file(file_subject(value), title)
+
+
+def diff_files(before: Any, after: Any, labels: tuple[str, str]) -> Page:
+    """Draw two TFLite files side by side; see `geutil.report.diff`.
+
+    Args:
+        before: the path of one, or its bytes.
+        after: likewise.
+        labels: what to call the two.
+
+    Raises:
+        ModelError: one cannot be read, is no TFLite file, or is not whole.
+
+    Cost: linear in ops and edges.
+    """
+    sides = (file_subject(*side) for side in zip((before, after), labels, strict=True))
+    title = f"{labels[0]} and {labels[1]}"
+    return Page(title, payload_of("diff", title, compared(*sides), None))
 
 
 def page_of_file(drawn: FileSubject, title: str) -> Page:

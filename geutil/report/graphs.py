@@ -17,7 +17,6 @@ from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory import Timeline, program
 from geutil.quantize import Int8Comparison
 from geutil.report.rows import NOISE_BANDS, noise_band
-from geutil.report.tflite_nodes import FileNode
 
 PHASES = (*program.PHASES, "other")
 
@@ -145,9 +144,7 @@ def attributes_of(op: Operation) -> dict[str, str]:
     }
 
 
-def altered_attributes(
-    op: Operation | FileNode, other: Operation | FileNode
-) -> tuple[str, ...]:
+def altered_attributes(op: Operation, other: Operation) -> tuple[str, ...]:
     """Return the names of the attributes in which two ops of one type differ.
 
     Names that TensorFlow gives anew each time (of variables, of functions) are no
@@ -155,8 +152,6 @@ def altered_attributes(
 
     Cost: linear in the bytes of the attributes, constants among them.
     """
-    if isinstance(op, FileNode) or isinstance(other, FileNode):
-        return _altered_options(op, other)
     ours, theirs = op.node_def.attr, other.node_def.attr
     return tuple(
         name
@@ -166,17 +161,6 @@ def altered_attributes(
         and not _names_functions(ours[name])
         and ours[name] != theirs[name]
     )
-
-
-def _altered_options(op: Any, other: Any) -> tuple[str, ...]:
-    """Return the options in which two ops of TFLite files differ, and "outputs"."""
-    given = {*op.attributes, *other.attributes}
-    options = sorted(
-        name for name in given if op.attributes.get(name) != other.attributes.get(name)
-    )
-    ours = (op.outputs, op.quantizations)
-    changed = ours != (other.outputs, other.quantizations)
-    return (*options, *(("outputs",) if changed else ()))
 
 
 def _names_functions(value: Any) -> bool:

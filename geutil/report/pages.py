@@ -12,7 +12,7 @@ from geutil.memory import Measurement, Timeline, TimelineComparison, compare
 from geutil.model import Model
 from geutil.quantize import Int8Comparison
 from geutil.report.accepted_inputs import sides_of, subject_of
-from geutil.report.differences import Drawn, graph_and_file, pairs_of, statuses
+from geutil.report.differences import compared, graph_and_file
 from geutil.report.file_page import page_of_file
 from geutil.report.graphs import (
     PHASES,
@@ -137,7 +137,7 @@ def diff(
         if report is None:
             report = file_rows(difference_of_file(graph, file))
     else:
-        graphs = [graph for pair in pairs_of(*sides) for graph in _compared(*pair)]
+        graphs = compared(*sides)
     return _graph_page("diff", heading, graphs, report, sides=2)
 
 
@@ -256,15 +256,6 @@ def _timelines(plain: object, saving: object) -> list[Timeline]:
             )
     both = compare(plain, plain if saving is None else saving)  # type: ignore[arg-type]
     return [both.before] if saving is None else [both.before, both.after]
-
-
-def _compared(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
-    """Return the graphs of two subjects, with what became of each op."""
-    graphs = [side.data()[0] for side in (before, after)]
-    both = statuses(before.drawn_ops(), after.drawn_ops())
-    for graph, status in zip(graphs, both, strict=True):
-        graph["status"] = status
-    return graphs
 
 
 def _graph_page(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geutil.errors import ArgumentTypeError, ReportError
 from geutil.graph.types import type_name
@@ -22,7 +22,6 @@ from geutil.report.differences import (
     ALTERED,
     REMOVED,
     REWIRED,
-    Drawn,
     graph_and_file,
     pairs_of,
     statuses,
@@ -36,6 +35,9 @@ from geutil.report.tflite_differences import (
 )
 from geutil.report.tflite_nodes import FileSubject, is_file
 from geutil.tflite.precision import is_quantized
+
+if TYPE_CHECKING:
+    from geutil.report.differences import Drawn
 
 _COUNTED = {
     "added": ADDED,

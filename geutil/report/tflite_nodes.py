@@ -99,6 +99,10 @@ class FileSubject:
         every = {one.graph: one for one in (self, *self.bodies)}
         return [every[graph] for graph in called]
 
+    def empty(self) -> FileSubject:
+        """Return a subject of its name that has nothing to draw."""
+        return replace(self, nodes=(), ends={}, outputs={}, bodies=())
+
     def data(self) -> list[dict[str, Any]]:
         """Return the subgraphs as the viewer takes them.
 
@@ -240,6 +244,17 @@ def _op_node(
 def _words(value: object) -> str:
     text = str(value)
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def altered_options(op: Any, other: Any) -> tuple[str, ...]:
+    """Return the options in which two ops of TFLite files differ, and "outputs"."""
+    given = {*op.attributes, *other.attributes}
+    options = sorted(
+        name for name in given if op.attributes.get(name) != other.attributes.get(name)
+    )
+    ours = (op.outputs, op.quantizations)
+    changed = ours != (other.outputs, other.quantizations)
+    return (*options, *(("outputs",) if changed else ()))
 
 
 def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from geutil.tflite.file import LiteFile
-from geutil.tflite.order import calls_others, stateful_places
+from geutil.tflite.order import calls_others
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.run import new_interpreter
+from geutil.tflite.state import keeps_order
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
@@ -78,7 +79,7 @@ def measure_arena(
 
 
 def measure_op_temporaries(
-    file: LiteFile, graph: LiteGraph, *, reference: bool = False
+    graph: LiteGraph, *, reference: bool = False
 ) -> list[tuple[int, ...]]:
     """Return for each op the bytes of its kernel's own buffers, each op measured alone.
 
@@ -86,16 +87,14 @@ def measure_op_temporaries(
     does not tell them apart. Ops that call subgraphs, or share a state, have none.
 
     Args:
-        file: the file.
-        graph: one of its subgraphs.
+        graph: a subgraph of a file.
         reference: as of `measure_arena`.
 
     Cost: an interpreter for each op; some 1 ms, and a copy of its weights.
     """
-    stateful = {*stateful_places(file, graph)}
     return [
-        () if at in stateful or calls_others(op) else _temporaries(op, reference)
-        for at, op in enumerate(graph.ops)
+        () if keeps_order(op) or calls_others(op) else _temporaries(op, reference)
+        for op in graph.ops
     ]
 
 

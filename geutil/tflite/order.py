@@ -7,42 +7,9 @@ from collections.abc import Sequence
 
 from geutil.errors import TFLiteError
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp
+from geutil.tflite.state import FIXED_BY_METADATA, check_places_are_free, keeps_order
 
-_STATEFUL = frozenset(
-    {
-        "ASSIGN_VARIABLE",
-        "CALL_ONCE",
-        "DELEGATE",
-        "HASHTABLE",
-        "HASHTABLE_FIND",
-        "HASHTABLE_IMPORT",
-        "HASHTABLE_SIZE",
-        "MULTINOMIAL",
-        "RANDOM_STANDARD_NORMAL",
-        "RANDOM_UNIFORM",
-        "READ_VARIABLE",
-        "STABLEHLO_RNG_BIT_GENERATOR",
-    }
-)
 _CALLS_OF_OTHERS = "STABLEHLO_CUSTOM_CALL"
-_FIXED_BY_METADATA = {
-    "model_control_dependencies": "its metadata ties ops by their places",
-    "OfflineMemoryAllocation": "its metadata holds an arena that was planned offline",
-}
-
-
-def stateful_places(file: Contents, graph: LiteGraph) -> list[int]:
-    """Return the places of ops that change or read a state, which keep their order.
-
-    Calls are among them if any subgraph that may be called has such ops.
-    """
-    bodies = (op for one in file.graphs[1:] for op in one.ops)
-    calls_too = any(_is_stateful(op) for op in bodies)
-    return [
-        at
-        for at, op in enumerate(graph.ops)
-        if _is_stateful(op) or (calls_too and calls_others(op))
-    ]
 
 
 def calls_others(op: LiteOp) -> bool:
@@ -50,12 +17,7 @@ def calls_others(op: LiteOp) -> bool:
     return bool(op.subgraphs) or op.kind == _CALLS_OF_OTHERS
 
 
-def _is_stateful(op: LiteOp) -> bool:
-    is_known = op.kind in _STATEFUL or op.is_custom
-    return is_known or any(t.is_variable for t in op.reads)
-
-
-def dependencies(file: Contents, graph: LiteGraph) -> list[tuple[int, int]]:
+def dependencies(graph: LiteGraph) -> list[tuple[int, int]]:
     """Return the pairs (earlier, later) of places of ops that must keep their order.
 
     The later one reads what the earlier one makes, or both are stateful.
@@ -69,15 +31,15 @@ def dependencies(file: Contents, graph: LiteGraph) -> list[tuple[int, int]]:
         for tensor in op.reads
         for maker in tensor.makers
     )
-    stateful = stateful_places(file, graph)
+    stateful = (at for op, at in place.items() if keeps_order(op))
     pairs |= dict.fromkeys(itertools.pairwise(stateful))
     return [*pairs]
 
 
 def fixed_order_reason(file: Contents) -> str | None:
     """Return why the ops of a file must stay where they are; None if they may move."""
-    named = (why for name, why in _FIXED_BY_METADATA.items() if name in file.metadata)
-    return next(named, None)
+    named = (n for n in FIXED_BY_METADATA if n in file.metadata)
+    return next((f"its metadata '{n}' {FIXED_BY_METADATA[n]}" for n in named), None)
 
 
 def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
@@ -90,10 +52,11 @@ def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
 
     Raises:
         TFLiteError: the order leaves out an op, or runs one before another whose result
-            or state it needs; the file is as it was.
+            or state it needs; or metadata name ops by their places.
 
     Cost: linear in ops and edges.
     """
+    check_places_are_free(file, "another order")
     ops = graph.ops
     if sorted(order) != list(range(len(ops))):
         raise TFLiteError(
@@ -101,7 +64,7 @@ def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
             f"{len(ops)} ops once"
         )
     step = {at: place for place, at in enumerate(order)}
-    for earlier, later in dependencies(file, graph):
+    for earlier, later in dependencies(graph):
         if step[earlier] > step[later]:
             raise TFLiteError(
                 f"op {later} ({ops[later].kind}) of subgraph "

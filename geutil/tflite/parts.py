@@ -202,16 +202,24 @@ class LiteTensor:
 
         Integers of 2 and 4 bits are given as int8; zeros that are left out of the file
         are not filled in, so sparse tensors have None. The array cannot be written to.
+
+        Raises:
+            TFLiteError: there are more or fewer bytes than its shape takes.
         """
         data = self.buffer.data
         if data is None or not data.size or self.is_sparse:
             return None
-        if self.dtype in PACKED_BITS:
+        if self.dtype not in DTYPES and self.dtype not in PACKED_BITS:
+            return None
+        try:
+            if self.dtype in DTYPES:
+                return data.view(DTYPES[self.dtype]).reshape(self.sizes)
             count = int(np.prod(self.sizes, dtype=np.int64))
             return _unpacked_bits(data, self.dtype, count).reshape(self.sizes)
-        if self.dtype not in DTYPES:
-            return None
-        return data.view(DTYPES[self.dtype]).reshape(self.sizes)
+        except ValueError as error:
+            raise TFLiteError(
+                f"the {data.size:,} bytes of {self!r} do not fit its shape"
+            ) from error
 
     @value.setter
     def value(self, value: Array) -> None:

@@ -220,7 +220,7 @@ def _check_types(file: Contents) -> Check:
         if t.dtype not in type_numbers():
             yield t, f"TFLite has no type '{t.dtype}'"
     for op in file.ops:
-        for t, dtype in zip(op.outputs, output_types(op), strict=True):
+        for t, dtype in zip(op.outputs, output_types(op), strict=False):
             if dtype is not None and t.dtype != dtype:
                 yield op, f"makes {dtype}, and {t!r} is {t.dtype}"
 
@@ -232,7 +232,7 @@ def _check_shapes(file: Contents) -> Check:
         except TFLiteError as error:
             yield op, str(error)
             continue
-        for t, shape in zip(op.outputs, shapes, strict=True):
+        for t, shape in zip(op.outputs, shapes, strict=False):
             stated = t.shape
             if shape is None or stated is None or not (stated or t.record.hasRank):
                 continue
@@ -295,8 +295,9 @@ def _check_biases(file: Contents) -> Check:
         if any(s is None or s.block for s in steps):
             continue
         of_x, of_weights, of_bias = (np.asarray(s.scales) for s in steps if s)
-        if of_bias.size not in (1, of_weights.size):
-            yield op, f"its bias has {of_bias.size} scales, its weights others"
+        if of_x.size != 1 or of_bias.size not in (1, of_weights.size):
+            counts = f"{of_x.size}, {of_weights.size} and {of_bias.size}"
+            yield op, f"input, weights and bias have {counts} scales"
         elif not np.allclose(of_bias, of_x * of_weights, rtol=_ROUNDING, atol=0):
             product = (of_x * of_weights).flat[0]
             fault = f"its bias has the scale {of_bias.flat[0]:.6g}, input and weights"

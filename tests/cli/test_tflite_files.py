@@ -1,5 +1,7 @@
 """The command on TFLite files: inspected, drawn, compared with their graph."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -32,6 +34,22 @@ def test_inspect(geutil, file):
     assert found["precisions"]["int8"] == {"CONV_2D": 2}
     signature = found["signatures"]["serving_default"]
     assert signature["inputs"]["x"]["quantization"]["zero_points"] == [-128]
+
+
+def test_ops(geutil, file):
+    rows = [line.split("\t") for line in geutil.done("ops", file).splitlines()]
+    # So many the interpreter runs, too.
+    counts = geutil.json("inspect", file)["ops"]
+    assert collections.Counter(kind for _, kind, _ in rows) == counts
+    assert ["between/sine", "SIN", "float32 [1, 16, 16, 3]"] in rows
+    told = geutil.done("ops", file, "--scope", "between", "--regex", "^b.*sin")
+    assert [line.split("\t")[0] for line in told.splitlines()] == ["between/sine"]
+    said = geutil("ops", file, "--type", "SINE")
+    assert "there is no op of type 'SINE'; did you mean SIN?" in said.err
+    for option, why in (("--regex", "no regular expression"), ("--signature", "no")):
+        said = geutil("ops", file, option, "[")
+        assert said.code == 1
+        assert why in said.err
 
 
 def test_view_and_diff_with_the_model(geutil, file, source, tmp_path):

@@ -323,7 +323,7 @@ def test_a_matrix_has_a_range_for_each_column_unless_it_is_turned():
     most = np.abs(MATRIX).max(0)
     for name, part in made.parts().items():
         (stored,) = [t for t in made.tensors(name) if list(t.shape) == [6, 8]]
-        steps, axis = stored.quantization.scale, stored.quantization.quantizedDimension
+        steps, axis = stored.quantization.scales, stored.quantization.axis
         wanted = [most.max()] if name in ("one range", "turned") else most
         np.testing.assert_allclose(steps, wanted / np.float32(127), 1e-6, err_msg=name)
         assert (axis, part.floats) == (0, []), name

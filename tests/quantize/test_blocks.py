@@ -29,7 +29,6 @@ from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.spec import Format
 from geutil.tflite import LiteOp
 from geutil.tflite.run import new_interpreter
-from geutil.tflite.upkeep import drop_unread
 from tests.quantize.converted import Together, decibels, opened, refused, spec
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
@@ -487,5 +486,5 @@ def test_weights_that_another_kernel_reads_are_refused():
 def test_unread_steps_are_kept_with_what_has_them():
     blob = dense_file()[1]
     file = tflite.open(blob)
-    drop_unread(file)
+    file.strip()
     np.testing.assert_array_equal(in_file(file.to_bytes())[0], in_file(blob)[0])

@@ -187,10 +187,9 @@ def test_two_files_are_compared_by_names():
     same = report.difference(blob, blob)
     assert same.is_empty
     # Inputs and constants are drawn, too.
-    ops = len(compared("floats").ops)
-    assert str(same).startswith(
-        f"{same.common} op(s) the same ({same.common - ops} of them input(s) and "
-    )
+    assert same.common == len(compared("floats").ops)
+    ends = f"(besides {same.common_ends} input(s) and constant(s))"
+    assert str(same).startswith(f"{same.common} op(s) the same {ends}, 0 added")
     found = report.difference(blob, tflite_files.int8().blob)
     assert not found.is_empty
     assert {"Relu6"} & {entry.op.rpartition("/")[2] for entry in found.altered}

@@ -19,7 +19,6 @@ from geutil.cli.options import (
     Html,
     Json,
     Signature,
-    Source,
     SourceOrLite,
     SourcesOrLite,
 )
@@ -104,6 +103,7 @@ def view(
         return
     batches = None if data is None else Batches(data, batch)
     models = [files.read_drawn(path, signature) for path in paths]
+    files.start_tensorflow()
     noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
 
@@ -185,14 +185,25 @@ def diff(
     """
     files.check_source(other, or_tflite=True)
     files.check_page(html, force)
+    are_files = files.is_lite(path) and files.is_lite(other)
+    if not are_files:
+        files.start_tensorflow()
     ours = files.read_drawn(path, signature)
     theirs = files.read_drawn(other, signature)
     from geutil import report
+    from geutil.report.file_page import diff_files
 
     difference = report.difference(ours, theirs)
     if html is not None:
         labels = (path.name, other.name)
-        files.write_page(html, lambda: report.diff(ours, theirs, labels=labels))
+        files.write_page(
+            html,
+            lambda: (
+                diff_files(path, other, labels)
+                if are_files
+                else report.diff(ours, theirs, labels=labels)
+            ),
+        )
     show(difference, as_json=as_json)
     return 0 if difference.is_empty else 1
 
@@ -426,7 +437,7 @@ def _shown(scopes: dict[str, int] | None, unknown: str) -> Iterator[str]:
 
 
 def ops(
-    path: Source,
+    path: SourceOrLite,
     regex: Annotated[
         str | None, typer.Option(help="Only ops whose names hold this.")
     ] = None,
@@ -439,47 +450,82 @@ def ops(
     signature: Signature = None,
     as_json: Json = False,
 ) -> None:
-    """List the ops of a model, one a line: name, type, shapes of the results."""
-    files.check_source(path)
-    files.start_tensorflow()
-    from geutil.graph.types import is_in_scope
-    from geutil.select import make_regex, names
+    """List the ops of a model, one a line: name, type, shapes of the results.
 
-    pattern: re.Pattern[str] | None = None if regex is None else make_regex(regex)
-    model = files.read_model(path, signature)
-    scopes = names.scopes_meant([model.graph], scope)
-    matching_ops = [
-        op
-        for op in model.graph.get_operations()
-        if (pattern is None or pattern.search(op.name))
-        and (kind is None or op.type == kind)
-        and is_in_scope(op.name, scopes)
+    Of a .tflite file those of all subgraphs, with their types; TensorFlow is not
+    started.
+    """
+    files.check_source(path, or_tflite=True)
+    if files.is_lite(path):
+        _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")
+        listed = _ops_of_file(path)
+        scopes: tuple[str, ...] | None = None if scope is None else (scope,)
+        pattern = _compiled(regex)
+    else:
+        files.start_tensorflow()
+        from geutil.select import make_regex, names
+
+        pattern = None if regex is None else make_regex(regex)
+        graph = files.read_model(path, signature).graph
+        scopes = names.scopes_meant([graph], scope)
+        listed = [
+            (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
+            for op in graph.get_operations()
+        ]
+    inside = tuple(f"{s.rstrip('/')}/" if s else "" for s in scopes or ("",))
+    rows = [
+        (name, type_, shapes)
+        for name, type_, shapes in listed
+        if (pattern is None or pattern.search(name))
+        and (kind is None or type_ == kind)
+        and f"{name}/".startswith(inside)
     ]
-    rows = (
-        (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
-        for op in matching_ops
-    )
     show_rows(["name", "type", "shapes"], rows, as_json=as_json)
-    if not matching_ops:
-        graph_ops = model.graph.get_operations()
-        print(f"geutil: {_nothing(graph_ops, regex, kind, scope)}", file=sys.stderr)
+    if not rows:
+        print(f"geutil: {_nothing(listed, regex, kind, scope)}", file=sys.stderr)
+
+
+def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
+    """Return the ops of a TFLite file: names, types, what their results hold."""
+    from geutil.report.tflite_nodes import file_subject
+
+    drawn = file_subject(path)
+    return [
+        (f"{scope}{node.name}", node.type, ", ".join(node.outputs))
+        for one in (drawn, *drawn.bodies)
+        for scope in ("" if one is drawn else f"{one.label}/",)
+        for node in one.nodes
+        if node.op is not None
+    ]
+
+
+def _compiled(regex: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if regex is None else re.compile(regex)
+    except re.error as error:
+        raise files.CommandError(
+            f"'{regex}' is no regular expression: {error}"
+        ) from error
 
 
 def _nothing(
-    graph_ops: Sequence[Any], regex: str | None, kind: str | None, scope: str | None
+    listed: Sequence[tuple[str, str, str]],
+    regex: str | None,
+    kind: str | None,
+    scope: str | None,
 ) -> str:
     """Return that no op matches, and what may have been meant."""
-    kinds = sorted({op.type for op in graph_ops})
+    kinds = sorted({type_ for _, type_, _ in listed})
     if kind is not None and kind not in kinds:
         return f"there is no op of type '{kind}'{meant(kind, kinds)}"
-    scopes = sorted({op.name.rpartition("/")[0] for op in graph_ops} - {""})
+    scopes = sorted({name.rpartition("/")[0] for name, *_ in listed} - {""})
     if scope is not None and not any(
         s == scope or s.startswith(f"{scope}/") for s in scopes
     ):
         parts = {part for s in scopes for part in (s, *_above(s))}
         return f"there is no scope '{scope}'{meant(scope, sorted(parts))}"
     if regex is not None and (kind is None and scope is None):
-        names = [op.name for op in graph_ops]
+        names = [name for name, *_ in listed]
         return f"no name of an op holds '{regex}'{meant(regex, names)}"
     return "no op matches all of that; leave one of the options out"
 

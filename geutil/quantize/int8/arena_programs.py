@@ -96,14 +96,14 @@ def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeAre
     Cost: two interpreters of the file, and one for each op where kernels need temporary
         buffers: some 1 ms for each op.
     """
-    edges = dependencies(file, graph)
+    edges = dependencies(graph)
     arenas: dict[Runtime, RuntimeArena] = {}
     for runtime in ("litert", "reference"):
         is_reference = runtime == "reference"
         measured = measure_arena(file, graph, reference=is_reference)
         temporaries: Sequence[Sequence[int]] = ()
         if measured.temporaries:
-            alone = measure_op_temporaries(file, graph, reference=is_reference)
+            alone = measure_op_temporaries(graph, reference=is_reference)
             temporaries = _in_arena(alone, measured.temporaries)
         values, tensors = _values(graph, measured.sizes, _roots(graph, measured))
         program = ArenaProgram(len(graph.ops), values, temporaries, edges)

@@ -1,4 +1,4 @@
-"""Types that a caller wants the inputs and outputs of a model's file to have."""
+"""Types of the inputs and outputs of a model's file, other than its kernels have."""
 
 from __future__ import annotations
 
@@ -37,10 +37,15 @@ class EndTypes:
     """
 
     def __init__(self, model: Any, inputs: Types, outputs: Types) -> None:
-        self._inputs = _by_name("input", list(model.inputs), inputs)
-        self._outputs = _by_name("output", list(model.outputs), outputs)
+        self._wanted = {
+            "input": _by_name("input", list(model.inputs), inputs),
+            "output": _by_name("output", list(model.outputs), outputs),
+        }
         # What is named has to have its type; of all, integers stay what they are.
-        self._named = isinstance(inputs, Mapping), isinstance(outputs, Mapping)
+        self._named = {
+            "input": isinstance(inputs, Mapping),
+            "output": isinstance(outputs, Mapping),
+        }
 
     def given(self, blob: bytes) -> bytes:
         """Return a file whose ends have these types.
@@ -50,23 +55,22 @@ class EndTypes:
 
         Cost: linear in the file.
         """
-        if not self._inputs and not self._outputs:
+        if not any(self._wanted.values()):
             return blob
         file = tflite.open(blob)
         (signature,) = file.signatures.values()
+        sides = {"input": signature.inputs, "output": signature.outputs}
         ends = [
-            End(what, *wanted[name], named, tensor, name)
-            for what, own, wanted, named in (
-                ("input", signature.inputs, self._inputs, self._named[0]),
-                ("output", signature.outputs, self._outputs, self._named[1]),
-            )
-            for name, tensor in own.items()
-            if name in wanted
+            End(what, name, wanted, self._named[what], tensor, key)
+            for what, tensors in sides.items()
+            for key, tensor in tensors.items()
+            for name, wanted in [self._wanted[what].get(key, ("", ""))]
+            if wanted
         ]
         try:
             set_types(file, signature.graph, ends, _CHOICES)
         except TFLiteError as error:
-            raise QuantizeError(str(error)) from None
+            raise QuantizeError(str(error)) from error
         return file.to_bytes()
 
 

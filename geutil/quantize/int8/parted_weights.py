@@ -4,7 +4,7 @@ TFLite's converter takes a FakeQuant op for a way to store values only if one op
 it; weights that several layers share, or that are equal and so become one, it stores in
 float, or in steps of its own (TensorFlow 2.21). Weights whose ranges differ by a
 float32 rounding error are not equal. The file holds the integers once: see
-`geutil.tflite.upkeep.drop_unread`.
+`geutil.tflite.LiteFile.strip`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ import numpy as np
 
 from geutil import tflite
 from geutil.tflite import LiteOp, LiteTensor, Quantization
-from geutil.tflite.upkeep import drop_unread
 
 Array = np.ndarray[Any, Any]
 
@@ -62,7 +61,7 @@ def stored_as_simulated(blob: bytes, matrices: Sequence[SteppedMatrix]) -> bytes
     changed += [_packed(tensor) for tensor in before]
     if not any(changed):
         return blob
-    drop_unread(file)
+    file.strip()
     return file.to_bytes()
 
 

@@ -37,7 +37,6 @@ from geutil.quantize.tflite.stored_weights import (
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
 from geutil.tflite.speed import slow_ops
-from geutil.tflite.upkeep import drop_unread
 
 _logger = logging.getLogger("geutil")
 _INT16_BITS = 16
@@ -267,7 +266,7 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     block_weights.check_all_found(matrices, found)
     if matrices:
         block_weights.warn_of_runtime()
-    drop_unread(file)
+    file.strip()
     for entry in left:
         level = logging.INFO if entry.is_chosen else logging.WARNING
         _logger.log(level, "to_tflite: %s", entry)
