@@ -268,9 +268,17 @@ def halves(file: LiteFile, runner: Runner) -> Outcome:
         feeds = drawn(before)
         named = {t.name: f for t, f in zip(before.graphs[0].inputs, feeds, strict=True)}
         fed = [named[t.name] for t in first.graphs[0].inputs]
-        return compared(
-            before, _results(first, runner, fed), _results(before, runner, feeds)
+        made = _results(first, runner, fed)
+        results = dict(
+            zip([t.name for t in first.graphs[0].outputs], made, strict=True)
         )
+        wanted = _results(before, runner, feeds)
+        # An output of the file that its second half reads is no output of both.
+        pairs = [
+            (results.get(t.name, value), value)
+            for t, value in zip(before.graphs[0].outputs, wanted, strict=True)
+        ]
+        return compared(before, *([*each] for each in zip(*pairs, strict=True)))
     return Outcome("refused", f"no place to split at: {reasons[:1]}")
 
 
