@@ -170,14 +170,14 @@ class LiteFile(Contents):
     def add(
         self,
         kind: str,
-        inputs: Iterable[TensorLike | None],
+        inputs: TensorLike | Iterable[TensorLike | None],
         *,
         name: str | Sequence[str] | None = None,
         shape: Sequence[int | None] | None = None,
         dtype: str | None = None,
         quantization: Quantization | None = None,
         outputs: Sequence[LiteTensor] | None = None,
-        version: int = 1,
+        version: int | None = None,
         custom_options: bytes | None = None,
         at: int | None = None,
         graph: GraphLike = None,
@@ -188,6 +188,7 @@ class LiteFile(Contents):
         Args:
             kind: its kind, such as "CONV_2D".
             inputs: the tensors that it reads, or their names; None for those left out.
+                One tensor need not be in a list.
             name: the name of the tensor that it makes, or of each of several; its kind
                 if None.
             shape: the shape of the tensor; by the rule of the kind if None.
@@ -195,7 +196,7 @@ class LiteFile(Contents):
             quantization: what its integers stand for.
             outputs: new tensors that it makes, in the place of the four arguments
                 before: for results that differ in type or shape.
-            version: the version of its kernel.
+            version: the version of its kernel; the oldest that computes it if None.
             custom_options: of an op of your own, its options as its kernel reads them.
             at: its place in the order; the end if None.
             graph: the subgraph, as in `add_input`.
@@ -225,9 +226,7 @@ class LiteFile(Contents):
             graph=graph,
         )
 
-    def set_outputs(
-        self, outputs: Iterable[TensorLike], *, graph: GraphLike = None
-    ) -> None:
+    def set_outputs(self, outputs: TensorsLike, *, graph: GraphLike = None) -> None:
         """Let a subgraph give these tensors and no others; see `expose` to add some."""
         making.set_outputs(self, outputs, graph)
 

@@ -344,6 +344,7 @@ class LiteOp:
         if self.graph is not None:
             _unlink(self, self._inputs, "readers")
             _link(self, new, "readers")
+            self.graph.add_tensors(new)
         self._inputs = new
 
     @property
@@ -357,6 +358,7 @@ class LiteOp:
         if self.graph is not None:
             _unlink(self, self._outputs, "makers")
             _link(self, new, "makers")
+            self.graph.add_tensors(new)
         self._outputs = new
 
     def set_input(self, slot: int, tensor: LiteTensor | None) -> None:
@@ -477,6 +479,12 @@ class LiteGraph:
         self._tensors[tensor] = None
         return tensor
 
+    def add_tensors(self, tensors: Iterable[LiteTensor | None]) -> None:
+        """Add those tensors at the end that the subgraph does not have yet."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._tensors.setdefault(tensor)
+
     def add_op(self, op: LiteOp, at: int | None = None) -> LiteOp:
         """Let an op run at a place in the order, at the end if None; return it.
 
@@ -493,9 +501,7 @@ class LiteGraph:
         op.graph = self
         _link(op, op.inputs, "readers")
         _link(op, op.outputs, "makers")
-        for tensor in (*op.inputs, *op.outputs, *op.intermediates):
-            if tensor is not None:
-                self._tensors.setdefault(tensor)
+        self.add_tensors((*op.inputs, *op.outputs, *op.intermediates))
 
     def set_ops(self, ops: Iterable[LiteOp]) -> None:
         """Let the subgraph have these ops and no others, in this order.

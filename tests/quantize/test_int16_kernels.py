@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.quantize.tflite.int16_kernels import INEXACT, INT16_KERNELS
+from geutil.tflite.precision import has_floats
 from tests.quantize.converted import Together, spec, types_of
 from tests.quantize.test_kernels import FLOAT_CASES, KERNEL_CASES, one
 from tests.settings import needs_eager
@@ -77,7 +78,7 @@ def file():
 def floats(ops):
     """Return the types of the ops that compute in float, casts left out."""
     casts = ("QUANTIZE", "DEQUANTIZE")
-    return {op.kind for op in ops if op.is_float and op.kind not in casts}
+    return {op.kind for op in ops if has_floats(op) and op.kind not in casts}
 
 
 def test_kernels_compute_with_16_bits():

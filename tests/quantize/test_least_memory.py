@@ -9,8 +9,8 @@ import tensorflow as tf
 from geutil import model, tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import arena_bytes, least_memory_order, to_int8
-from geutil.quantize.int8.arena_programs import RUNTIMES, runtime_arenas
 from geutil.tflite.arena import measure_arena
+from geutil.tflite.arena_programs import RUNTIMES, runtime_arenas
 from geutil.tflite.order import dependencies
 from geutil.tflite.parts import Buffer
 from geutil.tflite.run import new_interpreter

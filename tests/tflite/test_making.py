@@ -31,8 +31,8 @@ def test_a_network_in_int8():
         dilation_w_factor=1,
         dilation_h_factor=1,
         fused_activation_function="RELU",
-        version=3,
     )
+    assert m.op("y").version == 3
     assert str(y) == "int8 [1, 2, 2, 3]"
     m.set_outputs([y])
     m.add_signature("serve", {"image": "x"}, {"logits": "y"})

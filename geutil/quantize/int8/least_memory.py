@@ -16,17 +16,17 @@ from typing import Any
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import type_name
-from geutil.quantize.int8.arena_buffers import ArenaProgram
-from geutil.quantize.int8.arena_orders import least_arena, least_peak
-from geutil.quantize.int8.arena_programs import (
+from geutil.quantize.int8.running import interpreter_of
+from geutil.tflite import LiteFile, LiteGraph
+from geutil.tflite.arena import measure_arena
+from geutil.tflite.arena_buffers import ArenaProgram
+from geutil.tflite.arena_orders import least_arena, least_peak
+from geutil.tflite.arena_programs import (
     RUNTIMES,
     Runtime,
     RuntimeArena,
     runtime_arenas,
 )
-from geutil.quantize.int8.running import interpreter_of
-from geutil.tflite import LiteFile, LiteGraph
-from geutil.tflite.arena import measure_arena
 from geutil.tflite.order import fixed_order_reason, reorder
 
 _STATES_A_TRY = 25

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.quantize.int8.arena_buffers import (
+from geutil.tflite.arena_buffers import (
     ArenaBuffer,
     ArenaProgram,
     Value,
@@ -15,7 +15,7 @@ from geutil.quantize.int8.arena_buffers import (
     arena_bytes,
     greedy_offsets,
 )
-from geutil.quantize.int8.arena_orders import all_orders, least_arena, least_peak
+from geutil.tflite.arena_orders import all_orders, least_arena, least_peak
 from tests.thorough import examples
 
 

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from geutil.quantize.int8.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 from geutil.tflite.arena import (
     MeasuredArena,
     measure_arena,
     measure_op_temporaries,
 )
+from geutil.tflite.arena_buffers import ArenaProgram, Fit, Value, arena_bytes
 from geutil.tflite.order import dependencies
 
 Runtime = Literal["litert", "reference", "micro"]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from geutil.quantize.int8.arena_buffers import ArenaProgram
+from geutil.tflite.arena_buffers import ArenaProgram
 
 Order = Sequence[int]
 
@@ -76,7 +76,7 @@ def least_peak(
     Example:
         A sum of two branches; the one whose result is small had better run first:
 
-        >>> from geutil.quantize.int8.arena_buffers import ArenaProgram, Value
+        >>> from geutil.tflite.arena_buffers import ArenaProgram, Value
         >>> x, large = Value(10, -1, (0, 1)), Value(40, 0, (3,))
         >>> wide, small = Value(90, 1, (2,)), Value(10, 2, (3,))
         >>> program = ArenaProgram(4, [x, large, wide, small, Value(1, 3)])
@@ -331,7 +331,7 @@ def least_arena(
     Cost: `tries` times that of `cost`, and linear in operations and edges.
 
     Example:
-        >>> from geutil.quantize.int8.arena_buffers import ArenaProgram, Value
+        >>> from geutil.tflite.arena_buffers import ArenaProgram, Value
         >>> values = [Value(8, 0, (1,)), Value(1, 1), Value(8, 2, (3,)), Value(1, 3)]
         >>> program = ArenaProgram(4, values)
         >>> least_arena(program, lambda o: (program.peak(o),), [[0, 2, 1, 3]], enough=9)
