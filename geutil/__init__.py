@@ -2,12 +2,12 @@
 
 `import geutil as ge` serves code that was written for
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
-`allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
-applies rewrite rules; `geutil.batchnorm` folds batch norms, and `geutil.quantize`
-simulates int8 and converts to it. `geutil.gradients` saves memory in training, and
-`geutil.memory` predicts and measures it; `geutil.report` draws graphs, reports and
-timelines. The names below are grouped by layer; see CONTRIBUTING.md. All but the
-errors are imported when they are first used.
+`allow_stale`. `geutil.model` opens, edits and saves models, `geutil.tflite` TFLite
+files; `geutil.transform.rewrite` applies rewrite rules; `geutil.batchnorm` folds batch
+norms, and `geutil.quantize` simulates int8 and converts to it. `geutil.gradients` saves
+memory in training, and `geutil.memory` predicts and measures it; `geutil.report` draws
+graphs, reports and timelines. The names below are grouped by layer; see
+CONTRIBUTING.md. All but the errors are imported when they are first used.
 """
 
 import typing
@@ -120,6 +120,7 @@ __all__ = [
     "reroute",
     "select",
     "subgraph",
+    "tflite",
     "transform",
     "util",
     # the package
@@ -139,6 +140,7 @@ if typing.TYPE_CHECKING:
         reroute,
         select,
         subgraph,
+        tflite,
         transform,
         util,
     )
@@ -236,6 +238,7 @@ else:
             "reroute",
             "select",
             "subgraph",
+            "tflite",
             "transform",
             "util",
         ),

@@ -150,8 +150,8 @@ def foreign_kind(head: bytes) -> str | None:
     if head[4:8] == _TFLITE:
         return (
             "a TensorFlow Lite model (geutil.model.inspect, geutil.report.view and "
-            "diff read it, and an interpreter such as that of ai_edge_litert runs it; "
-            "to edit it, open the model that it was made from)"
+            "diff read it, geutil.tflite.open edits it, and an interpreter such as "
+            "that of ai_edge_litert runs it)"
         )
     return None
 

@@ -27,7 +27,7 @@ BUILTIN = {
 ERRORS = list(BUILTIN)
 
 # Packages with names of their own; see the tests of each.
-PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report"]
+PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report", "tflite"]
 # Names of one submodule that another has, too.
 EXTRA = {
     "transform": ["Partition", "PartitionStage", "Placement", "partition", "place"],

@@ -51,6 +51,8 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "inspect": looking.inspect,
     "ops": looking.ops,
     "cut": editing.cut,
+    "split": editing.split,
+    "expose": editing.expose,
     "splice": editing.splice,
     "rename": editing.rename,
     "batch-size": editing.batch_size,

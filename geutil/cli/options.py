@@ -104,6 +104,9 @@ SourceOrLite = Annotated[
         metavar="PATH",
     ),
 ]
+LiteSource = Annotated[
+    Path, typer.Argument(help="A .tflite file.", parser=_path, metavar="PATH")
+]
 SourcesOrLite = Annotated[
     list[Path],
     typer.Argument(

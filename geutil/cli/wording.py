@@ -114,13 +114,31 @@ _PHRASES = (
         "with `geutil fold`",
     ),
     (
-        r"\(geutil\.model\.inspect, geutil\.report\.view and diff .* runs it; ",
-        "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it; ",
+        r"\(geutil\.model\.inspect, geutil\.report\.view and diff .* runs it\)",
+        "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it)",
     ),
+    # Refused edits of TFLite files.
+    (
+        r"m\.find_tensors\(regex=\.\.\.\) looks for names",
+        "`geutil ops --regex` looks for names",
+    ),
+    (r"strip\(metadata=\[[^]]*\]\)", "`geutil strip --metadata`"),
+    (r" in inputs=, too", " with --input, too"),
+    (r" out of inputs=", " out of --input"),
+    (r"add it to ops=", "add it to --ops"),
+    (
+        r"rename\(tensors=\{'([^']*)': \.\.\.\}\)",
+        r"`geutil rename --tensor '\1=NAME'`",
+    ),
+    (
+        r"pass one of them as an object: it is in m\.find_tensors\(name=\.\.\.\)",
+        "Python's `LiteFile.find_tensors` tells them apart",
+    ),
+    (r"pass a mapping from names to tensors", "give names: NAME=TENSOR"),
     # What takes Python, since the command has nothing for it.
     (r"pass shapes=\{[^}]*\}", "pass --size input=8,8,3"),
     (
-        r"a \.keras or \.h5 file, a tf\.compat\.v1\.GraphDef, .* or a Keras model",
+        r"a \.keras, \.h5 or \.tflite file, a tf\.compat\.v1\..* or a Keras model",
         "or a .keras or .h5 file",
     ),
     (

@@ -14,7 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil import tflite
+from geutil.errors import ModelError, TFLiteError
+from geutil.formats import is_tflite_file
 from geutil.graph import functions, strategy_variables, training_flags, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
@@ -28,9 +30,9 @@ from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
 from geutil.model.sources.saved_models import open_saved_model
 
 ACCEPTED = (
-    "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras or .h5 "
-    "file, a tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a tf.function "
-    "with an input signature, or a Keras model"
+    "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras, .h5 or "
+    ".tflite file, a tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a "
+    "tf.function with an input signature, or a Keras model"
 )
 
 
@@ -57,11 +59,14 @@ def open(
     training, say, all is opened that the outputs need: such an op computes the value
     that it would set, nothing keeps it, and a warning names the op.
 
+    A TFLite file has ops and weights of its own, and no graph of TensorFlow: it is
+    opened as the `geutil.tflite.LiteFile` that `geutil.tflite.open` returns.
+
     Args:
         source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
-            `.keras` or `.h5` file, a `tf.compat.v1.GraphDef`, a `tf.Graph`, a concrete
-            function, a `tf.function` with an input signature, or a Keras model, of
-            tf_keras too (opened as it is called for inference).
+            `.keras` or `.h5` file, a `.tflite` file, a `tf.compat.v1.GraphDef`, a
+            `tf.Graph`, a concrete function, a `tf.function` with an input signature,
+            or a Keras model, of tf_keras too (opened as it is called for inference).
         signature: the signature of a SavedModel; `serving_default` or the only one if
             None. Other sources have one signature, which gets this name.
         tags: the tags of a MetaGraph in the SavedModel; the one tagged `serve`, or the
@@ -84,7 +89,8 @@ def open(
             those of `tf.saved_model.save` frozen layers are as trainable as others.
 
     Returns:
-        The model of one signature; the others are in its `signatures`.
+        The model of one signature; the others are in its `signatures`. Of a TFLite
+        file a `LiteFile`.
 
     Raises:
         ModelError: the source cannot be opened; the message names what was found and
@@ -105,6 +111,16 @@ def open(
         >>> m.run(x=[1.0, 2.0])
         {'y': array([2., 4.], dtype=float32)}
     """
+    if powers not in _ALLOWED:
+        raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
+    if isinstance(source, str | os.PathLike) and _is_lite(Path(source)):
+        others = (signature, tags, inputs, outputs, session, trainable)
+        if any(other is not None for other in others) or not inline or isolated:
+            raise ModelError(
+                f"'{source}' is a TFLite file, which has options of its own: open it "
+                "by its path, then call keep_signatures, cut or rename"
+            )
+        return _open_lite(Path(source), powers)
     if not tf.executing_eagerly():
         raise ModelError(
             "models need eager execution, which is off here; call geutil.model outside "
@@ -118,8 +134,6 @@ def open(
                 f"{', '.join(unused)} is for graphs only; rename or cut the model that "
                 "is opened"
             )
-    if powers not in _ALLOWED:
-        raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
     if isinstance(source, str | os.PathLike):
         _check_powers(Path(source), allowed=powers)
         if isolated:
@@ -135,6 +149,19 @@ def open(
             )
         _train_only(model, [trainable] if isinstance(trainable, str) else trainable)
     return model
+
+
+def _is_lite(path: Path) -> bool:
+    return path.is_file() and is_tflite_file(path)
+
+
+def _open_lite(path: Path, powers: str) -> Any:
+    """Open a TFLite file, which is no model of TensorFlow's."""
+    _check_powers(path, allowed=powers)
+    try:
+        return tflite.open(path)
+    except TFLiteError as error:
+        raise ModelError(f"'{path}' cannot be opened: {error}") from error
 
 
 def _train_only(model: Model, names: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from geutil.tflite.cutting import (
     leave_description_out,
     of_blocks,
 )
+from geutil.tflite.fitting import check_fits
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -85,6 +86,9 @@ class Plan:
         """
         state.check_places_are_free(self._file, edit)
         graph, kept = self.graph, {*self.ops}
+        for op in self.ops:
+            if op.graph is None:
+                check_fits(op)
         removed = [op for op in graph.ops if op not in kept]
         self._check_made(removed, edit)
         ordered = tuple(state.in_order(self.ops, self._reads))
@@ -400,6 +404,11 @@ def expose(
     """Let tensors be outputs, too; see `LiteFile.expose`."""
     own = looking.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
+    if any(own in op.subgraphs for op in file.ops):
+        raise TFLiteError(
+            f"{own!r} is called by ops, which take as many results as it has now; "
+            "expose tensors of a subgraph that none calls"
+        )
     if isinstance(tensors, Mapping):
         for name, item in tensors.items():
             named[looking.tensor_of(file, item, own)] = name

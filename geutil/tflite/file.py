@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from geutil.tflite import cutting, edit, looking, making, renaming, stripping, verify
+from geutil.tflite import (
+    cutting,
+    edit,
+    joining,
+    looking,
+    making,
+    renaming,
+    stripping,
+    verify,
+)
 from geutil.tflite.cutting import Ends
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -161,14 +170,14 @@ class LiteFile(Contents):
     def add(
         self,
         kind: str,
-        inputs: Iterable[TensorLike | None],
+        inputs: TensorLike | Iterable[TensorLike | None],
         *,
         name: str | Sequence[str] | None = None,
         shape: Sequence[int | None] | None = None,
         dtype: str | None = None,
         quantization: Quantization | None = None,
         outputs: Sequence[LiteTensor] | None = None,
-        version: int = 1,
+        version: int | None = None,
         custom_options: bytes | None = None,
         at: int | None = None,
         graph: GraphLike = None,
@@ -179,6 +188,7 @@ class LiteFile(Contents):
         Args:
             kind: its kind, such as "CONV_2D".
             inputs: the tensors that it reads, or their names; None for those left out.
+                One tensor need not be in a list.
             name: the name of the tensor that it makes, or of each of several; its kind
                 if None.
             shape: the shape of the tensor; by the rule of the kind if None.
@@ -186,7 +196,7 @@ class LiteFile(Contents):
             quantization: what its integers stand for.
             outputs: new tensors that it makes, in the place of the four arguments
                 before: for results that differ in type or shape.
-            version: the version of its kernel.
+            version: the version of its kernel; the oldest that computes it if None.
             custom_options: of an op of your own, its options as its kernel reads them.
             at: its place in the order; the end if None.
             graph: the subgraph, as in `add_input`.
@@ -216,9 +226,7 @@ class LiteFile(Contents):
             graph=graph,
         )
 
-    def set_outputs(
-        self, outputs: Iterable[TensorLike], *, graph: GraphLike = None
-    ) -> None:
+    def set_outputs(self, outputs: TensorsLike, *, graph: GraphLike = None) -> None:
         """Let a subgraph give these tensors and no others; see `expose` to add some."""
         making.set_outputs(self, outputs, graph)
 
@@ -805,17 +813,13 @@ class LiteFile(Contents):
         Example:
             >>> import numpy as np
             >>> from geutil import tflite
-            >>> x = tflite.LiteTensor("x", "float32", [1, 2, 2])
-            >>> y = tflite.LiteTensor("y", "float32", [1, 4])
-            >>> to = tflite.LiteTensor("to", "int32", [2])
-            >>> to.value = np.array([1, 4], np.int32)
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("RESHAPE", [x, to], [y]))
-            >>> made.set_batch_size(8)
-            >>> graph.outputs, graph.ops[0].inputs[1].value.tolist()
-            ((<LiteTensor 'y' float32 [8, 4]>,), [8, 4])
+            >>> m = tflite.LiteFile()
+            >>> x = m.add_input("x", "float32", [1, 2, 2])
+            >>> to = m.add_constant("to", np.array([1, 4], np.int32))
+            >>> m.set_outputs([m.add("RESHAPE", [x, to], name="y")])
+            >>> m.set_batch_size(8)
+            >>> m.tensor("y"), m.tensor("to").value.tolist()
+            (<LiteTensor 'y' float32 [8, 4]>, [8, 4])
         """
         from geutil.tflite import resizing
 
@@ -848,14 +852,12 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> x, y = (tflite.LiteTensor(n, "float32", [1, 8, 8, 3]) for n in "xy")
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("RELU", [x], [y]))
-            >>> made.set_input_shape("x", [1, 32, 32, 3])
-            >>> graph.outputs
-            (<LiteTensor 'y' float32 [1, 32, 32, 3]>,)
+            >>> m = tflite.LiteFile()
+            >>> x = m.add_input("x", "float32", [1, 8, 8, 3])
+            >>> m.set_outputs([m.add("RELU", [x], name="y")])
+            >>> m.set_input_shape("x", [1, 32, 32, 3])
+            >>> m.tensor("y")
+            <LiteTensor 'y' float32 [1, 32, 32, 3]>
         """
         from geutil.tflite import resizing
 
@@ -874,14 +876,12 @@ class LiteFile(Contents):
         Example:
             >>> import numpy as np
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> w = tflite.LiteTensor("w", "int8", [3], tflite.Quantization((0.5,)))
-            >>> w.value = np.array([-2, 0, 4], np.int8)
-            >>> _ = graph.add_tensor(w)
-            >>> made.constants["w"]
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+            >>> _ = m.add_input("x", "int8", [3])
+            >>> w = m.add_constant("w", np.int8([-2, 0, 4]), quantization=steps)
+            >>> m.constants["w"]
             array([-1.,  0.,  2.], dtype=float32)
-            >>> print(made.constants.write("w", np.array([0.3, 1.0, 99.0])))
+            >>> print(m.constants.write("w", np.array([0.3, 1.0, 99.0])))
             1 tensor changed; clipped: 1 of 'w'
             >>> w.value
             array([  1,   2, 127], dtype=int8)
@@ -921,15 +921,12 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> steps = tflite.Quantization((0.5,))
-            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("RESHAPE", [x], [y]))
-            >>> print(made.set_quantization("x", 0.25, -3))
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+            >>> x = m.add_input("x", "int8", [4], quantization=steps)
+            >>> m.set_outputs([m.add("SQUEEZE", [x], name="y", quantization=steps)])
+            >>> print(m.set_quantization("x", 0.25, -3))
             2 tensors changed; none clipped
-            >>> print(y.quantization)
+            >>> print(m.tensor("y").quantization)
             scale 0.25, zero point -3
         """
         from geutil.tflite import numbers
@@ -967,14 +964,11 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> steps = tflite.Quantization((0.5,))
-            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("ABS", [x], [y]))
-            >>> made.set_io_type("float32", "uint8")
-            >>> [op.kind for op in graph.ops], [t.dtype for t in graph.outputs]
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+            >>> x = m.add_input("x", "int8", [4], quantization=steps)
+            >>> m.set_outputs([m.add("ABS", [x], name="y", quantization=steps)])
+            >>> m.set_io_type("float32", "uint8")
+            >>> [op.kind for op in m.ops], [t.dtype for t in m.graphs[0].outputs]
             (['QUANTIZE', 'ABS', 'QUANTIZE'], ['uint8'])
         """
         from geutil.tflite import ends
@@ -1000,20 +994,138 @@ class LiteFile(Contents):
 
         Example:
             >>> from geutil import tflite
-            >>> made, graph = tflite.LiteFile(), tflite.LiteGraph("main")
-            >>> made.graphs.append(graph)
-            >>> steps = tflite.Quantization((0.5,))
-            >>> x, y = (tflite.LiteTensor(n, "int8", [4], steps) for n in "xy")
-            >>> graph.inputs, graph.outputs = (x,), (y,)
-            >>> _ = graph.add_op(tflite.LiteOp("TANH", [x], [y], version=2))
-            >>> print(made.dequantize())
+            >>> m, steps = tflite.LiteFile(), tflite.Quantization((1 / 128,))
+            >>> x = m.add_input("x", "int8", [4], quantization=steps)
+            >>> y = m.add("TANH", [x], name="y", quantization=steps, version=2)
+            >>> m.set_outputs([y])
+            >>> print(m.dequantize())
             2 tensors changed; none clipped
-            >>> graph.inputs, graph.ops[0].version
-            ((<LiteTensor 'x' float32 [4]>,), 1)
+            >>> m.tensor("y"), m.graphs[0].ops[0].version
+            (<LiteTensor 'y' float32 [4]>, 1)
         """
         from geutil.tflite import floating
 
         return floating.dequantize(self)
+
+    def append(
+        self,
+        other: LiteFile,
+        connect: Mapping[str, str] | None = None,
+        *,
+        graph: GraphLike = None,
+    ) -> None:
+        """Put the main subgraph of another file behind: its inputs are outputs of this.
+
+        Where types or steps differ, a QUANTIZE or DEQUANTIZE op stands between. Outputs
+        that are not connected stay; so do the other file's inputs. Variables that have
+        the same name in both files stay apart. The other file is not changed.
+
+        Args:
+            other: the other file.
+            connect: by the names of its inputs, the names of outputs of this file, or
+                of inputs that both are given. If None, those of the same name, or the
+                only one and the only one.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: it is not clear which ends belong together, or shapes or types
+                do not fit. The file is as it was.
+
+        Cost: linear in both; weights are not copied.
+
+        Example:
+            >>> from geutil import tflite
+            >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+            >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+            ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+            >>> first.append(second)
+            >>> [op.kind for op in first.graphs[0].ops]
+            ['EXP', 'NEG']
+        """
+        joining.append(self, other, connect, graph)
+
+    def prepend(
+        self,
+        other: LiteFile,
+        connect: Mapping[str, str] | None = None,
+        *,
+        graph: GraphLike = None,
+    ) -> None:
+        """Put the main subgraph of another file before: its outputs are inputs of this.
+
+        Args:
+            other: the other file; see `append`.
+            connect: by the names of its outputs, the names of inputs of this file.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: see `append`.
+
+        Cost: linear in both; weights are not copied.
+
+        Example:
+            >>> from geutil import tflite
+            >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+            >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+            ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+            >>> first.prepend(second)
+            >>> [op.kind for op in first.graphs[0].ops]
+            ['NEG', 'EXP']
+        """
+        joining.prepend(self, other, connect, graph)
+
+    def splice(
+        self, other: LiteFile, at: TensorsLike, *, graph: GraphLike = None
+    ) -> None:
+        """Put the main subgraph of another file between tensors and their readers.
+
+        Args:
+            other: the other file, which takes and gives as many tensors; see `append`.
+            at: the tensor, or tensors. Their readers, and the outputs that they are,
+                get the outputs of the other file.
+            graph: the subgraph; the main one if None.
+
+        Raises:
+            TFLiteError: see `append`.
+
+        Cost: linear in both; weights are not copied.
+
+        Example:
+            >>> from geutil import tflite
+            >>> m, part = tflite.LiteFile(), tflite.LiteFile()
+            >>> for one, kind in ((m, "EXP"), (part, "ABS")):
+            ...     x = one.add_input("x", "float32", [2])
+            ...     one.set_outputs([one.add(kind, [x])])
+            >>> m.splice(part, at="x")
+            >>> [op.kind for op in m.graphs[0].ops]
+            ['ABS', 'EXP']
+        """
+        joining.splice(self, other, at, graph)
+
+    def merge(self, others: Mapping[str, LiteFile]) -> None:
+        """Put other files beside this one: one file, a signature for each.
+
+        Equal weights are stored once. Variables of different files stay apart.
+
+        Args:
+            others: the other files by the names of their signatures here; where one has
+                several, they are called `<name>_<its own name>`.
+
+        Raises:
+            TFLiteError: there is a signature of that name. The file is as it was.
+
+        Cost: linear in all of them, and in their weights, which are compared.
+
+        Example:
+            >>> from geutil import tflite
+            >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+            >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+            ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+            >>> first.merge({"negative": second})
+            >>> first
+            LiteFile(['serving_default', 'negative'], 2 subgraph(s), 2 ops)
+        """
+        joining.merge(self, others)
 
     def __repr__(self) -> str:
         ops = sum(len(graph.ops) for graph in self.graphs)

@@ -10,7 +10,7 @@ import numpy as np
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
-from geutil.tflite.looking import GraphLike, TensorLike
+from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
     LiteGraph,
@@ -21,6 +21,7 @@ from geutil.tflite.parts import (
 )
 from geutil.tflite.schema import DTYPES, kind_number, option_names, type_numbers
 from geutil.tflite.shapes import output_shapes, output_types
+from geutil.tflite.versions import version_of
 
 Shape = Sequence[int | None]
 
@@ -90,10 +91,12 @@ def new_op(
     inputs: Sequence[LiteTensor | None],
     outputs: Sequence[LiteTensor],
     options: Mapping[str, Any],
-    version: int = 1,
+    version: int | None = None,
     custom_options: bytes | None = None,
 ) -> LiteOp:
     """Return an op that is in no subgraph yet, whose kind and options are checked.
+
+    Its version is the oldest one that computes it if None.
 
     Raises:
         TFLiteError: TFLite has no such kind, or the kind no such option.
@@ -106,9 +109,7 @@ def new_op(
                 f"TFLite has no op of the kind '{kind}'; give it custom_options= if "
                 "it is an op of your own"
             ) from None
-    op = LiteOp(
-        kind, inputs, outputs, options, version=version, custom_options=custom_options
-    )
+    op = LiteOp(kind, inputs, outputs, options, custom_options=custom_options)
     known = [*option_names(op.table).values()] if op.table else []
     for option in options:
         if option not in known:
@@ -116,6 +117,7 @@ def new_op(
                 f"{kind} has no option '{option}'; "
                 + (f"its options are {known}" if known else "it has none")
             )
+    op.version = version_of(op) if version is None else version
     return op
 
 
@@ -141,18 +143,19 @@ class Made:
 def add(
     file: Contents,
     kind: str,
-    inputs: Iterable[TensorLike | None],
+    inputs: TensorLike | Iterable[TensorLike | None],
     made: Made,
     options: Mapping[str, Any],
     *,
-    version: int,
+    version: int | None,
     custom_options: bytes | None,
     at: int | None,
     graph: GraphLike,
 ) -> LiteTensor | tuple[LiteTensor, ...]:
     """Add an op to a subgraph; see `LiteFile.add`."""
     own = _open_graph(file, graph)
-    read = [None if t is None else looking.tensor_of(file, t, own) for t in inputs]
+    listed_inputs = [inputs] if isinstance(inputs, LiteTensor | str) else inputs
+    read = [t if t is None else looking.tensor_of(file, t, own) for t in listed_inputs]
     outputs = made.outputs
     if outputs is None:
         names = made.name or kind.lower()
@@ -164,6 +167,8 @@ def add(
             raise TFLiteError(f"{t!r} is a tensor of {own!r} already")
     if made.outputs is None:
         _describe(op, made)
+        # It can depend on the type of the result.
+        op.version = version_of(op) if version is None else version
     own.add_op(op, at)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -188,12 +193,10 @@ def _describe(op: LiteOp, made: Made) -> None:
         t.shape = shape if made.shape is None else made.shape
 
 
-def set_outputs(
-    file: Contents, outputs: Iterable[TensorLike], graph: GraphLike
-) -> None:
+def set_outputs(file: Contents, outputs: TensorsLike, graph: GraphLike) -> None:
     """Let a subgraph give some tensors; see `LiteFile.set_outputs`."""
     own = _open_graph(file, graph)
-    own.outputs = tuple(looking.tensor_of(file, t, own) for t in outputs)
+    own.outputs = tuple(looking.tensors_of(file, outputs, own))
 
 
 def add_signature(

@@ -13,6 +13,8 @@ HANDLES = frozenset({"HASHTABLE", "VAR_HANDLE"})
 WRITERS = frozenset({"ASSIGN_VARIABLE", "HASHTABLE_IMPORT"})
 """Kinds that write to the resource of a handle."""
 _READERS = frozenset({"HASHTABLE_FIND", "HASHTABLE_SIZE", "READ_VARIABLE"})
+TAKE_HANDLES = WRITERS | _READERS
+"""Kinds that read a handle; ops that call subgraphs can hand one on."""
 _RANDOM = frozenset(
     {
         "MULTINOMIAL",

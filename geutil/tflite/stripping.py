@@ -45,7 +45,7 @@ def strip(
         used = {id(op.code) for op in file.ops}
         file.codes = [code for code in file.codes if id(code) in used]
     if buffers:
-        _share_buffers(file)
+        share_buffers(file)
     if names:
         _drop_names(file)
 
@@ -89,7 +89,7 @@ def _drop_tensors(file: Contents, graph: LiteGraph) -> None:
     graph.drop_tensors([t for t in graph.tensors if t not in used])
 
 
-def _share_buffers(file: Contents) -> None:
+def share_buffers(file: Contents) -> None:
     """Let tensors with the same bytes have one buffer."""
     sizes: dict[int, dict[int, Buffer]] = {}
     for t in file.tensors:

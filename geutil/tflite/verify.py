@@ -6,6 +6,7 @@
 | `membership` | tensors belong to the subgraph, called subgraphs to the file |
 | `values` | all that is read is made, given, a variable, or in the file |
 | `kinds` | TFLite has the kind, the kind has the options, the runtime has the version |
+| `counts` | an op reads as many tensors as its kernel takes |
 | `types` | types are those of the schema, and of results those that the kind makes |
 | `shapes` | shapes of results are those that the kind makes of its inputs |
 | `buffers` | a constant has as many bytes as its shape and type take |
@@ -23,19 +24,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from geutil.errors import TFLiteError, VerificationError
+from geutil.errors import VerificationError
 from geutil.tflite import state
 from geutil.tflite.cutting import of_blocks
+from geutil.tflite.fitting import OP_CHECKS
 from geutil.tflite.parts import Contents, LiteGraph, LiteTensor
-from geutil.tflite.schema import (
-    DTYPES,
-    PACKED_BITS,
-    kind_number,
-    option_names,
-    option_number,
-    type_numbers,
-)
-from geutil.tflite.shapes import output_shapes, output_types
+from geutil.tflite.schema import DTYPES, PACKED_BITS, type_numbers
 
 _SHOWN = 10
 
@@ -155,91 +149,17 @@ def _is_external(tensor: LiteTensor) -> bool:
     return bool(getattr(tensor.record, "externalBuffer", 0))
 
 
-_HIGHEST: Mapping[str, int] = {
-    kind: version
-    for version, kinds in {
-        2: (
-            "COS DEPTH_TO_SPACE DIV EXP FAKE_QUANT FLOOR_MOD GREATER "
-            "L2_NORMALIZATION LEAKY_RELU LESS_EQUAL LOG LOG_SOFTMAX RANGE "
-            "REDUCE_PROD SELECT_V2 SIGN SIN SPACE_TO_DEPTH SQRT SQUARED_DIFFERENCE "
-            "SQUEEZE SUM WHERE"
-        ),
-        3: (
-            "ARG_MAX ARG_MIN AVERAGE_POOL_2D BIDIRECTIONAL_SEQUENCE_LSTM "
-            "BIDIRECTIONAL_SEQUENCE_RNN FLOOR_DIV GELU GREATER_EQUAL LESS LOGISTIC "
-            "MAX_POOL_2D MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU RELU6 RNN RSQRT "
-            "SPARSE_TO_DENSE SPLIT_V TANH TILE TOPK_V2 UNIDIRECTIONAL_SEQUENCE_RNN"
-        ),
-        4: (
-            "BATCH_MATMUL BATCH_TO_SPACE_ND BROADCAST_TO LSTM MAXIMUM MINIMUM "
-            "NOT_EQUAL RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR REVERSE_V2 SELECT "
-            "SOFTMAX SPACE_TO_BATCH_ND SVDF UNIDIRECTIONAL_SEQUENCE_LSTM"
-        ),
-        5: "ABS EMBEDDING_LOOKUP EQUAL FILL PACK SPLIT SUB TRANSPOSE_CONV",
-        6: "ADD DYNAMIC_UPDATE_SLICE GATHER_ND PAD PADV2 QUANTIZE UNPACK",
-        7: "CONCATENATION DEPTHWISE_CONV_2D",
-        8: "CONV_2D GATHER MUL SLICE STRIDED_SLICE",
-        9: "CAST DEQUANTIZE TRANSPOSE",
-        14: "FULLY_CONNECTED",
-    }.items()
-    for kind in kinds.split()
-}
-"""The highest version of a kernel, where it is not 1.
-
-Measured: ops of each version given to the interpreter of ai-edge-litert 2.3.0, which
-refuses those that it lacks.
-"""
-
-
-def _check_kinds(file: Contents) -> Check:
-    for op in file.ops:
-        if op.is_custom:
-            continue
-        try:
-            kind_number(op.kind)
-        except KeyError:
-            yield op, "TFLite has no such kind"
-            continue
-        if not 1 <= op.version <= _HIGHEST.get(op.kind, 1):
-            highest = _HIGHEST.get(op.kind, 1)
-            yield op, f"its version is {op.version}, and the runtime has {highest}"
-        known = {*option_names(op.table).values()} if op.table else set()
-        for option, value in op.options.items():
-            if option not in known:
-                yield op, f"has no option '{option}'"
-                continue
-            try:
-                option_number(option, value)
-            except KeyError:
-                yield op, f"'{value}' is no value of its option '{option}'"
-
-
 def _check_types(file: Contents) -> Check:
     for t in file.tensors:
         if t.dtype not in type_numbers():
             yield t, f"TFLite has no type '{t.dtype}'"
-    for op in file.ops:
-        for t, dtype in zip(op.outputs, output_types(op), strict=True):
-            if dtype is not None and t.dtype != dtype:
-                yield op, f"makes {dtype}, and {t!r} is {t.dtype}"
+    yield from _of_ops("types")(file)
 
 
-def _check_shapes(file: Contents) -> Check:
-    for op in file.ops:
-        try:
-            shapes = output_shapes(op)
-        except TFLiteError as error:
-            yield op, str(error)
-            continue
-        for t, shape in zip(op.outputs, shapes, strict=True):
-            stated = t.shape
-            if shape is None or stated is None or not (stated or t.record.hasRank):
-                continue
-            pairs = zip(shape, stated, strict=False)
-            if len(shape) != len(stated) or any(
-                a != b for a, b in pairs if a is not None and b is not None
-            ):
-                yield op, f"makes {[*shape]}, and {t!r} is {[*stated]}"
+def _of_ops(invariant: str) -> Callable[[Contents], Check]:
+    """Return the check of an invariant that each op keeps for itself."""
+    check = OP_CHECKS[invariant]
+    return lambda file: ((op, fault) for op in file.ops for fault in check(op))
 
 
 def _check_buffers(file: Contents) -> Check:
@@ -275,95 +195,6 @@ def _check_steps(file: Contents) -> Check:
         low = 0 if t.dtype[0] == "u" else -(2 ** (bits - 1))
         if any(not low <= zero < low + 2**bits for zero in steps.zero_points):
             yield t, f"has a zero point outside of {t.dtype}"
-
-
-_BIASED: Mapping[str, tuple[int, int, int]] = {
-    "CONV_2D": (0, 1, 2),
-    "CONV_3D": (0, 1, 2),
-    "DEPTHWISE_CONV_2D": (0, 1, 2),
-    "FULLY_CONNECTED": (0, 1, 2),
-    "TRANSPOSE_CONV": (2, 1, 3),
-}
-"""The places of input, weights and bias among the inputs."""
-_ROUNDING = 1e-6
-"""A product of two float32 scales is rounded to 2^-23 of itself: two of them differ
-by 2.4e-7."""
-
-
-def _check_biases(file: Contents) -> Check:
-    for op in file.ops:
-        places = _BIASED.get(op.kind)
-        if op.is_custom or places is None or places[2] >= len(op.inputs):
-            continue
-        x, weights, bias = (op.inputs[place] for place in places)
-        steps = [t.quantization if t else None for t in (x, weights, bias)]
-        if bias is None or bias.dtype not in ("int32", "int64"):
-            continue
-        if any(s is None or s.block for s in steps):
-            continue
-        of_x, of_weights, of_bias = (np.asarray(s.scales) for s in steps if s)
-        if of_bias.size not in (1, of_weights.size):
-            yield op, f"its bias has {of_bias.size} scales, its weights others"
-        elif not np.allclose(of_bias, of_x * of_weights, rtol=_ROUNDING, atol=0):
-            product = (of_x * of_weights).flat[0]
-            fault = f"its bias has the scale {of_bias.flat[0]:.6g}, input and weights"
-            yield op, f"{fault} {product:.6g}"
-
-
-_ONE_SCALE = frozenset(
-    {
-        *("AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION"),
-        *("DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "GATHER_ND", "MAXIMUM"),
-        *("MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK", "PAD", "PADV2", "RESHAPE"),
-        *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SELECT"),
-        *("SELECT_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT"),
-        *("SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE"),
-        "UNPACK",
-    }
-)
-"""Kinds whose kernels move or compare integers; TFLite's specification of int8."""
-_FIXED_SCALE: Mapping[tuple[str, str], tuple[float, int]] = {
-    ("L2_NORMALIZATION", "int8"): (1 / 128, 0),
-    ("LOGISTIC", "int16"): (1 / 32768, 0),
-    ("LOGISTIC", "int8"): (1 / 256, -128),
-    ("LOG_SOFTMAX", "int8"): (16 / 256, 127),
-    ("SOFTMAX", "int16"): (1 / 32768, 0),
-    ("SOFTMAX", "int8"): (1 / 256, -128),
-    ("TANH", "int16"): (1 / 32768, 0),
-    ("TANH", "int8"): (1 / 128, 0),
-}
-"""The scale and zero point of results that a kernel has built in."""
-_STEPPED = ("int4", "int8", "int16", "uint8")
-
-
-def _check_scales(file: Contents) -> Check:
-    for op in file.ops:
-        if op.is_custom:
-            continue
-        for t in op.outputs:
-            fixed = _FIXED_SCALE.get((op.kind, t.dtype))
-            if fixed is not None and _step(t) is not None and not _same(t, *fixed):
-                yield op, f"its kernel gives scale {fixed[0]:.6g}, zero {fixed[1]}"
-        if op.kind not in _ONE_SCALE:
-            continue
-        ends = [t for t in (*op.inputs, *op.outputs) if t and t.dtype in _STEPPED]
-        stepped = [t for t in ends if _step(t) is not None]
-        for t in stepped[1:]:
-            scale, zero = _step(stepped[0]) or (0.0, 0)
-            if not _same(t, scale, zero):
-                yield op, f"rescales nothing, and {stepped[0]!r} and {t!r} differ"
-
-
-def _step(tensor: LiteTensor) -> tuple[float, int] | None:
-    steps = tensor.quantization
-    if steps is None or len(steps.scales) != 1:
-        return None
-    return steps.scales[0], steps.zero_points[0]
-
-
-def _same(tensor: LiteTensor, scale: float, zero: int) -> bool:
-    own = _step(tensor)
-    return own is not None and own[1] == zero and abs(own[0] - scale) <= 1e-6 * scale
 
 
 def _check_signatures(file: Contents) -> Check:
@@ -407,13 +238,14 @@ CHECKS: Mapping[str, Callable[[Contents], Check]] = {
     "order": _check_order,
     "membership": _check_membership,
     "values": _check_values,
-    "kinds": _check_kinds,
+    "kinds": _of_ops("kinds"),
+    "counts": _of_ops("counts"),
     "types": _check_types,
-    "shapes": _check_shapes,
+    "shapes": _of_ops("shapes"),
     "buffers": _check_buffers,
     "steps": _check_steps,
-    "biases": _check_biases,
-    "scales": _check_scales,
+    "biases": _of_ops("biases"),
+    "scales": _of_ops("scales"),
     "signatures": _check_signatures,
     "variables": _check_variables,
 }

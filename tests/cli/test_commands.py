@@ -15,8 +15,8 @@ from tests.settings import needs_eager
 pytestmark = [needs_eager]
 
 COMMANDS = """
-inspect ops cut splice rename batch-size strip unroll fold bits quantize calibrate
-memory convert run batch diff check view
+inspect ops cut split expose splice rename batch-size strip unroll fold bits quantize
+calibrate memory convert run batch diff check view
 """
 
 

@@ -43,7 +43,7 @@ def complete(capsys):
 
 CASES = [
     ("geutil in", ["inspect"]),
-    ("geutil s", ["splice", "strip"]),
+    ("geutil s", ["split", "splice", "strip"]),
     ("geutil quantize --meth", ["--method"]),
     ("geutil quantize --method m", ["moving_average", "min_max", "mse"]),
     ("geutil cut net --format p", ["pbtxt"]),
@@ -120,12 +120,14 @@ inspect /nowhere
 fold /nowhere -o x
 cut /nowhere -o x
 check / /nowhere
+cut mixed.tflite --ops 0:1 -o cut.tflite
+rename mixed.tflite --input x=y -o renamed.tflite
 inspect mixed.tflite
 view mixed.tflite -o page.html
 ops mixed.tflite --type SIN
 diff mixed.tflite mixed.tflite --html both.html
 """
-LOOKS_AT_FILES = 4
+LOOKS_AT_FILES = 6
 CODE = """
 import sys
 from geutil.cli.main import main

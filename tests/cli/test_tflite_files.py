@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from tests import tflite_files
 from tests.settings import needs_eager
@@ -185,3 +185,45 @@ def test_files_and_models_that_do_not_go_together(geutil, pair, monkeypatch):
         (line,) = said.err.splitlines()
         assert word in line, call
     assert not (pair / "page.html").exists()
+
+
+def opened(path):
+    file = tflite.open(path)
+    file.verify()
+    return file
+
+
+def test_a_file_is_cut_and_split(geutil, file, tmp_path):
+    part = tmp_path / "part.tflite"
+    said = geutil.done("cut", file, "--to", "sine=between/sine", "-o", part)
+    assert f"-> {part}" in said
+    assert "not run beside what was read" in said
+    assert [*opened(part).signatures["serving_default"].outputs] == ["sine"]
+    told = geutil.json("cut", file, "--ops", "1:3", "-o", part, "--force")
+    assert told["ops"] == len(opened(part).graphs[0].ops) == 2
+    assert told["written"]["bytes"] == part.stat().st_size
+    second = tmp_path / "second.tflite"
+    said = geutil.done(
+        "split", file, "--at", "between/sine", "-o", part, "--second", second, "--force"
+    )
+    assert len(said.splitlines()) == 6
+    kinds = [op.kind for half in (part, second) for op in opened(half).ops]
+    assert kinds == [op.kind for op in opened(file).ops]
+
+
+def test_a_file_is_edited(geutil, file, tmp_path):
+    new = tmp_path / "new.tflite"
+    names = ["--input", "x=image", "--tensor", "between/sine=sine"]
+    geutil.done("rename", file, *names, "--to-signature", "predict", "-o", new)
+    renamed = opened(new)
+    assert renamed.signatures["predict"].inputs["image"].name == "image"
+    assert renamed.tensor("sine").producer.kind == "SIN"
+    geutil.done("rename", file, "--from-signature", "-o", new, "--force")
+    assert opened(new).graphs[0].inputs[0].name == "x"
+    geutil.done("expose", file, "--to", "between/sine", "-o", new, "--force")
+    assert [*opened(new).signatures["serving_default"].outputs][1:] == ["between/sine"]
+    geutil.done("strip", file, "--names", "--metadata", "-o", new, "--force")
+    assert new.stat().st_size < file.stat().st_size
+    assert [*opened(new).metadata] == ["min_runtime_version"]
+    geutil.done("batch-size", file, "3", "-o", new, "--force")
+    assert opened(new).graphs[0].inputs[0].shape[0] == 3

@@ -105,8 +105,8 @@ ops damaged | damaged
 ops damaged.pb | damaged
 ops damaged.pbtxt | damaged
 ops damaged.keras | damaged
-ops empty.tflite | SavedModel directory
-ops short.tflite | is a TensorFlow Lite model & `geutil run` & inspect
+ops empty.tflite | no TFLite file
+ops short.tflite | TFLite file & convert the model again
 ops both | pass --signature with one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops none | save it again with a signature
@@ -120,6 +120,20 @@ cut net -o new --input Mat | similar are
 cut net -o new --input first --to image | no output depends on 'first'
 cut net -o taken --to image | pass --force
 cut net -o no/where --to image | no directory
+cut net.tflite -o new.tflite --to Mat | no tensor 'Mat' & near it are
+cut net.tflite -o new.tflite --to qqqqqq | `geutil ops --regex`
+cut net.tflite -o new --to Mat | name 'new' .tflite
+cut net.tflite -o new.tflite --ops 3 | '3' is no range & START:END
+cut net.tflite -o new.tflite --to x --signature nope | 'nope'; it has
+cut net -o new --ops 1:2 | --ops is of .tflite files
+split net -o a.tflite --second b.tflite --at x | is no .tflite file
+split net.tflite -o a.tflite --second a.tflite --at x | are the same file
+split net.tflite -o a.tflite --second taken --at x | name 'taken' .tflite
+expose net.tflite -o a.tflite --to nope | no tensor 'nope'
+strip net.tflite -o a.tflite --keep x | --keep is of models
+strip net -o new --names | are of .tflite files
+rename net -o new --from-signature | --from-signature is of .tflite files
+rename net.tflite -o a.tflite --tensor a=b | no tensor 'a'
 splice net other -o new --replace nope=other | 'nope'
 splice net both -o new --replace image=y | pass --other-signature with one of
 splice net both -o new --replace image=y --other-signature nope | no signature 'nope'
@@ -145,6 +159,8 @@ fold net -o new.onnx | does not write
 fold net.pb -o small.keras --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.h5 --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.onnx --force | geutil does not write & .pb, .pbtxt, .tflite
+fold empty.tflite -o new | SavedModel directory
+fold short.tflite -o new | is a TensorFlow Lite model & `geutil run` & inspect
 fold net -o new --scope nope | there is no layer or scope 'nope'
 fold both -o new | pass --signature with one of ['one', 'text']
 bits net --data data.npz | pass --size or --noise

@@ -2,7 +2,7 @@
 
 import pytest
 
-from geutil import model
+from geutil import model, tflite
 from geutil.model import ModelError, TFLiteInspection, inspect
 from geutil.model.files.keras_files import KERAS_SUFFIXES
 from geutil.tflite.schema import schema
@@ -120,21 +120,31 @@ def test_custom_ops_and_files_without_signatures(tmp_path):
     assert "no signature\n  in  " in str(found)
 
 
-def test_a_file_is_told_by_its_first_bytes_and_not_opened_as_a_model(tmp_path):
+def test_a_file_is_told_by_its_first_bytes_and_opened_as_what_it_is(tmp_path):
     assert ".tflite" not in KERAS_SUFFIXES
     blob = tflite_files.flex().blob
     (tmp_path / "model.lite").write_bytes(blob)
     assert inspect(tmp_path / "model.lite").kind == "TFLite"
+    assert isinstance(model.open(tmp_path / "model.lite"), tflite.LiteFile)
     path = tmp_path / "m.tflite"
     path.write_bytes(blob)
-    with pytest.raises(ModelError, match=r"TensorFlow Lite model .*inspect.*made from"):
-        model.open(path)
+    opened = model.open(str(path))
+    assert opened.to_bytes() == tflite.open(path).to_bytes()
+    for options in ({"signature": "x"}, {"inline": False}, {"outputs": ["y"]}):
+        with pytest.raises(
+            ModelError, match=r"has options of its own.*keep_signatures"
+        ):
+            model.open(path, **options)
     for broken, message in (
         (b"", "no TFLite file"),
         (b"PK\x03\x04 a zip archive", "no TFLite file"),
         (tflite_files.int8().blob[:3000], "cut off|damaged"),
     ):
         path.write_bytes(broken)
+        with pytest.raises(
+            ModelError, match=rf"m.tflite' cannot be opened: .*{message}"
+        ):
+            model.open(path)
         with pytest.raises(ModelError, match=message) as refusal:
             inspect(path)
         assert "m.tflite" in str(refusal.value)

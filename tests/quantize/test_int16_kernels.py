@@ -48,7 +48,7 @@ LAYER_CASES = {
     "Roll": KERNEL_CASES["Roll"],
     "a reshaped input": one(lambda a: tf.exp(tf.reshape(a, [2, -1])) * 0.5),
 }
-INT16_KERNELS = {k for k, one in INTEGER_KERNELS.items() if "int16" in one.versions}
+INT16_KERNELS = {k for k, one in INTEGER_KERNELS.items() if "int16" in one.types}
 FLOATS = {
     "DepthToSpace": "DEPTH_TO_SPACE",
     "Exp": "EXP",

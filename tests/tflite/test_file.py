@@ -261,7 +261,7 @@ def test_damaged_files_are_read_saved_and_edited_or_refused():
         for look in (
             lambda m=m: find_violations(m),
             lambda m=m: m.to_bytes(),
-            lambda m=m: m.cut(outputs=m.graphs[0].tensors[-1]),
+            lambda m=m: m.cut(outputs=m.graphs[0].tensors[-1:]),
             lambda m=m: m.strip(metadata=True),
             lambda m=m: m.to_bytes(),
         ):

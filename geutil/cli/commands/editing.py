@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geutil.cli import files
+from geutil.cli import files, lite
 from geutil.cli.files import CommandError
-from geutil.cli.options import As, Force, Html, Inputs, Json, Signature, Source, Target
+from geutil.cli.lite import LiteRecord
+from geutil.cli.options import (
+    As,
+    Force,
+    Html,
+    Inputs,
+    Json,
+    LiteSource,
+    Signature,
+    Source,
+    SourceOrLite,
+    Target,
+)
 from geutil.cli.output import show_written, working
 from geutil.cli.wording import in_words
 from geutil.cli.written import Record, tell
@@ -25,7 +37,7 @@ Pairs = Annotated[
 
 
 def cut(
-    path: Source,
+    path: SourceOrLite,
     output: Target,
     inputs: Inputs = None,
     outputs: Annotated[
@@ -36,15 +48,32 @@ def cut(
             show_default=False,
         ),
     ] = None,
+    ops: Annotated[
+        str | None,
+        typer.Option(
+            help="START:END, places of ops of a .tflite file, in the place of both.",
+            show_default=False,
+        ),
+    ] = None,
     signature: Signature = None,
     form: As = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Cut a part out of a model, between some tensors."""
-    if not inputs and not outputs:
+    if not (inputs or outputs or ops):
         raise CommandError("say where to cut: pass --input or --to")
     starts, ends = files.named(inputs), files.named(outputs)
+    if files.is_lite(path):
+        lite_record = LiteRecord(path, [output], form, force)
+        file = lite_record.opened()
+        chosen = None if ops is None else lite.places(ops)
+        graph = lite.graph_of(file, signature)
+        part = file.cut(starts, ends, ops=chosen, graph=graph)
+        lite_record.write(part, as_json=as_json)
+        return
+    if ops is not None:
+        raise CommandError("--ops is of .tflite files; pass --input or --to")
     files.check_source(path)
     files.check_target(output, form, force)
     record = Record(path, output, form)
@@ -54,6 +83,61 @@ def cut(
     files.write_model(model, output, form, force)
     written = record.written(model, why_not="it has other inputs or outputs")
     show_written(model, written, as_json=as_json)
+
+
+def split(
+    path: LiteSource,
+    output: Target,
+    second: Annotated[
+        Path,
+        typer.Option(help="Where to write the ops behind.", show_default=False),
+    ],
+    at: Annotated[
+        list[str],
+        typer.Option(
+            help="A tensor to split at; can be given several times.",
+            show_default=False,
+        ),
+    ],
+    signature: Signature = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Split a .tflite file in two at some tensors."""
+    if output.absolute() == second.absolute():
+        raise CommandError("--output and --second are the same file; name two")
+    record = _lite_record(path, [output, second], force)
+    file = record.opened()
+    halves = file.split(at, graph=lite.graph_of(file, signature))
+    record.write(*halves, as_json=as_json)
+
+
+def expose(
+    path: LiteSource,
+    output: Target,
+    tensors: Annotated[
+        list[str],
+        typer.Option(
+            "--to",
+            help="A tensor that becomes an output, too; name=tensor also names it.",
+            show_default=False,
+        ),
+    ],
+    signature: Signature = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Let tensors of a .tflite file be outputs, too, to look inside a run."""
+    record = _lite_record(path, [output], force)
+    file = record.opened()
+    file.expose(files.named(tensors), graph=lite.graph_of(file, signature))
+    record.write(file, as_json=as_json)
+
+
+def _lite_record(path: Path, outputs: list[Path], force: bool) -> LiteRecord:
+    if not files.is_lite(path):
+        raise CommandError(f"'{path}' is no .tflite file, which this command is for")
+    return LiteRecord(path, outputs, None, force)
 
 
 def splice(
@@ -109,7 +193,7 @@ def _other(path: Path, signature: str | None) -> Model:
 
 
 def rename(
-    path: Source,
+    path: SourceOrLite,
     output: Target,
     inputs: Annotated[
         list[str] | None,
@@ -124,6 +208,21 @@ def rename(
         str | None,
         typer.Option(help="The new name of the signature.", show_default=False),
     ] = None,
+    tensors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tensor",
+            help="old=new, of a tensor in a .tflite file.",
+            show_default=False,
+        ),
+    ] = None,
+    from_signature: Annotated[
+        bool,
+        typer.Option(
+            "--from-signature",
+            help="Call the ends of a .tflite file as its signatures do.",
+        ),
+    ] = False,
     signature: Signature = None,
     form: As = None,
     force: Force = False,
@@ -133,8 +232,26 @@ def rename(
     # --result is what --to was called.
     given_outputs = [*(outputs or ()), *(results or ())]
     input_renames, output_renames = _pairs(inputs) or None, _pairs(given_outputs)
-    if not (input_renames or output_renames or to_signature):
+    asked = input_renames or output_renames or to_signature
+    if not (asked or tensors or from_signature):
         raise CommandError("say what to rename: --input, --to or --to-signature")
+    if files.is_lite(path):
+        lite_record = LiteRecord(path, [output], form, force)
+        file = lite_record.opened()
+        key = signature or (next(iter(file.signatures), "") if to_signature else None)
+        file.rename(
+            input_renames,
+            output_renames,
+            tensors=_pairs(tensors),
+            signatures={key or "": to_signature} if to_signature else None,
+            from_signature=(signature or True) if from_signature else False,
+            graph=lite.graph_of(file, signature),
+        )
+        lite_record.write(file, as_json=as_json)
+        return
+    if tensors or from_signature:
+        option = "--tensor" if tensors else "--from-signature"
+        raise CommandError(f"{option} is of .tflite files")
     files.check_source(path)
     files.check_target(output, form, force)
     record = Record(path, output, form)
@@ -148,7 +265,7 @@ def rename(
 
 
 def batch_size(
-    path: Source,
+    path: SourceOrLite,
     size: Annotated[
         str,
         typer.Argument(
@@ -164,6 +281,13 @@ def batch_size(
     """Change the batch size of a model, and prove the result by running it."""
     if size != "any" and not (size.isdigit() and int(size)):
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
+    if files.is_lite(path):
+        lite_record = LiteRecord(path, [output], form, force)
+        file = lite_record.opened()
+        rows = None if size == "any" else int(size)
+        file.set_batch_size(rows, graph=lite.graph_of(file, signature))
+        lite_record.write(file, as_json=as_json)
+        return
     files.check_source(path)
     files.check_target(output, form, force)
     record = Record(path, output, form)
@@ -178,7 +302,7 @@ def batch_size(
 
 
 def strip(
-    path: Source,
+    path: SourceOrLite,
     output: Target,
     keep: Annotated[
         list[str] | None,
@@ -187,12 +311,29 @@ def strip(
             show_default=False,
         ),
     ] = None,
+    names: Annotated[
+        bool,
+        typer.Option("--names", help="Leave out names inside a .tflite file, too."),
+    ] = False,
+    metadata: Annotated[
+        bool,
+        typer.Option("--metadata", help="Leave out metadata of a .tflite file, too."),
+    ] = False,
     signature: Signature = None,
     form: As = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Take out of a model what serves training alone."""
+    """Take out of a model what serves training alone, or no run of a .tflite file."""
+    if files.is_lite(path):
+        lite.refuse(keep=keep, signature=signature)
+        lite_record = LiteRecord(path, [output], form, force)
+        file = lite_record.opened()
+        file.strip(names=names, metadata=metadata)
+        lite_record.write(file, as_json=as_json)
+        return
+    if names or metadata:
+        raise CommandError("--names and --metadata are of .tflite files")
     files.check_source(path)
     files.check_target(output, form, force)
     record = Record(path, output, form)

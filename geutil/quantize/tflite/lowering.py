@@ -31,7 +31,9 @@ from geutil.tflite.integer_kernels import (
     Rule,
 )
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.steps import BIASED, FIXED_SCALE
 from geutil.tflite.upkeep import set_end
+from geutil.tflite.versions import version_of
 
 Array = np.ndarray[Any, Any]
 
@@ -272,15 +274,14 @@ class _Lowering:
     def _lowered(self, op: LiteOp) -> str:
         """Let an op compute in integers; return why it cannot, or nothing."""
         kernel, dtype = INTEGER_KERNELS.get(op.kind), self._width.dtype
-        if kernel is None or dtype not in kernel.versions:
+        if kernel is None or dtype not in kernel.types:
             kind = "an inexact" if dtype == "int16" and op.kind in INEXACT else "no"
             return f"TFLite has {kind} {dtype} kernel for {op.kind}"
         slots = [
             slot
             for slot, tensor in enumerate(op.inputs)
             if tensor is not None and _is_float(tensor)
-            if slot not in (kernel.weights, kernel.bias)
-            and (kernel.data is None or slot in kernel.data)
+            if kernel.data is None or slot in kernel.data
         ]
         read = {slot: t for slot in slots if (t := op.inputs[slot]) is not None}
         for tensor in read.values():
@@ -298,12 +299,12 @@ class _Lowering:
             return "it reads constants alone"
         steps_of: dict[LiteTensor, Quantization] = {}
         for tensor in filter(_is_float, op.outputs):
-            steps = self._steps_of_result(kernel, tensor, data)
+            steps = self._steps_of_result(op, kernel, tensor, data)
             if steps is None:
                 return "its result is not quantized"
             steps_of[tensor] = steps
         if kernel.rule is Rule.LAYER:
-            reason = self._with_weights(op, kernel, data[0])
+            reason = self._with_weights(op, data[0])
             if reason:
                 return reason
         self._compute(op, kernel, read, steps_of, data)
@@ -345,11 +346,15 @@ class _Lowering:
         return ""
 
     def _steps_of_result(
-        self, kernel: IntegerKernel, tensor: LiteTensor, data: Sequence[Quantization]
+        self,
+        op: LiteOp,
+        kernel: IntegerKernel,
+        tensor: LiteTensor,
+        data: Sequence[Quantization],
     ) -> Quantization | None:
         """Return the steps that a kernel makes a result in; None if not known."""
         if kernel.rule is Rule.FIXED:
-            scale, zero = kernel.fixed[self._width.dtype]
+            scale, zero = FIXED_SCALE[op.kind, self._width.dtype]
             return Quantization((scale,), (zero,))
         if kernel.rule is Rule.KEEPS:
             return data[0]
@@ -360,26 +365,25 @@ class _Lowering:
             return max(data, key=lambda steps: steps.scales[0], default=None)
         return None
 
-    def _with_weights(
-        self, op: LiteOp, kernel: IntegerKernel, data: Quantization
-    ) -> str:
+    def _with_weights(self, op: LiteOp, data: Quantization) -> str:
         """Let a layer read stored weights, and a bias in integers."""
-        floats = op.inputs[kernel.weights]
+        _, of_weights, of_bias = BIASED[op.kind]
+        floats = op.inputs[of_weights]
         weights = None if floats is None else self._stored.get(floats)
         steps = None if weights is None else weights.quantization
         if weights is None or steps is None or weights.dtype != "int8":
             return "its weights are not quantized in 8 bits"
         if any(steps.zero_points) and weights.value is not None:
             return "its weights have a zero point"
-        bias = op.inputs[kernel.bias] if len(op.inputs) > kernel.bias else None
+        bias = op.inputs[of_bias] if len(op.inputs) > of_bias else None
         value = None if bias is None else bias.value
         if bias is not None and value is None:
             return "its bias is no constant"
         inputs = [*op.inputs]
         if bias is not None and value is not None:
             weights = self._wide_enough(weights, steps, value, data)
-            inputs[kernel.bias] = self._bias(bias, value, weights, data)
-        inputs[kernel.weights] = weights
+            inputs[of_bias] = self._bias(bias, value, weights, data)
+        inputs[of_weights] = weights
         op.inputs = inputs
         return ""
 
@@ -436,7 +440,6 @@ class _Lowering:
         for slot, tensor in read.items():
             inputs[slot] = self._integers(tensor, joint)
         op.inputs = inputs
-        op.version = max(op.version, kernel.versions[self._width.dtype])
         if "pot_scale_int16" in op.options:
             # Else steps have to be powers of two.
             op.options["pot_scale_int16"] = False
@@ -451,6 +454,7 @@ class _Lowering:
             op = LiteOp("QUANTIZE", op.inputs, op.outputs, version=3)
         results = {t: self._result(t, steps) for t, steps in steps_of.items()}
         op.outputs = (results.get(t, t) for t in op.outputs)
+        op.version = max(op.version, version_of(op))
         self._ops.append(op)
         for tensor, stored in results.items():
             self._settle(tensor, stored)

@@ -1,0 +1,458 @@
+"""Files joined: one put behind, before or into another, or beside it.
+
+Tensors that meet need the same type and steps. Where these differ, a QUANTIZE or
+DEQUANTIZE op stands between them; where no such op is possible, the join is refused.
+Variables of the two files stay apart: names that both use are changed in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from geutil.errors import ArgumentTypeError, TFLiteError
+from geutil.tflite import looking, resizing, state
+from geutil.tflite.cutting import (
+    DEFAULT_SIGNATURE,
+    Part,
+    assembled,
+    leave_description_out,
+)
+from geutil.tflite.edit import Plan
+from geutil.tflite.ends import conversion
+from geutil.tflite.looking import GraphLike, TensorsLike
+from geutil.tflite.parts import (
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+)
+from geutil.tflite.steps import have_equal_steps
+from geutil.tflite.stripping import share_buffers
+
+F = TypeVar("F", bound=Contents)
+Pairs = Mapping[str, str] | None
+
+_REQUANTIZED = {
+    "int16": ("int8", "int16"),
+    "int8": ("int8", "int16", "uint8"),
+    "uint8": ("int8", "uint8"),
+}
+"""The types that the kernel of QUANTIZE makes of integers: kernels/quantize.cc."""
+
+
+def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
+    """Put a file behind another; see `LiteFile.append`."""
+    own = looking.graph_of(file, graph)
+    part = _Incoming(file, own, other)
+    # What both files are given, the joined file is given once.
+    ours = (*own.outputs, *(t for t in own.inputs if t not in own.outputs))
+    pairs = _pairs(part, connect, part.graph.inputs, ours, ("input", "output"))
+    plan = Plan(file, own)
+    sources = part.fed(pairs)
+    plan.ops += part.ops()
+    gone = {t for t in pairs.values() if t in own.outputs}
+    if not gone:
+        raise TFLiteError("connect names no output; use merge for files side by side")
+    kept = [t for t in own.outputs if t not in gone]
+    at = next(i for i, t in enumerate(own.outputs) if t in gone)
+    before = [t for t in own.outputs[:at] if t not in gone]
+    results = [sources.get(t, t) for t in part.graph.outputs]
+    plan.outputs = (*before, *results, *kept[len(before) :])
+    free = [t for t in part.graph.inputs if t not in pairs]
+    plan.apply("an append")
+    own.inputs = (*own.inputs, *free)
+    part.settle()
+    for signature in _signatures(file, own):
+        for name in [n for n, t in signature.outputs.items() if t in gone]:
+            del signature.outputs[name]
+        part.name_ends(signature, "inputs", free)
+        part.name_ends(signature, "outputs", results, part.graph.outputs)
+
+
+def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
+    """Put a file before another; see `LiteFile.prepend`."""
+    own = looking.graph_of(file, graph)
+    part = _Incoming(file, own, other)
+    pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
+    made = {ours: theirs for theirs, ours in pairs.items()}
+    # What both files are given, the joined file is given once.
+    shared = _namesakes(
+        part, part.graph.inputs, [t for t in own.inputs if t not in made]
+    )
+    part.fed(shared if connect is None else {})
+    given = [t for t in part.graph.inputs if connect is not None or t not in shared]
+    sources = part.feeding(made)
+    plan = Plan(file, own)
+    plan.ops[:0] = part.ops()
+    plan.reroute(sources)
+    left = [t for t in part.graph.outputs if t not in pairs]
+    plan.outputs = (*plan.outputs, *left)
+    plan.apply("a prepend")
+    at = next(i for i, t in enumerate(own.inputs) if t in made)
+    kept = [t for t in own.inputs if t not in made]
+    before = [t for t in own.inputs[:at] if t not in made]
+    own.inputs = (*before, *given, *kept[len(before) :])
+    own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
+    part.settle()
+    for signature in _signatures(file, own):
+        for name in [n for n, t in signature.inputs.items() if t in made]:
+            del signature.inputs[name]
+        part.name_ends(signature, "inputs", given)
+        part.name_ends(signature, "outputs", left)
+
+
+def splice(file: F, other: F, at: TensorsLike, graph: GraphLike) -> None:
+    """Put a file between tensors and their readers; see `LiteFile.splice`."""
+    own = looking.graph_of(file, graph)
+    tensors = looking.tensors_of(file, at, own)
+    part = _Incoming(file, own, other)
+    for field in ("inputs", "outputs"):
+        ends = getattr(part.graph, field)
+        if len(ends) != len(tensors):
+            raise TFLiteError(
+                f"a file that is put in at {len(tensors)} tensor(s) has as many "
+                f"{field}, and this one has {len(ends)}; cut it, or use append"
+            )
+    behind = max(
+        (own.ops.index(t.producer) + 1 for t in tensors if t.producer), default=0
+    )
+    readers = dict.fromkeys(op for t in tensors for op in t.consumers)
+    sources = part.fed(dict(zip(part.graph.inputs, tensors, strict=True)))
+    results = [sources.get(t, t) for t in part.graph.outputs]
+    fed = part.feeding(dict(zip(tensors, results, strict=True)))
+    plan = Plan(file, own)
+    plan.ops[behind:behind] = part.ops()
+    plan.reroute(fed, readers)
+    plan.apply("a splice")
+    part.settle()
+
+
+class _Incoming:
+    """A copy of a file's main subgraph that comes into another file.
+
+    Attributes:
+        file: the file that it comes into.
+        own: the subgraph that it comes into.
+        copy: a copy of its file.
+        graph: its main subgraph, which is empty after `ops`.
+    """
+
+    def __init__(self, file: Contents, own: LiteGraph, other: Contents) -> None:
+        self.file, self.own = file, own
+        self.copy = copied(file, other)
+        self.graph = self.copy.graphs[0]
+        self._bridges: tuple[list[LiteOp], list[LiteOp]] = [], []
+        self._dropped: list[LiteTensor] = []
+
+    def fed(
+        self, pairs: Mapping[LiteTensor, LiteTensor]
+    ) -> dict[LiteTensor, LiteTensor]:
+        """Let inputs be tensors of the file; return those that became others."""
+        replaced: dict[LiteTensor, LiteTensor] = {}
+        for theirs, ours in pairs.items():
+            if not _fits(ours, theirs):
+                resizing.set_input_shape(
+                    self.copy, self.graph, theirs, ours.shape or (), None
+                )
+        for theirs, ours in pairs.items():
+            op = bridge(ours, theirs)
+            if op is None:
+                replaced[theirs] = ours
+            else:
+                self._bridges[0].append(op)
+        for op in self.graph.ops:
+            op.inputs = [t and replaced.get(t, t) for t in op.inputs]
+        self._dropped += replaced
+        return replaced
+
+    def feeding(
+        self, pairs: Mapping[LiteTensor, LiteTensor]
+    ) -> dict[LiteTensor, LiteTensor]:
+        """Return the tensors that take the places of the file's, paired with ours."""
+        taken: dict[LiteTensor, LiteTensor] = {}
+        for ours, theirs in pairs.items():
+            if not _fits(theirs, ours):
+                raise TFLiteError(
+                    f"{theirs!r} is to be read as {ours!r}, whose shape is fixed; call "
+                    "set_batch_size or set_input_shape on one of the files"
+                )
+            wanted = self.graph.add_tensor(ours.copied())
+            op = bridge(theirs, wanted)
+            if op is None:
+                taken[ours] = theirs
+                self._dropped.append(wanted)
+            else:
+                self._bridges[1].append(op)
+                taken[ours] = wanted
+        return taken
+
+    def ops(self) -> list[LiteOp]:
+        """Return the ops of the part and those between it and the file."""
+        inner = [*self.graph.ops]
+        self.graph.set_ops([])
+        return [*self._bridges[0], *inner, *self._bridges[1]]
+
+    def settle(self) -> None:
+        """Let the file have what the part needs besides its ops."""
+        own, gone = self.own, {*self._dropped}
+        mine = [t for t in self.graph.tensors if t not in gone]
+        taken = {t.name for t in {*own.tensors} - {*mine}}
+        for tensor in mine:
+            tensor.name = _free(tensor.name, taken)
+            taken.add(tensor.name)
+            own.add_tensor(tensor)
+        self.file.graphs += self.copy.graphs[1:]
+        self.file.unknown = self.file.unknown or self.copy.unknown
+        leave_description_out(self.file)
+
+    def name_ends(
+        self,
+        signature: LiteSignature,
+        field: str,
+        tensors: Sequence[LiteTensor],
+        theirs: Sequence[LiteTensor] | None = None,
+    ) -> None:
+        """Let a signature name ends that came into the file."""
+        ends = getattr(signature, field)
+        known = {t: name for name, t in self.named(field).items()}
+        for tensor, own in zip(tensors, theirs or tensors, strict=True):
+            name = _free(known.get(own, own.name), ends)
+            ends[name] = tensor
+
+    def named(self, field: str) -> dict[str, LiteTensor]:
+        """Return inputs or outputs by their names in a signature, or their own."""
+        for signature in self.copy.signatures.values():
+            if signature.graph is self.graph:
+                return dict(getattr(signature, field))
+        return {t.name: t for t in getattr(self.graph, field)}
+
+
+def _signatures(file: Contents, graph: LiteGraph) -> Iterator[LiteSignature]:
+    return (s for s in file.signatures.values() if s.graph is graph)
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    """Return a name like another one that is not taken."""
+    known = {*taken}
+    if name not in known:
+        return name
+    return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in known)
+
+
+def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
+    """Tell whether a shape is one of those that another with free sizes allows.
+
+    Raises:
+        TFLiteError: it can never be.
+    """
+    mine, other = source.shape or (), wanted.shape or ()
+    pairs = [*zip(mine, other, strict=False)]
+    if len(mine) != len(other) or any(
+        None not in pair and pair[0] != pair[1] for pair in pairs
+    ):
+        raise TFLiteError(
+            f"{source!r} is to be read as {wanted!r}: their shapes are {list(mine)} "
+            f"and {list(other)}; call set_batch_size or set_input_shape, or put a "
+            "RESHAPE between them"
+        )
+    return all(b is None or a == b for a, b in pairs)
+
+
+def bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
+    """Return the op that makes a tensor of another one; None if they are alike.
+
+    Raises:
+        TFLiteError: no QUANTIZE or DEQUANTIZE op can.
+    """
+    one, two = source.quantization, wanted.quantization
+    if source.dtype == wanted.dtype and (
+        one == two or have_equal_steps(source, wanted)
+    ):
+        return None
+    small = ("float32", "float16")
+    if wanted.dtype == "float32" and (one is not None or source.dtype in small):
+        return conversion(source, wanted)
+    if source.dtype == "float32" and two is not None and wanted.dtype in _REQUANTIZED:
+        return conversion(source, wanted)
+    makes = _REQUANTIZED.get(source.dtype, ())
+    if one is not None and two is not None and wanted.dtype in makes:
+        return conversion(source, wanted)
+    raise TFLiteError(
+        f"{source!r} ({one or 'no steps'}) is to be read as {wanted!r} "
+        f"({two or 'no steps'}), and no QUANTIZE or DEQUANTIZE makes one of the other; "
+        "insert a CAST, or set_io_type of one of the files"
+    )
+
+
+def _pairs(
+    part: _Incoming,
+    connect: Pairs,
+    theirs: Sequence[LiteTensor],
+    ours: Sequence[LiteTensor],
+    words: tuple[str, str],
+) -> dict[LiteTensor, LiteTensor]:
+    """Return which ends of a part are which of the file."""
+    if connect is None:
+        return _guessed(part, theirs, ours, words)
+    names = part.named(f"{words[0]}s")
+    by_name = {**{t.name: t for t in theirs}, **names}
+    found: dict[LiteTensor, LiteTensor] = {}
+    for name, other in connect.items():
+        if name not in by_name:
+            raise TFLiteError(
+                f"the file that is joined has no {words[0]} '{name}'; its {words[0]}s "
+                f"are {', '.join(by_name)}"
+            )
+        tensor = looking.tensor_of(part.file, other, part.own)
+        if tensor not in ours:
+            raise TFLiteError(f"{tensor!r} is no {words[1]} of {part.own!r}")
+        found[by_name[name]] = tensor
+    if not found:
+        raise TFLiteError("connect names no ends; use merge for files side by side")
+    return found
+
+
+def _guessed(
+    part: _Incoming,
+    theirs: Sequence[LiteTensor],
+    ours: Sequence[LiteTensor],
+    words: tuple[str, str],
+) -> dict[LiteTensor, LiteTensor]:
+    """Return ends that belong together by their number, or by their names."""
+    ends = part.own.outputs if words[1] == "output" else ours
+    if len(theirs) == len(ends) == 1:
+        return {theirs[0]: ends[0]}
+    found = _namesakes(part, theirs, ours)
+    met = {*found.values()}
+    # Ends that are left over stay ends, if all of one file, or the other, have met.
+    whole = len(found) == len(theirs) or met.issuperset(ends)
+    if not whole or len(met) < len(found):
+        raise TFLiteError(
+            f"the file that is joined has the {words[0]}s {[t.name for t in theirs]}, "
+            f"and they would have to be {words[1]}s, which are "
+            f"{[t.name for t in ends]}; pass connect={{...}}"
+        )
+    return found
+
+
+def _namesakes(
+    part: _Incoming, theirs: Sequence[LiteTensor], ours: Sequence[LiteTensor]
+) -> dict[LiteTensor, LiteTensor]:
+    """Return the ends of a part that have the names of ends of the file, with these."""
+    known: dict[str, LiteTensor] = {}
+    for name, t in (*((t.name, t) for t in ours), *looking.ends(part.file, part.own)):
+        if t in ours:
+            known.setdefault(name, t)
+    names = [(t.name, t) for t in theirs]
+    names += [(n, t) for n, t in looking.ends(part.copy, part.graph) if t in theirs]
+    return {t: known[name] for name, t in names if name in known}
+
+
+def copied(file: F, other: F, *, every: bool = False) -> F:
+    """Return a copy of a file whose variables are not those of another one.
+
+    Weights are not copied: both files have the same buffers.
+
+    Args:
+        file: the file whose variables it must not touch.
+        other: the file that is copied.
+        every: whether all of its subgraphs are copied; else the main one, and those
+            that it calls.
+    """
+    if not isinstance(other, Contents):
+        raise ArgumentTypeError(
+            f"a file is joined to a LiteFile, not to a {type(other).__name__}; open it "
+            "with geutil.tflite.open, and convert a function by geutil.model.open(...)"
+            '.save(path, "tflite")'
+        )
+    state.check_places_are_free(other, "a join")
+    state.check_places_are_free(file, "a join")
+    if getattr(other.record, "externalBuffers", None):
+        raise TFLiteError(
+            "the file that is joined keeps weights in other files; save it whole first"
+        )
+    main = looking.graph_of(other)
+    parts = [
+        Part.whole(graph, [s for s in other.signatures.values() if s.graph is graph])
+        for graph in (other.graphs if every else [main])
+    ]
+    copy = assembled(other, parts)
+    _keep_apart(file, copy)
+    return copy
+
+
+def _keep_apart(file: Contents, copy: Contents) -> None:
+    """Rename variables and tables of a file that another one has, too."""
+    known = {_resource(op) for op in file.ops if op.kind in state.HANDLES}
+    own = {_resource(op) for op in copy.ops if op.kind in state.HANDLES}
+    new: dict[tuple[object, ...], object] = {}
+    for kind, container, name in sorted(own & known, key=repr):
+        taken = {n for k, c, n in known | own if (k, c) == (kind, container)}
+        free: object
+        if isinstance(name, int):
+            free = 1 + max(n for n in taken if isinstance(n, int))
+        else:
+            plain = name.decode() if isinstance(name, bytes) else str(name or "")
+            names = {n.decode() if isinstance(n, bytes) else str(n) for n in taken}
+            free = _free(plain, names).encode()
+        new[kind, container, name] = free
+        own.add((kind, container, free))
+    for op in copy.ops:
+        if op.kind in state.HANDLES and _resource(op) in new:
+            op.options[_NAME[op.kind]] = new[_resource(op)]
+
+
+_NAME = {"HASHTABLE": "table_id", "VAR_HANDLE": "shared_name"}
+"""The option by which ops of a kind name their resource."""
+
+
+def _resource(op: LiteOp) -> tuple[object, ...]:
+    """Return the kind, the container and the name of a resource."""
+    return op.kind, op.options.get("container"), op.options.get(_NAME[op.kind])
+
+
+def merge(file: F, others: Mapping[str, F]) -> None:
+    """Put files beside another in one file; see `LiteFile.merge`."""
+    if not others:
+        raise TFLiteError("no file to merge is passed")
+    state.check_places_are_free(file, "a merge")
+    added: dict[str, LiteSignature] = {}
+    if not file.signatures:
+        added[DEFAULT_SIGNATURE] = _own_signature(DEFAULT_SIGNATURE, file)
+    graphs: list[LiteGraph] = []
+    joined = type(file)()
+    joined.graphs = [*file.graphs]
+    unknown = file.unknown
+    for key, other in others.items():
+        copy = copied(joined, other, every=True)
+        signatures = copy.signatures or {key: _own_signature(key, copy)}
+        for name, signature in signatures.items():
+            new = key if len(signatures) == 1 else f"{key}_{name}"
+            if new in {**file.signatures, **added}:
+                raise TFLiteError(
+                    f"the file has a signature '{new}' already; pass another key"
+                )
+            added[new] = signature
+            signature.key = new
+        graphs += copy.graphs
+        joined.graphs += copy.graphs
+        unknown = unknown or other.unknown
+    file.graphs += graphs
+    file.signatures.update(added)
+    file.unknown = unknown
+    leave_description_out(file)
+    share_buffers(file)
+
+
+def _own_signature(key: str, file: Contents) -> LiteSignature:
+    """Return a signature of a file's main subgraph, by the names of its tensors."""
+    graph = looking.graph_of(file)
+    ends = []
+    for tensors in (graph.inputs, graph.outputs):
+        named: dict[str, LiteTensor] = {}
+        for tensor in tensors:
+            named[_free(tensor.name, named)] = tensor
+        ends.append(named)
+    return LiteSignature(key, graph, *ends)
