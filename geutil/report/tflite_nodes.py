@@ -46,11 +46,8 @@ class FileNode:
         name: its name.
         type: its type, such as "CONV_2D", "INPUT" or "CONST".
         inputs: what it reads.
-        outputs: what each of its outputs holds, such as "int8 [1, 8]".
-        quantizations: what the integers of each stand for; "" if for themselves.
         tensors: the tensors of the file that its outputs are.
         attributes: its options by name, in words.
-        precision: what it computes in; "" of what does not compute.
         op: the op of the file; None of an input or a constant.
         control_inputs: none: the ops of a file run in its order.
     """
@@ -58,13 +55,25 @@ class FileNode:
     name: str
     type: str
     inputs: tuple[Read, ...]
-    outputs: tuple[str, ...]
-    quantizations: tuple[str, ...]
     tensors: tuple[LiteTensor, ...]
     attributes: Mapping[str, str]
-    precision: str
-    op: LiteOp | None
+    op: LiteOp | None = None
     control_inputs: tuple[FileNode, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What each of its outputs holds, such as "int8 [1, 8]"."""
+        return tuple(map(str, self.tensors))
+
+    @property
+    def quantizations(self) -> tuple[str, ...]:
+        """What the integers of each output stand for; "" if for themselves."""
+        return tuple(str(t.quantization or "") for t in self.tensors)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in; "" of what does not compute."""
+        return "" if self.op is None else precision_of(self.op)
 
 
 @dataclass(frozen=True)
@@ -210,14 +219,7 @@ def _end_node(tensor: LiteTensor, kind: str, name: str) -> FileNode:
     attributes = {"tensor": tensor.name}
     if tensor.stored_bytes:
         attributes["bytes"] = f"{tensor.stored_bytes:,}"
-    steps = (_quantization(tensor),)
-    return FileNode(
-        name, kind, (), (str(tensor),), steps, (tensor,), attributes, "", None
-    )
-
-
-def _quantization(tensor: LiteTensor) -> str:
-    return "" if tensor.quantization is None else str(tensor.quantization)
+    return FileNode(name, kind, (), (tensor,), attributes)
 
 
 def _op_node(
@@ -225,20 +227,18 @@ def _op_node(
 ) -> FileNode:
     """Return an op as a node; the name of its first result is told besides."""
     reads = [sources[t] for t in op.reads if t in sources]
-    attributes = {key: _words(value) for key, value in sorted(op.options.items())}
+    # Calls are drawn as such.
+    told = {k: v for k, v in sorted(op.options.items()) if not _is_call(v)}
+    attributes = {option: _words(value) for option, value in told.items()}
     if op.outputs:
         attributes["tensor"] = _words(op.result)
-    return FileNode(
-        name,
-        op.kind,
-        tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads),
-        tuple(map(str, op.outputs)),
-        tuple(map(_quantization, op.outputs)),
-        op.outputs,
-        attributes,
-        precision_of(op),
-        op,
-    )
+    inputs = tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads)
+    return FileNode(name, op.kind, inputs, op.outputs, attributes, op)
+
+
+def _is_call(value: object) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return any(isinstance(one, LiteGraph) for one in listed)
 
 
 def _words(value: object) -> str:

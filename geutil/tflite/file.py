@@ -1022,8 +1022,9 @@ class LiteFile(Contents):
 
         Args:
             other: the other file.
-            connect: by the names of its inputs, the names of outputs of this file. If
-                None, those of the same name, or the only one and the only one.
+            connect: by the names of its inputs, the names of outputs of this file, or
+                of inputs that both are given. If None, those of the same name, or the
+                only one and the only one.
             graph: the subgraph; the main one if None.
 
         Raises:

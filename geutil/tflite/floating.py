@@ -1,7 +1,8 @@
 """Files of integers turned back into floats.
 
 Weights and biases become the numbers that their integers stand for, kernels compute in
-float32 with the activations that they have fused, and ops that only change types go.
+float32 with the activations that they have fused, and ops that only change types go. A
+change of steps that cuts off all below 0 becomes the Relu that it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from geutil.errors import TFLiteError
 from geutil.tflite.numbers import Stored, numbers
 from geutil.tflite.parts import Array, Buffer, Contents, LiteGraph, LiteOp, LiteTensor
-from geutil.tflite.steps import STEPPED
+from geutil.tflite.steps import STEPPED, limits, one_step
 from geutil.tflite.versions import version_of
 
 _CHANGES = frozenset({"DENSIFY", "DEQUANTIZE", "QUANTIZE"})
@@ -57,13 +58,18 @@ def dequantize(file: Contents) -> Stored:
                 f"{op!r} reads the integers of '{ends[0].name}' themselves; replace it "
                 "by a DEQUANTIZE"
             )
-    dropped = [op for op in file.ops if _is_dropped(op, concerned)]
+    cutting = [op for op in file.ops if _cuts_at_zero(op)]
+    dropped = [
+        op for op in file.ops if _is_dropped(op, concerned) and op not in cutting
+    ]
     sparse = [t for op in dropped for t in op.inputs if t is not None and t.is_sparse]
     whole = list(dict.fromkeys([*changed, *sparse]))
     values = {t: numbers(t).astype(np.float32) for t in whole if _has_data(t)}
     touched = {op for t in changed for op in (*t.makers, *t.readers)}
     for tensor in whole:
         _become_float(tensor, values.get(tensor))
+    for op in cutting:
+        op.kind, op.table, op.options = "RELU", None, {}
     for graph in file.graphs:
         _drop(file, graph, [op for op in graph.ops if op in set(dropped)])
     for op in file.ops:
@@ -92,6 +98,19 @@ def _is_dropped(op: LiteOp, changed: set[LiteTensor]) -> bool:
         return False
     made = op.outputs[0]
     return all(t in changed or t.dtype == "float32" for t in (source, made))
+
+
+def _cuts_at_zero(op: LiteOp) -> bool:
+    """Tell whether a change of steps is a Relu, too: its new range begins at 0."""
+    if op.kind != "QUANTIZE" or op.is_custom or op.inputs[0] is None:
+        return False
+    least = []
+    for tensor in (op.inputs[0], op.outputs[0]):
+        step = one_step(tensor)
+        if step is None or tensor.dtype not in STEPPED:
+            return False
+        least.append((limits(tensor.dtype)[0] - step[1]) * step[0])
+    return least[0] < 0 == least[1]
 
 
 def _become_float(tensor: LiteTensor, value: Array | None) -> None:

@@ -46,11 +46,15 @@ def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     """Put a file behind another; see `LiteFile.append`."""
     own = looking.graph_of(file, graph)
     part = _Incoming(file, own, other)
-    pairs = _pairs(part, connect, part.graph.inputs, own.outputs, ("input", "output"))
+    # What both files are given, the joined file is given once.
+    ours = (*own.outputs, *(t for t in own.inputs if t not in own.outputs))
+    pairs = _pairs(part, connect, part.graph.inputs, ours, ("input", "output"))
     plan = Plan(file, own)
     sources = part.fed(pairs)
     plan.ops += part.ops()
-    gone = {*pairs.values()}
+    gone = {t for t in pairs.values() if t in own.outputs}
+    if not gone:
+        raise TFLiteError("connect names no output; use merge for files side by side")
     kept = [t for t in own.outputs if t not in gone]
     at = next(i for i, t in enumerate(own.outputs) if t in gone)
     before = [t for t in own.outputs[:at] if t not in gone]
@@ -73,6 +77,12 @@ def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     part = _Incoming(file, own, other)
     pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
     made = {ours: theirs for theirs, ours in pairs.items()}
+    # What both files are given, the joined file is given once.
+    shared = _namesakes(
+        part, part.graph.inputs, [t for t in own.inputs if t not in made]
+    )
+    part.fed(shared if connect is None else {})
+    given = [t for t in part.graph.inputs if connect is not None or t not in shared]
     sources = part.feeding(made)
     plan = Plan(file, own)
     plan.ops[:0] = part.ops()
@@ -83,13 +93,13 @@ def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     at = next(i for i, t in enumerate(own.inputs) if t in made)
     kept = [t for t in own.inputs if t not in made]
     before = [t for t in own.inputs[:at] if t not in made]
-    own.inputs = (*before, *part.graph.inputs, *kept[len(before) :])
+    own.inputs = (*before, *given, *kept[len(before) :])
     own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
     part.settle()
     for signature in _signatures(file, own):
         for name in [n for n, t in signature.inputs.items() if t in made]:
             del signature.inputs[name]
-        part.name_ends(signature, "inputs", part.graph.inputs)
+        part.name_ends(signature, "inputs", given)
         part.name_ends(signature, "outputs", left)
 
 
@@ -311,21 +321,33 @@ def _guessed(
     words: tuple[str, str],
 ) -> dict[LiteTensor, LiteTensor]:
     """Return ends that belong together by their number, or by their names."""
-    if len(theirs) == len(ours) == 1:
-        return {theirs[0]: ours[0]}
-    field = f"{words[0]}s"
-    known = {t.name: t for t in ours}
-    known.update(
-        (name, t) for name, t in looking.ends(part.file, part.own) if t in ours
-    )
-    names = {**{t.name: t for t in theirs}, **part.named(field)}
-    found = {t: known[name] for name, t in names.items() if name in known}
-    if len(found) < len(theirs) or len({*found.values()}) < len(found):
+    ends = part.own.outputs if words[1] == "output" else ours
+    if len(theirs) == len(ends) == 1:
+        return {theirs[0]: ends[0]}
+    found = _namesakes(part, theirs, ours)
+    met = {*found.values()}
+    # Ends that are left over stay ends, if all of one file, or the other, have met.
+    whole = len(found) == len(theirs) or met.issuperset(ends)
+    if not whole or len(met) < len(found):
         raise TFLiteError(
-            f"the file that is joined has the {field} {[*part.named(field)]}, and they "
-            f"would have to be {words[1]}s, which are {[*known]}; pass connect={{...}}"
+            f"the file that is joined has the {words[0]}s {[t.name for t in theirs]}, "
+            f"and they would have to be {words[1]}s, which are "
+            f"{[t.name for t in ends]}; pass connect={{...}}"
         )
     return found
+
+
+def _namesakes(
+    part: _Incoming, theirs: Sequence[LiteTensor], ours: Sequence[LiteTensor]
+) -> dict[LiteTensor, LiteTensor]:
+    """Return the ends of a part that have the names of ends of the file, with these."""
+    known: dict[str, LiteTensor] = {}
+    for name, t in (*((t.name, t) for t in ours), *looking.ends(part.file, part.own)):
+        if t in ours:
+            known.setdefault(name, t)
+    names = [(t.name, t) for t in theirs]
+    names += [(n, t) for n, t in looking.ends(part.copy, part.graph) if t in theirs]
+    return {t: known[name] for name, t in names if name in known}
 
 
 def copied(file: F, other: F, *, every: bool = False) -> F:

@@ -105,8 +105,8 @@ ops damaged | damaged
 ops damaged.pb | damaged
 ops damaged.pbtxt | damaged
 ops damaged.keras | damaged
-ops empty.tflite | empty.tflite & convert
-ops short.tflite | short.tflite & convert
+ops empty.tflite | no TFLite file
+ops short.tflite | TFLite file & convert the model again
 ops both | pass --signature with one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops none | save it again with a signature
@@ -159,6 +159,8 @@ fold net -o new.onnx | does not write
 fold net.pb -o small.keras --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.h5 --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.onnx --force | geutil does not write & .pb, .pbtxt, .tflite
+fold empty.tflite -o new | SavedModel directory
+fold short.tflite -o new | is a TensorFlow Lite model & `geutil run` & inspect
 fold net -o new --scope nope | there is no layer or scope 'nope'
 fold both -o new | pass --signature with one of ['one', 'text']
 bits net --data data.npz | pass --size or --noise

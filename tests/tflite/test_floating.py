@@ -150,6 +150,18 @@ def test_variables_and_their_first_values_become_float():
     )
 
 
+def test_a_change_of_steps_that_cuts_at_zero_becomes_a_relu():
+    steps = tflite.Quantization((0.5,), (0,)), tflite.Quantization((0.25,), (-128,))
+    file = tflite.LiteFile()
+    x = file.add_input("x", "int8", [4], quantization=steps[0])
+    y = file.add("QUANTIZE", [x], name="y", dtype="int8", quantization=steps[1])
+    file.set_outputs([y])
+    file.dequantize()
+    assert [op.kind for op in file.ops] == ["RELU"]
+    (made,) = run(file.to_bytes(), np.array([-2, -0.5, 0, 3], np.float32))
+    assert made.tolist() == [0, 0, 0, 3]
+
+
 def test_custom_ops_of_integers_are_refused():
     file = tflite.open(integers())
     graph = file.graphs[0]

@@ -29,17 +29,10 @@ from geutil.quantize.spec import QuantizeChoices, Range, nudged, step
 from geutil.tflite import LiteFile, LiteTensor
 from geutil.tflite.names import file_names, names_result, sources_of, spellings
 from geutil.tflite.precision import is_float
+from geutil.tflite.steps import BIASED
 
 Array = np.ndarray[Any, Any]
 
-_BIASES = {
-    "BATCH_MATMUL": 2,
-    "CONV_2D": 2,
-    "DEPTHWISE_CONV_2D": 2,
-    "FULLY_CONNECTED": 2,
-    "TRANSPOSE_CONV": 3,
-}
-"""Kernels of layers with weights, and which input is the bias."""
 _RELUS = ("RELU", "RELU6")
 _TAILS = ("ADD", "SUB", *_RELUS)
 """Ops of files that compute the end of a kernel of the model, if it is not fused."""
@@ -307,7 +300,7 @@ def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
     A layer may have taken in a bias that the kernel has not, or left one out.
     """
     maker = tensor.producer
-    if maker is None or maker.kind not in (*_BIASES, *_TAILS):
+    if maker is None or maker.kind not in (*BIASED, "BATCH_MATMUL", *_TAILS):
         return False
     kinds = {op.type for op in result.members}
     fused = maker.options.get("fused_activation_function", "NONE") != "NONE"
@@ -316,8 +309,8 @@ def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
     adds = bool(kinds & op_types.SHIFTS)
     if maker.kind in _TAILS:
         return adds or maker.kind in _RELUS
-    slot = _BIASES[maker.kind]
-    bias = maker.inputs[slot] if slot < len(maker.inputs) else None
+    *_, slot = BIASED.get(maker.kind, (-1,))
+    bias = maker.inputs[slot] if 0 <= slot < len(maker.inputs) else None
     if adds or bias is None:
         return adds == (bias is not None)
     return bias.value is not None and not np.any(bias.value)

@@ -30,29 +30,21 @@ class Int16Kernel:
         rule: what it asks of steps.
         version: the version of the kernel that a file asks for at least.
         data: which inputs are data; None for all floats.
-        weights: which input is the weights of a layer.
-        bias: which input is its bias.
     """
 
     rule: Rule
     version: int
     data: tuple[int, ...] | None = None
-    weights: int = -1
-    bias: int = -1
-
-
-def _layer(version: int, data: int = 0, weights: int = 1, bias: int = 2) -> Int16Kernel:
-    return Int16Kernel(Rule.LAYER, version, (data,), weights, bias)
 
 
 INEXACT = frozenset(("EXP", "GELU", "LOG", "RSQRT"))
 """Types of ops whose kernels of 16 bits are far off."""
 
 INT16_KERNELS = {
-    "CONV_2D": _layer(4),
-    "DEPTHWISE_CONV_2D": _layer(5),
-    "FULLY_CONNECTED": _layer(7),
-    "TRANSPOSE_CONV": _layer(4, data=2, weights=1, bias=3),
+    "CONV_2D": Int16Kernel(Rule.LAYER, 4, (0,)),
+    "DEPTHWISE_CONV_2D": Int16Kernel(Rule.LAYER, 5, (0,)),
+    "FULLY_CONNECTED": Int16Kernel(Rule.LAYER, 7, (0,)),
+    "TRANSPOSE_CONV": Int16Kernel(Rule.LAYER, 4, (2,)),
     "ADD": Int16Kernel(Rule.MAKES, 4),
     "SUB": Int16Kernel(Rule.MAKES, 5),
     "MUL": Int16Kernel(Rule.MAKES, 5),

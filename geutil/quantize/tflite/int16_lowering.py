@@ -24,6 +24,7 @@ from geutil.quantize.tflite.int16_kernels import (
 )
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.steps import BIASED
 from geutil.tflite.upkeep import set_end
 
 Array = np.ndarray[Any, Any]
@@ -161,7 +162,6 @@ class _Lowering:
             for slot, tensor in enumerate(op.inputs)
             if tensor is not None
             and tensor.dtype == "float32"
-            and slot not in (kernel.weights, kernel.bias)
             and (kernel.data is None or slot in kernel.data)
         }
         for tensor in read.values():
@@ -180,7 +180,7 @@ class _Lowering:
                     return "what it makes is not quantized"
                 step_of[tensor] = new_step
         if kernel.rule is Rule.LAYER:
-            reason = self._with_weights(op, kernel, data_steps[0])
+            reason = self._with_weights(op, data_steps[0])
             if reason:
                 return reason
         self._compute(op, kernel, read, step_of)
@@ -212,23 +212,23 @@ class _Lowering:
             return max(data_steps) if kernel.rule is Rule.JOINS else None
         return _step(target)
 
-    def _with_weights(self, op: LiteOp, kernel: Int16Kernel, step: float) -> str:
+    def _with_weights(self, op: LiteOp, step: float) -> str:
         """Let a layer read stored weights, and a bias in 64 bits."""
-        floats = op.inputs[kernel.weights]
-        weights = None if floats is None else self._stored.get(floats)
+        _, weights_at, bias_at = BIASED[op.kind]
+        weights = self._stored.get(op.reads[weights_at])
         if weights is None or weights.dtype != "int8":
             return "its weights are not quantized in 8 bits"
-        old = op.inputs[kernel.bias] if len(op.inputs) > kernel.bias else None
+        old = op.inputs[bias_at] if len(op.inputs) > bias_at else None
         value = None if old is None else old.value
         if old is not None and value is None:
             return "its bias is no constant"
-        op.set_input(kernel.weights, weights)
+        op.set_input(weights_at, weights)
         if old is not None and value is not None:
             steps = weights.in_steps().sizes.astype(np.float64) * step
             bias = old.like("int64")
             bias.value = np.round(value.astype(np.float64) / steps)
             bias.quantization = Quantization.of(steps)
-            op.set_input(kernel.bias, bias)
+            op.set_input(bias_at, bias)
         return ""
 
     def _compute(
