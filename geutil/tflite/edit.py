@@ -89,6 +89,9 @@ class Plan:
         for op in self.ops:
             if op.graph is None:
                 check_fits(op)
+            elif op in self._reads:
+                # A constant of the same shape can ask for another result.
+                check_fits(op, self._reads[op])
         removed = [op for op in graph.ops if op not in kept]
         self._check_made(removed, edit)
         ordered = tuple(state.in_order(self.ops, self._reads))

@@ -6,7 +6,7 @@ edits run them on the ops that they make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -202,12 +202,27 @@ OP_CHECKS: Mapping[str, Callable[[LiteOp], Iterator[str]]] = {
 """The checks by the invariants of `verify`."""
 
 
-def check_fits(op: LiteOp) -> None:
+def faults(op: LiteOp) -> list[str]:
+    """Return why the tensors of an op do not fit its kernel."""
+    return [fault for check in OP_CHECKS.values() for fault in check(op)]
+
+
+def check_fits(op: LiteOp, reads: Sequence[LiteTensor | None] | None = None) -> None:
     """Refuse an op whose tensors do not fit its kernel.
+
+    Args:
+        op: the op.
+        reads: the tensors that it will read; faults that it has already are no reason.
 
     Raises:
         TFLiteError: with the first fault.
     """
-    for check in OP_CHECKS.values():
-        for fault in check(op):
-            raise TFLiteError(f"{op!r}: {fault}")
+    if reads is None:
+        new = faults(op)
+    else:
+        edited = op.copied({})
+        edited.inputs = reads
+        before = faults(op)
+        new = [fault for fault in faults(edited) if fault not in before]
+    if new:
+        raise TFLiteError(f"{op!r}: {new[0]}")

@@ -250,6 +250,14 @@ def state_behind():
     return m, lambda: m.reroute("handle", "squared")
 
 
+def other_constant():
+    m = chain("NEG")
+    sizes = [m.add_constant(n, np.int32(v)) for n, v in (("a", [8]), ("b", [9]))]
+    m.set_outputs(m.add("RESHAPE", ["t0", sizes[0]], name="flat"))
+    m.signatures.clear()
+    return m, lambda: m.reroute("a", "b")
+
+
 def rerouted(m):
     return m, lambda: m.reroute("t0", "other")
 
@@ -258,6 +266,7 @@ REFUSED = [
     (lambda: rerouted(other("int32")), "dtypes are int32 and float32; insert"),
     (lambda: rerouted(other(shape=(4, 2))), "shapes are .* insert a RESHAPE"),
     (lambda: rerouted(other(quantization=QUANTIZED)), "insert a QUANTIZE"),
+    (other_constant, "cannot take its inputs: 8 values do not fit"),
     (circle, "would have to run before itself"),
     (of_metadata, r"strip\(metadata=\['OfflineMemoryAllocation'\]\)"),
     (state_behind, "dtypes are float32 and resource"),
