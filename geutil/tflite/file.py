@@ -888,7 +888,7 @@ class LiteFile(Contents):
         """
         from geutil.tflite.numbers import Constants
 
-        return Constants(self, self.graphs)
+        return Constants(self.graphs)
 
     def set_quantization(
         self,

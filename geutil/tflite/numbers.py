@@ -66,8 +66,8 @@ class Constants(MutableMapping[str, Array]):
     file has; `LiteTensor.value` gives and takes the integers themselves.
     """
 
-    def __init__(self, file: Contents, graphs: Sequence[LiteGraph]) -> None:
-        self._file, self._graphs = file, graphs
+    def __init__(self, graphs: Sequence[LiteGraph]) -> None:
+        self._graphs = graphs
 
     def _tensors(self) -> Iterator[LiteTensor]:
         for graph in self._graphs:
@@ -253,7 +253,7 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
             f"not {steps.zero_points[0]}"
         )
     is_weight = any(
-        place in (1,) and op.kind in BIASED
+        op.kind in BIASED and place == BIASED[op.kind][1]
         for op in tensor.consumers
         for place, one in enumerate(op.inputs)
         if one is tensor

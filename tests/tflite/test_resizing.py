@@ -285,3 +285,25 @@ def test_files_with_planned_memory_are_refused():
     file.metadata["OfflineMemoryAllocation"] = next(iter(file.metadata.values()))
     with pytest.raises(TFLiteError, match=r"call strip\(\)"):
         file.set_batch_size(2)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"])
+def test_states_of_recurrent_ops_have_a_row_for_each(kind):
+    """States that an op keeps grow with the batch; rows are those of single runs."""
+    file = tflite.LiteFile()
+    steps = () if kind == "RNN" else (4,)
+    x = file.add_input("x", "float32", [1, *steps, 3])
+    arrays = {"w": weights(5, 3), "r": weights(5, 5), "b": weights(5)}
+    values = [file.add_constant(name, value) for name, value in arrays.items()]
+    state = tflite.LiteTensor("state", "float32", [1, 5])
+    state.is_variable = True
+    file.graphs[0].add_tensor(state)
+    made = file.add(kind, [x, *values, state], fused_activation_function="TANH")
+    file.set_outputs([made])
+    blob = file.to_bytes()
+    assert made.shape == (1, *steps, 5)
+    file.set_batch_size(ROWS)
+    assert state.shape == (ROWS, 5)
+    feeds = [weights(ROWS, *steps, 3)]
+    (result,) = run(file.to_bytes(), *feeds)
+    np.testing.assert_allclose(result, outputs_alone(blob, feeds)[0], 1e-5)
