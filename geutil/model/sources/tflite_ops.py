@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from geutil.errors import TFLiteError
 from geutil.graph import creation
+from geutil.model.sources.tflite_values import lowest_number
 from geutil.tflite.dense import dense
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor
 
@@ -403,6 +404,17 @@ def _same(call: Call) -> Any:
     return call[0]
 
 
+def _with_other_steps(call: Call) -> Any:
+    """Return a tensor that is rounded next, cut off at 0 if the new range begins there.
+
+    TFLite's converter leaves out the second of two FakeQuant ops, but no Relu.
+    """
+    x = call[0]
+    before, after = lowest_number(call.source(0)), lowest_number(call.op.outputs[0])
+    cuts = before is not None and before < 0.0 and after == 0.0
+    return tf.nn.relu(x) if cuts else x
+
+
 def _in_parts(call: Call) -> Any:
     return tf.split(call[1], call.option("num_splits"), tf.reshape(call[0], []))
 
@@ -656,7 +668,7 @@ KINDS: Mapping[str, Builder] = {
     "PADV2": lambda call: tf.pad(call[0], call[1], constant_values=call[2]),
     "POW": _plain(tf.pow),
     "PRELU": _prelu,
-    "QUANTIZE": _same,
+    "QUANTIZE": _with_other_steps,
     "RANDOM_STANDARD_NORMAL": _random(_RAW.RandomStandardNormal),
     "RANDOM_UNIFORM": _random(_RAW.RandomUniform),
     "RANGE": _plain(tf.range),

@@ -102,6 +102,19 @@ def has_steps(tensor: LiteTensor) -> bool:
     return bool(tensor.quantization and tensor.dtype in BITS)
 
 
+def lowest_of(dtype: str) -> int:
+    """Return the lowest integer of a type."""
+    return 0 if dtype.startswith("u") else -(2 ** (BITS[dtype] - 1))
+
+
+def lowest_number(tensor: LiteTensor) -> float | None:
+    """Return the lowest number that a tensor of one range can hold; None of others."""
+    steps = tensor.quantization
+    if steps is None or not has_steps(tensor) or len(steps.scales) != 1:
+        return None
+    return steps.scales[0] * (lowest_of(tensor.dtype) - steps.zero_points[0])
+
+
 def dtype_of(tensor: LiteTensor) -> tf.DType:
     """Return the type of the numbers of a tensor.
 
@@ -242,7 +255,7 @@ class Variables:
         steps, bits = stored.quantization, BITS[stored.dtype]
         if steps is None or steps.block:
             return x
-        lowest = 0 if stored.dtype.startswith("u") else -(2 ** (bits - 1))
+        lowest = lowest_of(stored.dtype)
         highest = lowest + 2**bits - 1
         scales = np.asarray(steps.scales, np.float32)
         zeros = np.asarray(steps.zero_points, np.int64)
