@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,10 +14,11 @@ from geutil import model, tflite
 from geutil.batchnorm import fold_batch_norms
 from geutil.model import ModelError
 from geutil.quantize import calibrate, quantize, to_int8
-from geutil.tflite import LiteOp, LiteTensor, Quantization
+from geutil.tflite import LiteOp, LiteTensor, Quantization, schema
 from tests.model.lite_kinds import CASES, Case, ints
 from tests.tflite_files import IMAGE, SAMPLES
 
+ROOT = Path(__file__).parents[2]
 PLAIN, FAST = (
     OpResolverType.BUILTIN_REF,
     (OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES),
@@ -70,6 +74,17 @@ def test_every_kind_of_the_table_is_tried():
         *("STABLEHLO_COMPOSITE", "VAR_HANDLE", "WHILE"),
     }
     assert {case.kind for case in CASES} | elsewhere == set(model.tflite_kinds())
+
+
+def test_the_page_lists_every_kind():
+    text = (ROOT / "docs" / "howto" / "tflite_model.md").read_text()
+    _, taken, refused = re.split(r"^\| (?:reason )?\| kinds \|$", text, flags=re.M)
+    rows = [re.findall(r"^\|.*\|$", part, re.M) for part in (taken, refused)]
+    listed = [re.findall(r"`(\w+)`", "".join(part)) for part in rows]
+    others = {"CUSTOM", "DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES"}
+    every = set(schema.kind_names().values()) - others
+    assert sorted(listed[0]) == sorted(model.tflite_kinds())
+    assert sorted(listed[1]) == sorted(every - set(model.tflite_kinds()))
 
 
 @pytest.mark.parametrize("name", ["floats", "unfolded", "attention", "lstm", "flow"])

@@ -314,8 +314,9 @@ class _Subgraph:
                 made = build(Call(op, self))
         except TFLiteError as error:
             raise TFLiteError(f"{op.kind} '{name}': {error}") from error
-        except (TypeError, ValueError, tf.errors.OpError) as error:
-            said = str(error).partition("\n")[0]
+        except Exception as error:
+            # Shape functions raise it, or Python, of options that no converter writes.
+            said = str(error).partition("\n")[0] or type(error).__name__
             raise TFLiteError(
                 f"{op.kind} '{name}' is not one that TensorFlow can compute: {said}"
             ) from error

@@ -461,28 +461,37 @@ def _loop(call: Call) -> Any:
             found[i] = tensor
         return found
 
-    def step(*state: Any) -> list[Any]:
-        made = call.run(body, with_state(state))
-        return [made[i] for i in moves]
-
-    def goes_on(*state: Any) -> Any:
-        return tf.reshape(call.run(test, with_state(state))[0], [])
-
     shapes = [
         _common(t.shape, body.inputs[i], body.outputs[i])
         for i, t in zip(moves, started, strict=True)
     ]
+
+    def step(*state: Any) -> list[Any]:
+        made = call.run(body, with_state(state))
+        after = [made[i] for i in moves]
+        for tensor, shape in zip(after, shapes, strict=True):
+            # TensorFlow infers less than the file says of slices, say.
+            if tensor.shape.is_compatible_with(shape):
+                tensor.set_shape(shape)
+        return after
+
+    def goes_on(*state: Any) -> Any:
+        return tf.reshape(call.run(test, with_state(state))[0], [])
+
     ended = tf.while_loop(goes_on, step, started, shapes) if moves else []
     return with_state(ended)
 
 
-def _common(shape: tf.TensorShape, given: LiteTensor, made: LiteTensor) -> Any:
-    """Return the shape of a loop's state in all its steps."""
-    if shape.rank is None or given.shape == made.shape:
-        return shape
-    if given.shape is None or made.shape is None or len(made.shape) != shape.rank:
+def _common(
+    shape: tf.TensorShape, given: LiteTensor, made: LiteTensor
+) -> tf.TensorShape:
+    """Return the shape of a part of a loop's state in all its steps."""
+    before, after = given.shape, made.shape
+    if shape.rank is None or before is None or after is None:
         return tf.TensorShape(None)
-    pairs = zip(shape.as_list(), made.shape, strict=True)
+    if not len(before) == len(after) == shape.rank:
+        return tf.TensorShape(None)
+    pairs = zip(before, after, strict=True)
     return tf.TensorShape([a if a == b else None for a, b in pairs])
 
 

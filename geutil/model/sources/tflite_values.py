@@ -228,7 +228,7 @@ class Variables:
             value = layout.of(constant.numbers(), np)
             self._weights[key] = self.new(name, value, trained=True), layout
         variable, own = self._weights[key]
-        read = variable.read_value()
+        read = variable.value()
         return read if own == layout else layout.of(own.back(read, stored.sizes))
 
     def rounded(
@@ -289,7 +289,7 @@ class Variables:
             for end, value in (("min", low), ("max", high)):
                 number = np.asarray(value, np.float32)
                 made = self.new(f"{scope}/{end}", number, trained=False)
-                ends.append(made.read_value())
+                ends.append(made.value())
         return ends
 
 
