@@ -14,7 +14,7 @@ from geutil import model, tflite
 from geutil.batchnorm import fold_batch_norms
 from geutil.model import ModelError
 from geutil.quantize import calibrate, quantize, to_int8
-from geutil.tflite import LiteOp, LiteTensor, Quantization, schema
+from geutil.tflite import BrokenFileError, LiteOp, LiteTensor, Quantization, schema
 from tests.model.lite_kinds import CASES, Case, ints
 from tests.tflite_files import IMAGE, SAMPLES
 
@@ -242,6 +242,28 @@ def test_a_tensor_that_nothing_makes_is_refused():
     lite = _one_op(LiteOp("ADD", (None, LiteTensor("lost", "float32", [2])), ()))
     with pytest.raises(ModelError, match="'lost' is read before anything makes it"):
         model.from_tflite(lite)
+
+
+def test_a_shape_that_tensorflow_cannot_hold_is_refused():
+    lite = _one_op(LiteOp("NEG", (None,), ()))
+    lite.graphs[0].inputs[0].shape = [2**30] * 3
+    with pytest.raises(ModelError, match="cannot be computed by TensorFlow"):
+        model.from_tflite(lite)
+
+
+def test_mutated_files_are_refused_in_words():
+    random = np.random.default_rng(0)
+    opened = 0
+    blob = _streaming().to_bytes()
+    for _ in range(300):
+        mutated = bytearray(blob)
+        mutated[random.integers(len(blob))] = random.integers(256)
+        try:
+            model.from_tflite(bytes(mutated))
+            opened += 1
+        except (ModelError, BrokenFileError):
+            pass
+    assert 0 < opened < 300
 
 
 def _streaming():

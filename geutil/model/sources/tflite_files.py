@@ -203,6 +203,12 @@ class _Model:
             made = function.get_concrete_function(*specs)
         except TFLiteError as error:
             raise ModelError(f"{self._what}: {error}") from error
+        except Exception as error:
+            # Placeholders of damaged shapes raise it, and results of loops.
+            said = str(error).partition("\n")[0]
+            raise ModelError(
+                f"{self._what} cannot be computed by TensorFlow: {said}"
+            ) from error
         graph = made.graph
         arguments = graph.inputs[: len(specs)]
         program = program_of_graph(
