@@ -162,6 +162,17 @@ def test_integers_become_ranges_that_the_file_has():
         np.testing.assert_allclose(tensor.quantization.scales, steps.scales, 1e-6)
 
 
+def test_quantizing_again_finds_the_ranges():
+    """Nothing is rounded twice, and no range has to be calibrated."""
+    blob = SAMPLES["int8"]().blob
+    m = model.from_tflite(blob)
+    before = [op.type for op in m.graph.get_operations()]
+    quantize(m, is_training=False)
+    assert [op.type for op in m.graph.get_operations()] == before
+    name = next(iter(m.inputs))
+    assert _levels(to_int8(m), name, IMAGE) == _levels(blob, name, IMAGE)
+
+
 def _first(tensor):
     return tensor.name.partition(";")[0]
 

@@ -180,11 +180,6 @@ class _Model:
         inputs = entry.inputs or _public(entry.graph.inputs)
         outputs = entry.outputs or _public(entry.graph.outputs)
         given = [*inputs.values()]
-        names = {id(t): name for name, t in inputs.items()}
-        specs = [
-            tf.TensorSpec(t.shape, dtype_of(t), programs.legal_name(names[id(t)]))
-            for t in given
-        ]
         self.names = {}
 
         def traced(*arguments: Any) -> dict[str, Any]:
@@ -199,6 +194,10 @@ class _Model:
             return {name: place[id(t)] for name, t in outputs.items()}
 
         try:
+            specs = [
+                tf.TensorSpec(t.shape, dtype_of(t), programs.legal_name(name))
+                for name, t in inputs.items()
+            ]
             function = tf.function(traced, autograph=False)
             made = function.get_concrete_function(*specs)
         except TFLiteError as error:

@@ -173,15 +173,13 @@ class Layout:
         inverse = tuple(int(i) for i in np.argsort(self.order))
         return Layout(inverse).of(value)
 
-    def axes(self, axis: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    def axes(self, axis: int) -> tuple[int, ...]:
         """Return the axes of this layout that an axis of the file's becomes."""
-        place = self.order.index(axis)
-        if self.shape is None or len(self.shape) != len(self.order):
+        place, last = self.order.index(axis), len(self.order) - 1
+        # With a shape, the filters of all channels are told apart by the last two.
+        if self.shape is None or len(self.shape) <= last or place < last - 1:
             return (place,)
-        moved = [sizes[a] for a in self.order]
-        # The filters of all channels are told apart by two axes, the last ones.
-        same = [*moved] == [*self.shape] or place < len(moved) - 2
-        return (place,) if same else (len(moved) - 2, len(moved) - 1)
+        return (last - 1, last)
 
 
 def plain(rank: int) -> Layout:
@@ -193,7 +191,6 @@ class Variables:
     """The variables that stand for constants, and those with ranges.
 
     Attributes:
-        trained: the variables of weights, by the bytes that the file stores them in.
         all: all variables, by name.
     """
 
@@ -280,7 +277,7 @@ class Variables:
             if layout is None or scales.size == 1:
                 ends = self._range(scope, low[0], high[0])
                 return tf.quantization.fake_quant_with_min_max_vars(x, *ends, **more)
-            axes = layout.axes(steps.axis, stored.sizes)
+            axes = layout.axes(steps.axis)
             return _by_channel(x, self._range(scope, low, high), axes, more)
 
     def _range(self, scope: str, low: Any, high: Any) -> list[Any]:
