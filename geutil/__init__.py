@@ -260,4 +260,5 @@ else:
     )
 
 lazy.watch_what_exists(__name__)
-notebook_display.draw_with("geutil.report.pages", "html_of")
+lazy.provide(notebook_display.DRAWING, "geutil.report.pages", "html_of")
+lazy.provide("model of a TFLite file", "geutil.model", "from_tflite")

@@ -88,6 +88,31 @@ def names_of(
     return get_attribute, list_names
 
 
+_provided: dict[str, tuple[str, str]] = {}
+
+
+def provide(job: str, module: str, function: str) -> None:
+    """Let a function of a higher layer do a job that classes of lower ones offer.
+
+    The package's root, which knows all layers, says so.
+
+    Args:
+        job: a name for the job.
+        module: the module of the function, which is imported when it is needed.
+        function: its name.
+    """
+    _provided[job] = module, function
+
+
+def provided(job: str) -> Callable[..., Any] | None:
+    """Return the function that does a job; None if nobody said which."""
+    if job not in _provided:
+        return None
+    module, function = _provided[job]
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
 def watch_what_exists(package: str) -> None:
     """Notice Sessions and functions from now on, if there can be any already.
 

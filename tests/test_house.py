@@ -79,18 +79,17 @@ def test_it_finds_slow_tests(tmp_path):
 
 
 def test_it_counts_the_files_that_a_call_enters():
-    from geutil import notebook_display
+    from geutil import lazy
 
     def call():
-        notebook_display.draw_with("module", "function")
+        lazy.provide("job of a test", "module", "function")
         house.doubled([])
 
-    drawers = [*notebook_display._drawers]
     try:
         assert house.files_entered(call) == 1
     finally:
-        notebook_display._drawers[:] = drawers
-    assert house.files_entered(lambda: notebook_display.__name__) == 0
+        del lazy._provided["job of a test"]
+    assert house.files_entered(lambda: lazy.__name__) == 0
     assert sys.getprofile() is None
 
 

@@ -28,8 +28,15 @@ from geutil.graph._tf import ResourceVariable, get_resource_handle_data
 from geutil.graph.types import Graph, is_func_graph
 
 
-def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") -> Any:
-    """Return a new resource variable that is not trained.
+def variable_outside(
+    graph: Graph,
+    initial: Any,
+    name: str,
+    device: str = "",
+    *,
+    is_trained: bool = False,
+) -> Any:
+    """Return a new resource variable, which is not trained unless that is asked for.
 
     In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
     outside; a function that is traced may make it at any call, because it is none of
@@ -40,6 +47,7 @@ def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") ->
         initial: its first value, a numpy array or number.
         name: its name; a v1 graph makes it unique.
         device: where it is, in a v1 graph. Elsewhere TensorFlow decides.
+        is_trained: whether it is trained; those of a strategy are not.
 
     While a replica of `tf.distribute` is traced it is one of the strategy; in the scope
     of a strategy, too, but for a v1 graph.
@@ -51,7 +59,7 @@ def variable_outside(graph: Graph, initial: Any, name: str, device: str = "") ->
     place = graph.device(device) if is_placed else nullcontext()
     with creation.neutral(graph), tf.init_scope(), place:
         # The class itself: tf.Variable would ask the tracing function to make it.
-        return ResourceVariable(initial, trainable=False, name=name)
+        return ResourceVariable(initial, trainable=is_trained, name=name)
 
 
 def _are_of_strategy(graph: Graph) -> bool:

@@ -26,9 +26,11 @@ __all__ = [
     "Stripped",
     "TFLiteInspection",
     "batch",
+    "from_tflite",
     "inspect",
     "open",
     "powers",
+    "tflite_kinds",
 ]
 
 if typing.TYPE_CHECKING:
@@ -42,9 +44,10 @@ if typing.TYPE_CHECKING:
     from geutil.model.files.inspection import Inspection
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
-    from geutil.model.opening import open
+    from geutil.model.opening import from_tflite, open
     from geutil.model.scanning.report import Power, Powers
     from geutil.model.scanning.scan import powers
+    from geutil.model.sources.tflite_files import tflite_kinds
     from geutil.model.strip.report import Stripped, StripReport
     from geutil.select.names import Layer
 else:
@@ -62,9 +65,10 @@ else:
             "files.inspection": ("Inspection",),
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
-            "opening": ("open",),
+            "opening": ("from_tflite", "open"),
             "scanning.report": ("Power", "Powers"),
             "scanning.scan": ("powers",),
+            "sources.tflite_files": ("tflite_kinds",),
             "strip.report": ("StripReport", "Stripped"),
         },
     )

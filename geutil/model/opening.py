@@ -28,6 +28,9 @@ from geutil.model.sources import frozen_handles, graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
 from geutil.model.sources.saved_models import open_saved_model
+from geutil.model.sources.tflite_files import source_of_lite
+from geutil.tflite.file import LiteFile
+from geutil.tflite.file import open as open_lite
 
 ACCEPTED = (
     "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras, .h5 or "
@@ -360,3 +363,48 @@ def _single(
 
 def _same(program: ModelProgram) -> ModelProgram:
     return program
+
+
+def from_tflite(
+    file: LiteFile | str | os.PathLike[str] | bytes, *, signature: str | None = None
+) -> Model:
+    """Return the model of a TFLite file, which can be trained and converted again.
+
+    Each op of the file becomes ops of TensorFlow, which have the names of its tensors.
+    Weights become variables that are trained, biases and float16 weights among them;
+    integers become the numbers that they stand for, and are rounded by FakeQuant ops
+    with the ranges of the file, so that nothing has to be calibrated. Inputs and
+    outputs of integers with steps are float32.
+
+    Args:
+        file: an open file, as it is now, its edits included; the path of a file, or
+            the bytes of one.
+        signature: the signature to return; `serving_default` or the only one if None.
+
+    Returns:
+        The model of one signature; the others are in its `signatures`.
+
+    Raises:
+        ModelError: TensorFlow has no op for one of the file, such as a custom op of
+            others; or there is no such signature.
+        BrokenFileError: it is no TFLite file, or is not whole.
+
+    Cost: linear in ops, and in the bytes of the weights.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil import model, tflite
+        >>> made = tflite.LiteFile()
+        >>> graph = tflite.LiteGraph("main")
+        >>> made.graphs.append(graph)
+        >>> x, y = (tflite.LiteTensor(name, "float32", [2]) for name in "xy")
+        >>> graph.inputs, graph.outputs = (x,), (y,)
+        >>> _ = graph.add_op(tflite.LiteOp("NEG", [x], [y]))
+        >>> m = model.from_tflite(made)
+        >>> m.run(x=[1.0, 2.0])
+        {'y': array([-1., -2.], dtype=float32)}
+    """
+    opened = file if isinstance(file, LiteFile) else open_lite(file)
+    origin = source_of_lite(opened)
+    name = origin.chosen(signature)
+    return Signatures(origin, True, {}, tuple(origin.signatures), Model)[name]

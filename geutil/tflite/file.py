@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from geutil import lazy
+from geutil.errors import TFLiteError
 from geutil.tflite import (
     cutting,
     edit,
@@ -1126,6 +1128,30 @@ class LiteFile(Contents):
             LiteFile(['serving_default', 'negative'], 2 subgraph(s), 2 ops)
         """
         joining.merge(self, others)
+
+    def to_model(self, *, signature: str | None = None) -> Any:
+        """Return the model of the file, which can be trained and converted again.
+
+        See `geutil.model.from_tflite`, which takes paths, too.
+
+        Args:
+            signature: the signature to return; `serving_default` or the only one if
+                None.
+
+        Returns:
+            The `geutil.model.Model` of one signature; the others are in its
+            `signatures`.
+
+        Raises:
+            ModelError: TensorFlow has no op for one of the file, such as a custom op of
+                others; or there is no such signature.
+
+        Cost: linear in ops, and in the bytes of the weights; it imports TensorFlow.
+        """
+        make = lazy.provided("model of a TFLite file")
+        if make is None:
+            raise TFLiteError("models are made by the whole package; import geutil")
+        return make(self, signature=signature)
 
     def __repr__(self) -> str:
         ops = sum(len(graph.ops) for graph in self.graphs)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import TFLiteError
+from geutil.tflite.dense import dense
 from geutil.tflite.parts import (
     Array,
     Contents,
@@ -27,7 +28,6 @@ from geutil.tflite.parts import (
     Quantization,
 )
 from geutil.tflite.schema import DTYPES, PACKED_BITS
-from geutil.tflite.sparse import densified
 from geutil.tflite.steps import (
     BIASED,
     FIXED_SCALE,
@@ -140,7 +140,7 @@ class Constants(MutableMapping[str, Array]):
 
 def numbers(tensor: LiteTensor) -> Array:
     """Return the numbers of a constant."""
-    value = densified(tensor) if tensor.is_sparse else tensor.value
+    value = dense(tensor) if tensor.is_sparse else tensor.value
     if value is None:
         raise TFLiteError(f"'{tensor.name}' has no values in the file")
     steps = tensor.quantization

@@ -1,0 +1,429 @@
+"""Programs of TFLite files: each subgraph walked in its order, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ModelError, TFLiteError
+from geutil.model import programs
+from geutil.model.programs import ModelProgram
+from geutil.model.shared_state import SharedState
+from geutil.model.sources.objects import (
+    DEFAULT_SIGNATURE,
+    Source,
+    program_of_graph,
+)
+from geutil.model.sources.tflite_ops import (
+    CUSTOM,
+    FORWARDING,
+    KINDS,
+    Builder,
+    Call,
+    Handle,
+    flex,
+)
+from geutil.model.sources.tflite_recurrent import RECURRENT
+from geutil.model.sources.tflite_values import (
+    Constant,
+    Layout,
+    Variables,
+    dtype_of,
+    has_steps,
+    plain,
+    same_steps,
+)
+from geutil.tflite.file import LiteFile
+from geutil.tflite.parts import FLEX, LiteGraph, LiteOp, LiteSignature, LiteTensor
+
+_UNPACKING = frozenset(("DENSIFY", "DEQUANTIZE"))
+
+
+def source_of_lite(file: LiteFile) -> Source:
+    """Return a TFLite file as a source: one program for each signature.
+
+    Raises:
+        ModelError: an op of the file has no ops of TensorFlow; the message names the
+            first one of each kind.
+    """
+    what = "the TFLite file" if file.path is None else f"TFLite file '{file.path}'"
+    entries = _entries(file)
+    _refuse_unknown(what, entries)
+    model = _Model(what)
+    built = {name: model.program(entry) for name, entry in entries.items()}
+    holdings = SharedState()
+    holdings.add_variables(model.variables.all.values(), model.variables.all)
+    return Source(
+        what,
+        {name: partial(_same, program) for name, program in built.items()},
+        holdings,
+    )
+
+
+def tflite_kinds() -> tuple[str, ...]:
+    """Return the kinds of ops that `from_tflite` takes, by the names of the schema.
+
+    Besides these, it takes ops of TensorFlow ("Flex..."), and MediaPipe's custom op
+    `Convolution2DTransposeBias`.
+
+    Cost: that of a list.
+
+    Example:
+        >>> from geutil import model
+        >>> "CONV_2D" in model.tflite_kinds(), "SVDF" in model.tflite_kinds()
+        (True, False)
+    """
+    return tuple(sorted((*KINDS, *RECURRENT)))
+
+
+def _same(program: ModelProgram) -> ModelProgram:
+    return program
+
+
+def _entries(file: LiteFile) -> dict[str, LiteSignature]:
+    """Return the signatures of a file, or one for each subgraph that no op calls."""
+    if file.signatures:
+        return dict(file.signatures)
+    called = {id(g) for op in file.ops for g in _called(op)}
+    mains = [g for g in file.graphs if id(g) not in called] or file.graphs[:1]
+    entries: dict[str, LiteSignature] = {}
+    for graph in mains:
+        wanted = DEFAULT_SIGNATURE if graph is file.graphs[0] else graph.name or "graph"
+        name = programs.fresh_name(entries, wanted)
+        inputs, outputs = _public(graph.inputs), _public(graph.outputs)
+        entries[name] = LiteSignature(name, graph, inputs, outputs)
+    return entries
+
+
+def _public(tensors: Iterable[LiteTensor]) -> dict[str, LiteTensor]:
+    named: dict[str, LiteTensor] = {}
+    for tensor in tensors:
+        named[programs.fresh_name(named, _plain_name(tensor))] = tensor
+    return named
+
+
+def _called(op: LiteOp) -> Iterator[LiteGraph]:
+    """Yield the subgraphs that an op calls."""
+    return (g for g in op.options.values() if isinstance(g, LiteGraph))
+
+
+def _plain_name(tensor: LiteTensor) -> str:
+    """Return the name of the op that a tensor is named after, fit for TensorFlow."""
+    first = tensor.name.partition(";")[0].partition(":")[0].strip("/ ")
+    return programs.legal_name(first or "tensor")
+
+
+def _builder(op: LiteOp) -> Builder | None:
+    if op.is_custom:
+        return flex if op.kind.startswith(FLEX) else CUSTOM.get(op.kind)
+    return KINDS.get(op.kind) or RECURRENT.get(op.kind)
+
+
+def _unknown(call: Call) -> Any:
+    raise TFLiteError(f"TensorFlow has no ops for the kind {call.op.kind}")
+
+
+def _refuse_unknown(what: str, entries: Mapping[str, LiteSignature]) -> None:
+    """Raise if some op that a signature needs has no ops of TensorFlow."""
+    waiting = [entry.graph for entry in entries.values()]
+    seen: dict[int, LiteGraph] = {}
+    unknown: dict[str, list[LiteOp]] = {}
+    while waiting:
+        graph = waiting.pop()
+        if id(graph) in seen:
+            continue
+        seen[id(graph)] = graph
+        for op in graph.ops:
+            waiting.extend(_called(op))
+            if _builder(op) is None:
+                unknown.setdefault(op.kind, []).append(op)
+    if not unknown:
+        return
+    told = "; ".join(
+        f"{len(ops)} {'custom ' if ops[0].is_custom else ''}op(s) {kind}, {ops[0]!r} "
+        "first"
+        for kind, ops in unknown.items()
+    )
+    raise ModelError(
+        f"{what} holds ops that TensorFlow has none for: {told}; cut them off first: "
+        "LiteFile.cut(outputs=[...]) keeps what lies before tensors, and "
+        "LiteFile.cut(inputs=[...]) what lies behind them"
+    )
+
+
+class _Model:
+    """The model that is built of a file.
+
+    Args:
+        what: the file in words.
+
+    Attributes:
+        variables: its variables.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.variables = Variables()
+        self.running: list[LiteGraph] = []
+        # The names that ops are to get, by the names that they have.
+        self.names: dict[str, str] = {}
+        self.graph: Any = None
+        self._states: dict[str, tf.Variable] = {}
+        self._initialized: set[int] = set()
+
+    def program(self, entry: LiteSignature) -> ModelProgram:
+        """Return the program of a signature."""
+        inputs = entry.inputs or _public(entry.graph.inputs)
+        outputs = entry.outputs or _public(entry.graph.outputs)
+        given = [*inputs.values()]
+        self.names = {}
+
+        def traced(*arguments: Any) -> dict[str, Any]:
+            self.graph = tf.compat.v1.get_default_graph()
+            by_tensor = dict(zip(map(id, given), arguments, strict=True))
+            values = [by_tensor[id(t)] for t in entry.graph.inputs]
+            results = _Subgraph(self, entry.graph, True).run(values)
+            place = {
+                id(t): value
+                for t, value in zip(entry.graph.outputs, results, strict=True)
+            }
+            return {name: place[id(t)] for name, t in outputs.items()}
+
+        try:
+            specs = [
+                tf.TensorSpec(t.shape, dtype_of(t), programs.legal_name(name))
+                for name, t in inputs.items()
+            ]
+            function = tf.function(traced, autograph=False)
+            made = function.get_concrete_function(*specs)
+        except TFLiteError as error:
+            raise ModelError(f"{self._what}: {error}") from error
+        except Exception as error:
+            # Placeholders of damaged shapes raise it, and results of loops.
+            said = str(error).partition("\n")[0]
+            raise ModelError(
+                f"{self._what} cannot be computed by TensorFlow: {said}"
+            ) from error
+        graph = made.graph
+        arguments = graph.inputs[: len(specs)]
+        program = program_of_graph(
+            graph,
+            dict(zip(inputs, arguments, strict=True)),
+            # Functions flatten dictionaries by sorted key.
+            dict(zip(sorted(outputs), graph.outputs, strict=True)),
+        )
+        program.outputs = {name: program.outputs[name] for name in outputs}
+        self._rename(program)
+        return program
+
+    def _rename(self, program: ModelProgram) -> None:
+        """Call the ops of a program as the file calls their results."""
+        nodes = programs.nodes_by_name(program.graph_def)
+        counts = {
+            node: _outputs_of(nodes[node]) for node in self.names if node in nodes
+        }
+        used = set(nodes)
+        new = {}
+        for old, wanted in self.names.items():
+            if old in nodes and old != wanted:
+                new[old] = programs.fresh_name(used, wanted)
+                used.add(new[old])
+        programs.rename_nodes(program, new, counts)
+
+    def state(self, handle: Handle, like: LiteTensor) -> tf.Variable:
+        """Return the variable of a handle, made of zeros if nothing has set it."""
+        if handle.name not in self._states:
+            sizes = [1 if size is None else size for size in like.shape or ()]
+            name = programs.legal_name(handle.name)
+            with tf.init_scope():
+                zeros = tf.zeros(sizes, dtype_of(like))
+            made = self.variables.new(name, zeros, trained=False)
+            self._states[handle.name] = made
+        return self._states[handle.name]
+
+    def initialize(self, graph: LiteGraph) -> None:
+        """Run a subgraph that sets variables, unless it was run before."""
+        if id(graph) in self._initialized:
+            return
+        self._initialized.add(id(graph))
+        with tf.init_scope():
+            _Subgraph(self, graph, False).run(())
+
+
+def _outputs_of(node: Any) -> int:
+    shapes = (
+        node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
+    )
+    return max(len(shapes), 1)
+
+
+class _Subgraph:
+    """One run of a subgraph of a file: what stands for each of its tensors.
+
+    Args:
+        model: the model that is built.
+        graph: the subgraph.
+        trains: whether weights become variables; else they are constants.
+    """
+
+    def __init__(self, model: _Model, graph: LiteGraph, trains: bool) -> None:
+        self._model = model
+        self._graph = graph
+        self._trains = trains
+        self._values: dict[int, Any] = {}
+        self._made: dict[Any, Any] = {}
+        self._op_name = ""
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Return what the subgraph makes of values."""
+        if any(graph is self._graph for graph in self._model.running):
+            raise TFLiteError(f"subgraph '{self._graph.name}' calls itself")
+        self._model.running.append(self._graph)
+        try:
+            for tensor, value in zip(self._graph.inputs, values, strict=True):
+                self._values[id(tensor)] = value
+            self._round_inputs()
+            for op in self._graph.ops:
+                self._build(op)
+            self._op_name = (
+                _plain_name(self._graph.outputs[0]) if self._graph.outputs else ""
+            )
+            return [self.tensor(t, False) for t in self._graph.outputs]
+        finally:
+            self._model.running.pop()
+
+    def _round_inputs(self) -> None:
+        """Let what a model is given be rounded; subgraphs are given what is."""
+        if len(self._model.running) > 1 or not self._trains:
+            return
+        for tensor in self._graph.inputs:
+            if has_steps(tensor):
+                value = self._values[id(tensor)]
+                scope = f"{value.op.name}/input_quant"
+                rounded = self._model.variables.rounded(value, tensor, scope)
+                self._values[id(tensor)] = rounded
+
+    def _build(self, op: LiteOp) -> None:
+        """Make the ops of TensorFlow for an op of the file."""
+        if op.kind in _UNPACKING and self._unpacks(op):
+            return
+        build = _builder(op) or _unknown
+        name = _plain_name(op.outputs[0]) if op.outputs else op.kind.lower()
+        self._op_name = name
+        try:
+            with tf.name_scope(f"{name}/"):
+                made = build(Call(op, self))
+        except TFLiteError as error:
+            raise TFLiteError(f"{op.kind} '{name}': {error}") from error
+        except Exception as error:
+            # Shape functions raise it, or Python, of options that no converter writes.
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise TFLiteError(
+                f"{op.kind} '{name}' is not one that TensorFlow can compute: {said}"
+            ) from error
+        results = made if isinstance(made, list | tuple) else [made]
+        for tensor, result in zip(op.outputs, results, strict=False):
+            self._values[id(tensor)] = self._finished(op, tensor, result)
+
+    def _unpacks(self, op: LiteOp) -> bool:
+        """Let a constant that an op unpacks be a constant in its place."""
+        read, result = op.inputs[0], op.outputs[0]
+        source = None if read is None else self.value(read)
+        if not isinstance(source, Constant) or has_steps(result):
+            return False
+        self._values[id(result)] = Constant(result, source.stored, dtype_of(result))
+        return True
+
+    def _finished(self, op: LiteOp, tensor: LiteTensor, result: Any) -> Any:
+        """Return a result under its name, and rounded to the steps of the file."""
+        if not tf.is_tensor(result):
+            return result
+        self._name(tensor, result)
+        if not has_steps(tensor) or not result.dtype.is_floating:
+            return result
+        sources = (t for t in op.inputs if t is not None)
+        if op.kind in FORWARDING and any(same_steps(t, tensor) for t in sources):
+            return result
+        scope = f"{_plain_name(tensor)}/act_quant"
+        return self._model.variables.rounded(result, tensor, scope)
+
+    def _name(self, tensor: LiteTensor, result: Any) -> None:
+        """Note the name that the op of a result is to have."""
+        if not self._trains or result.graph is not self._model.graph:
+            return
+        name = _plain_name(tensor)
+        if result.op.name.startswith(f"{name}/"):
+            self._model.names.setdefault(result.op.name, name)
+
+    def value(self, source: LiteTensor) -> Any:
+        """Return whatever stands for a tensor of the file."""
+        if id(source) not in self._values:
+            if source.producer is not None or (
+                source.buffer.data is None and 0 not in source.sizes
+            ):
+                raise TFLiteError(f"'{source.name}' is read before anything makes it")
+            self._values[id(source)] = Constant(source, source, dtype_of(source))
+        return self._values[id(source)]
+
+    def tensor(self, source: LiteTensor, learned: bool) -> Any:
+        """Return the tensor of TensorFlow for one of the file."""
+        value = self.value(source)
+        if not isinstance(value, Constant):
+            return value
+        return self._read(value, plain(len(value.stored.sizes)), learned)
+
+    def weights(
+        self, source: LiteTensor, order: Sequence[int], shape: Sequence[int] | None
+    ) -> Any:
+        """Return the tensor for weights, whose axes are put in another order."""
+        layout = Layout(tuple(order), None if shape is None else tuple(shape))
+        value = self.value(source)
+        if not isinstance(value, Constant):
+            return layout.of(value)
+        return self._read(value, layout, True, of_layer=True)
+
+    def _read(
+        self,
+        constant: Constant,
+        layout: Layout,
+        learned: bool,
+        *,
+        of_layer: bool = False,
+    ) -> Any:
+        """Return the tensor of a constant: read from a variable if it is trained."""
+        key = id(constant.tensor), layout, learned
+        if key in self._made:
+            return self._made[key]
+        trained = (
+            learned
+            and self._trains
+            and constant.dtype.is_floating
+            and (of_layer or np.prod(constant.stored.sizes) > 1)
+        )
+        name = _plain_name(constant.tensor)
+        with tf.name_scope(f"{name}/read/"):
+            if trained:
+                made = self._model.variables.weights(constant, name, layout)
+            else:
+                made = tf.constant(layout.of(constant.numbers(), np), constant.dtype)
+        if constant.is_rounded and self._trains:
+            scope = f"{self._op_name}/weights_quant"
+            made = self._model.variables.rounded(made, constant, scope, layout)
+        self._made[key] = made
+        return made
+
+    def results_of(self, graph: LiteGraph, values: Sequence[Any]) -> list[Any]:
+        """Return the results of another subgraph."""
+        return _Subgraph(self._model, graph, self._trains).run(values)
+
+    def variable(self, handle: Handle, like: LiteTensor) -> Any:
+        """Return the variable of a handle."""
+        return self._model.state(handle, like)
+
+    def initialize(self, graph: LiteGraph) -> None:
+        """Let a subgraph set variables, once."""
+        self._model.initialize(graph)
