@@ -194,7 +194,7 @@ class StepProgram:
 
         It is the executor's unless it is `ordered`. Cost: some 0.1 ms for each node.
         """
-        program = self.program(segments)
+        program = self.on_device(self.program(segments))
         if ordered and self._ordered:
             # Its loops are held to few iterations at once.
             nodes = [node.changed(surge=0) for node in program.nodes]
@@ -202,6 +202,10 @@ class StepProgram:
             known = _places_of(program, places)
             return plan_order(program, later=self.later(program), known=known)
         return OrderPlan(partial(simulate, program))
+
+    def on_device(self, program: Program) -> Program:
+        """Return a program of the step on its device, which may hand out chunks."""
+        return replace(program, device=self._whole.device)
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
         """Return what plain gradients hold in the order of the executor."""
