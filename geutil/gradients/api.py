@@ -176,10 +176,13 @@ def gradients(
         # In a graph that stays, what cannot be done is refused on a copy.
         explained(ys, xs, grad_ys, options, kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
+    replanning = prepared.replanning() if order else None
     step, report = prepared.build()
+    if replanning:
+        replanning.note(step)
     publish(report, step.graph)
     if order:
-        updates.order_when_complete(step, report)
+        updates.order_when_complete(step, report, replanning)
     return list(step.gradients)
 
 

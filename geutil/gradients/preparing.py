@@ -18,6 +18,7 @@ from geutil.gradients.choices import (
 )
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.prediction import program_of
+from geutil.gradients.replanning import Replanning
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
@@ -62,8 +63,18 @@ class Prepared:
     options: Options
     offload: Offload | None
     encoder: Encoder
+    # The step with plain gradients, as TensorFlow built it.
+    plain: PlainStep
     # The beginning of warnings, if they are about a part of a step.
     where: str = ""
+
+    def replanning(self) -> Replanning | None:
+        """Return how the step can be built again; None if it cannot, or need not be."""
+
+        def build(plain: PlainStep, options: Options) -> tuple[PlainStep, Report]:
+            return prepare_step(plain, options).build()
+
+        return Replanning.of(self.plain, self.options, self.candidate, build)
 
     @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
@@ -158,6 +169,14 @@ def _prepared(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
     tensor_sizes.settle_shapes(step.ops())
+    return prepare_step(step, replace(options, checkpoints=checkpoints))
+
+
+def prepare_step(step: PlainStep, options: Options) -> Prepared:
+    """Plan what is recomputed of a step with plain gradients.
+
+    Its checkpoints were checked. Raises `PlanError` as `gradients` does.
+    """
     encoder = Encoder()
 
     def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
@@ -165,12 +184,12 @@ def _prepared(
         plan = keeping.plan or plan_recomputation(
             step, keeping if len(keeping.chosen) else keep_all
         )
-        if checkpoints == "speed":
+        if options.checkpoints == "speed":
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
     chosen = choose_all(step, options, encoder, choose)
-    return Prepared(chosen, options, options.offloading(), encoder)
+    return Prepared(chosen, options, options.offloading(), encoder, step)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

@@ -448,7 +448,9 @@ class _Call:
         calls.add(plan.step)
         chosen = replace(chosen, plan=plan)
         where = f"the checkpointed call that yields '{self.ys[0].name}': "
-        prepared = Prepared(chosen, self.options, self.offload, self.encoder, where)
+        prepared = Prepared(
+            chosen, self.options, self.offload, self.encoder, step, where
+        )
         step, report = prepared.build()
         publish(report, step.graph)
         updates.order_when_complete(step)
