@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation
-from geutil.gradients.barriers import Offload, offloaded
+from geutil.gradients.barriers import Offload, offloaded, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
     Candidate,
@@ -104,10 +105,9 @@ class Prepared:
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
         if image_layouts.are_turned(plan.step.graph):
             warnings.append(_TURNED)
-        sent = offloaded(plan, self.offload) if self.offload else []
-        if sent and compiled:
+        sent = offloaded(plan)
+        if compiled and offloaded(with_returns(plan, self.offload)):
             warnings.append(_ONE_DEVICE)
-            sent = []
         # XLA has an order of its own, which is taken to hold as little.
         ordered = bool(plan.segments) if compiled else self.options.order
         is_later = is_ordered_later and not compiled
@@ -177,19 +177,24 @@ def prepare_step(step: PlainStep, options: Options) -> Prepared:
 
     Its checkpoints were checked. Raises `PlanError` as `gradients` does.
     """
-    encoder = Encoder()
+    encoder, offload = Encoder(), options.offloading()
+    is_compiled = runtime.is_compiled_by_xla(step.graph)
+    may_send = options.offload is not False and not is_compiled
+    returns = partial(with_returns, offload=offload) if may_send else None
 
     def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
-        keeping = resolve(step, kept, options.min_checkpoint_size)
+        keeping = resolve(step, kept, options.min_checkpoint_size, returns=returns)
         plan = keeping.plan or plan_recomputation(
             step, keeping if len(keeping.chosen) else keep_all
         )
+        if returns and keeping.sends:
+            plan = returns(plan)
         if options.checkpoints == "speed":
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
     chosen = choose_all(step, options, encoder, choose)
-    return Prepared(chosen, options, options.offloading(), encoder, step)
+    return Prepared(chosen, options, offload, encoder, step)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

@@ -114,6 +114,7 @@ class Report(Shown):
         attempts: how many plans were made for the budget. More than one where an
             allocator hands out chunks, and those of the finished step exceed it.
         offloaded: the names of tensors that wait in another device's memory.
+        offloaded_bytes: the bytes that they take there, which no peak counts.
         warnings: what the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
             sizes were computed with.
@@ -145,6 +146,7 @@ class Report(Shown):
     budget: int | None = None
     resident: int | None = None
     attempts: int = 1
+    offloaded_bytes: int = 0
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -205,7 +207,8 @@ class Report(Shown):
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         lines += map(_of_loop, self.loops)
         if self.offloaded:
-            lines.append(f"offloaded: {len(self.offloaded)} tensors")
+            there = _mb(self.offloaded_bytes)
+            lines.append(f"offloaded: {len(self.offloaded)} tensors, {there} elsewhere")
         if self.assumed:
             # All bytes above hold for these shapes only.
             lines.append(f"sizes are those with: {_shapes(self.assumed)}")
@@ -274,6 +277,7 @@ def make_report(
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(map(multiply_adds, plan.run_again)),
         offloaded=tuple(t.name for t in sent),
+        offloaded_bytes=sum(map(tensor_bytes, sent)),
         warnings=(),
         assumed=tuple((t.name, dims) for t, dims in assumed),
         budget=keeping.limit,
