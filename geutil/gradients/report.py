@@ -168,7 +168,12 @@ class Report(Shown):
         Raises:
             MissingExtraError: OR-Tools is not installed.
         """
-        return worst_of(self.plan.program).peak if self.plan else None
+        if self.plan is None:
+            return None
+        program = self.plan.program
+        peak = worst_of(program).peak
+        # Another order of the step may leave larger gaps than those looked at.
+        return max(peak, self.resident or 0) if program.device.allocator else peak
 
     @cached_property
     def plain_worst(self) -> int | None:

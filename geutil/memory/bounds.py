@@ -27,6 +27,7 @@ from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.allocator import rounded_up
 from geutil.memory.buffers import Buffer, Buffers, buffers_of, live_scratch, live_tensor
 from geutil.memory.executor import (
+    SEEDS,
     execution_order,
     simulate,
     simulate_side_by_side,
@@ -93,9 +94,9 @@ THREADS = 8
 """How many ops run at once, unless somebody says otherwise."""
 _ROUNDS = 16
 _CLOSE = 0.002
-_SCHEDULES = 5
-"""How many schedules on one thread, and on all, tell what lies in gaps. No schedule of
-eight others takes more than the bound: ResNet50, encoder and others in measured.md."""
+_SCHEDULES = SEEDS
+"""How many schedules on one thread, and on all, tell what lies in gaps: among them are
+those of `predict`. Eight others took no more: ResNet50 and others of measured.md."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def worst_case(
 
     Cost: some 0.5 ms for each op to prepare the step, most of it Grappler's; then some
         20 minimum cuts: 0.3 s in all for 5,000 ops, 4 s for 20,000. Gaps take some
-        0.1 ms for each op besides.
+        0.2 ms for each op besides.
 
     Source: Picard, "Maximal closure of a graph and applications to combinatorial
         problems", 1976.

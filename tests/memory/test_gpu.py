@@ -214,6 +214,7 @@ def test_a_planned_step_keeps_its_layout_and_its_report():
     assert timeline.extent is not None
     assert report.peak == pytest.approx(timeline.peak, rel=0.005)
     assert report.resident == pytest.approx(timeline.resident, rel=0.05)
+    assert report.worst >= max(report.resident, timeline.resident)
     assert report.peak < 0.7 * report.plain_peak
     # It runs here all the same.
     assert np.isfinite(traced(tf.ones([8, 32, 32, 16])).numpy())
