@@ -35,6 +35,14 @@ def pytest_sessionstart(session):
     tf.compat.v1.Session(graph=tf.Graph()).close()
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import tensorflow as tf
+
+        if not tf.config.list_physical_devices("GPU"):
+            pytest.skip("needs a GPU")
+
+
 def pytest_collection_finish():
     # What is imported stays; each full collection would go through all of it.
     gc.collect()

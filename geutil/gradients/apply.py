@@ -12,6 +12,7 @@ from geutil.gradients.barriers import (
     Delays,
     Offload,
     fetch,
+    limit_sending,
     send_once,
 )
 from geutil.gradients.segments import (
@@ -32,7 +33,7 @@ from geutil.gradients.step import (
 )
 from geutil.gradients.tape.engine import add_in_pairs
 from geutil.graph import adjacency, creation, runtime
-from geutil.graph.types import IdentityMap, Operation, Tensor
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.transformer import copy_replacing
 
@@ -71,14 +72,18 @@ def build_recomputation(
         )
         bitwise_determinism.keep_apart(plan.step, readers, delayed)
         return plan.step
-    copies = _recompute(plan, ControlDelays(plan, offload), offload)
+    earlier = IdentitySet(offload.sent if offload else ())
+    delays = ControlDelays(plan, offload)
+    copies = _recompute(plan, delays, offload)
+    sent = offload.sent.items() if offload else ()
+    limit_sending(plan.step, [(t, there) for t, there in sent if t not in earlier])
     copied = copies.names()
     places = {copied.get(name, name): place for name, place in plan.places.items()}
     return replace(
         add_in_turn(plan.step),
         copied=copied,
         places=places,
-        elsewhere=copies.elsewhere,
+        elsewhere=copies.elsewhere | delays.elsewhere,
     )
 
 

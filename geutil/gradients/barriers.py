@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -38,7 +38,9 @@ from geutil.gradients.segments import (
     is_parameter,
     source_of,
 )
-from geutil.graph import adjacency, creation, types, v1_control_flow
+from geutil.gradients.step import PlainStep
+from geutil.gradients.step_order import add_order_dependency, place_to_wait
+from geutil.graph import adjacency, creation, runtime, types, v1_control_flow
 from geutil.graph.types import (
     Graph,
     IdentityMap,
@@ -48,11 +50,13 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.memory.times import PRODUCTS
-from geutil.select.walks import get_backward_walk_ops
 
 # Where offloaded tensors wait if nobody says otherwise.
 HOST = "/device:CPU:0"
 _AWAY = "offloaded"
+_ON_THE_WAY = 2
+"""How many tensors may be on the way at once: while the one before the last is, the
+device computes what comes between them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,30 +72,39 @@ class Offload:
     sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
 
 
-def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
-    """Return the kept tensors that go: those that some segment needs.
+def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
+    """Return a recomputation whose kept tensors wait on another device.
 
-    Others are read before the first segment, and would be back at once.
+    Those go that some segment needs: others are read before the first segment, and
+    would be back at once.
     """
-    return [
-        t
-        for t in IdentitySet(t for s in plan.segments for t in _needed(s))
-        if not is_parameter(t.op)
-        # A tensor in a loop or branch of version 1 cannot be read outside.
-        and not v1_control_flow.is_inside(t.op)
-        and offload.takes(t)
+    if offload is None:
+        return plan
+    stages = enumerate(plan.segments)
+    returns = [
+        IdentityMap(
+            (t, max(stage - offload.prefetch, -1))
+            for t in IdentitySet(segment.needed)
+            if not is_parameter(t.op)
+            # A tensor in a loop or branch of version 1 cannot be read outside.
+            and not v1_control_flow.is_inside(t.op)
+            and offload.takes(t)
+        )
+        for stage, segment in stages
     ]
+    pairs = zip(plan.segments, returns, strict=True)
+    return replace(plan, segments=tuple(replace(s, returned=r) for s, r in pairs))
 
 
-def _needed(segment: Segment) -> tuple[Tensor, ...]:
-    """Return the kept tensors that a segment, or the backward pass in it, reads."""
-    return (*segment.originals, *(read.tensor for read in segment.direct))
+def offloaded(plan: Recomputation) -> list[Tensor]:
+    """Return the kept tensors that wait on another device."""
+    return list(IdentitySet(t for s in plan.segments for t in s.returned))
 
 
 def bring_back(
     plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
 ) -> list[types.IdentityMap[Tensor]]:
-    """Send tensors away after their last forward use, and back for each segment.
+    """Send tensors away as soon as they are made, and back for each segment.
 
     Returns, for each segment, which begins behind its gate, what to read instead.
     """
@@ -99,20 +112,41 @@ def bring_back(
     if offload is None:
         return list(returned)
     step, away = plan.step, offload.sent
-    forward = get_backward_walk_ops(
-        list(step.ys), within_ops_fn=step.covers, control_inputs=True
-    )
-    early = frozenset(forward)
-    for t in offloaded(plan, offload):
-        if t not in away:
-            readers = list(filter(early.__contains__, adjacency.consumers(t)))
-            creation.add_control_edges(send_once(t, offload).op, readers)
+    for t in offloaded(plan):
+        send_once(t, offload)
     for stage, segment in enumerate(plan.segments):
-        begin = stage - offload.prefetch
-        awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
-        for t in IdentitySet(t for t in _needed(segment) if t in away):
+        for t, begin in segment.returned.items():
+            awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
             returned[stage][t] = fetch(t, away[t], awaited, offload.device)
     return list(returned)
+
+
+def limit_sending(step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Let the forward pass wait until tensors that it sent have arrived.
+
+    To be called when all copies are made, which would read what the ops wait on.
+
+    A GPU's ops are enqueued far ahead of those that it runs, and a tensor that is sent
+    is held until its copy has ended. So that no more than a few are held for that, the
+    op that makes another one waits, or its first reader that can.
+
+    Nothing waits in a graph that a Session runs: who asks for the ys alone would have
+    all tensors sent. Nor with op determinism, where it would change roundings.
+
+    Args:
+        step: the step.
+        sent: the tensors, each with that on the other device.
+    """
+    if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
+        return
+    pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
+    for (_, arrived), (t, there) in zip(pairs, pairs[_ON_THE_WAY:], strict=False):
+        readers = (r for r in adjacency.consumers(t) if r is not there.op)
+        for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
+            place = place_to_wait(op)
+            if place is not None:
+                add_order_dependency(op, place, [arrived.op])
+                break
 
 
 def send_once(tensor: Tensor, offload: Offload) -> Tensor:
@@ -316,6 +350,11 @@ class ControlDelays:
         self._segments = plan.segments
         self.gates = [_gate(self._graph, s.awaited) for s in plan.segments]
         self._moved = bring_back(plan, self.gates, offload)
+        waits = [back.op.inputs[0].op for m in self._moved for back in m.values()]
+        # The names of ops whose results are on another device.
+        self.elsewhere = frozenset(
+            op.name for wait in waits for op in (wait, wait.inputs[0].op)
+        )
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return a waiting stand-in for each tensor that no other segment yields."""
@@ -427,7 +466,7 @@ def _held_back(segment: Segment) -> list[Tensor]:
     """
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept_tensors = IdentitySet(_needed(segment))
+    kept_tensors = IdentitySet(segment.needed)
     read_tensors = IdentitySet(
         t
         for op, t in readers

@@ -97,6 +97,7 @@ class StepProgram:
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
+        self._seeds = step.seeds
         self._starts = [*step.seeds, *step.unawaited_helpers(ops)]
         self._ends = unique(y.op for y in step.ys)
         # Who differentiates something large seldom asks for it as well.
@@ -194,7 +195,7 @@ class StepProgram:
 
         It is the executor's unless it is `ordered`. Cost: some 0.1 ms for each node.
         """
-        program = self.program(segments)
+        program = self.on_device(self.program(segments))
         if ordered and self._ordered:
             # Its loops are held to few iterations at once.
             nodes = [node.changed(surge=0) for node in program.nodes]
@@ -202,6 +203,10 @@ class StepProgram:
             known = _places_of(program, places)
             return plan_order(program, later=self.later(program), known=known)
         return OrderPlan(partial(simulate, program))
+
+    def on_device(self, program: Program) -> Program:
+        """Return a program of the step on its device, which may hand out chunks."""
+        return replace(program, device=self._whole.device)
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
         """Return what plain gradients hold in the order of the executor."""
@@ -239,8 +244,15 @@ class StepProgram:
         copies: list[dict[int, int]] = []
         turns: Counter[Operation] = Counter()
         sent = self._add_sent(segments, nodes, sizes)
+        gates: list[int] = []
         for segment in segments:
-            copies.append(self._add_segment(segment, nodes, sizes, copies, turns, sent))
+            gates.append(self._add_gate(segment, nodes))
+            back = self._add_returned(segment, nodes, sizes, gates, sent)
+            copies.append(
+                self._add_segment(
+                    segment, nodes, sizes, copies, turns, sent, back, gates[-1]
+                )
+            )
             turns.update(segment.ops)
         if segments and self._ordered:
             for place, order in self._sums.items():
@@ -309,19 +321,47 @@ class StepProgram:
 
     def _add_sent(
         self, segments: Iterable[Segment], nodes: list[Node], sizes: list[int]
-    ) -> dict[Operation, int]:
-        """Add what sends results to another device; return each result's number there.
+    ) -> dict[int, int]:
+        """Add what sends tensors to another device; return each one's number there.
 
         They count for nothing there.
         """
-        sent = {}
+        sent: dict[int, int] = {}
         fetched = (op for s in segments for op in s.ops if op in s.fetched)
-        for op in dict.fromkeys(fetched):
-            made, *_ = nodes[self._place[op]].outputs
-            sent[op] = len(sizes)
-            nodes.append(Node(name_of_sent(op), "Identity", [made], [len(sizes)]))
+        made = {nodes[self._place[op]].outputs[0]: op for op in fetched}
+        returned = (t for s in segments for t in s.returned)
+        made |= {n: t.op for t in returned for n in self._numbers([t])}
+        for number, op in made.items():
+            sent[number] = len(sizes)
+            nodes.append(Node(name_of_sent(op), "Identity", [number], [len(sizes)]))
             sizes.append(0)
         return sent
+
+    def _add_gate(self, segment: Segment, nodes: list[Node]) -> int:
+        """Add the node behind which a segment begins; return its number."""
+        waits = [self._place[op] for op in segment.awaited if op in self._place]
+        nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
+        return len(nodes) - 1
+
+    def _add_returned(
+        self,
+        segment: Segment,
+        nodes: list[Node],
+        sizes: list[int],
+        gates: Sequence[int],
+        sent: Mapping[int, int],
+    ) -> dict[int, int]:
+        """Add what brings kept tensors back for a segment; return their numbers."""
+        back: dict[int, int] = {}
+        seeds = [self._place[op] for op in self._seeds if op in self._place]
+        for t, begin in segment.returned.items():
+            for number in self._numbers([t]):
+                back[number] = len(sizes)
+                awaited = [gates[begin]] if begin >= 0 else seeds
+                outputs = [len(sizes)]
+                nodes.append(Node("back", "Identity", [sent[number]], outputs, awaited))
+                sizes.append(sizes[number])
+        return back
 
     def _add_segment(
         self,
@@ -330,22 +370,24 @@ class StepProgram:
         sizes: list[int],
         earlier: Sequence[dict[int, int]],
         turns: Mapping[Operation, int],
-        sent: Mapping[Operation, int],
+        sent: Mapping[int, int],
+        back: Mapping[int, int],
+        gate: int,
     ) -> dict[int, int]:
-        """Add the second run of a segment: a gate, barriers, copies of its ops.
+        """Add the second run of a segment behind its gate: barriers, copies of its ops.
 
         Adds to `nodes` and `sizes`; `earlier` are the copies in each segment before,
-        `turns` says how often ops have run again before, `sent` are results on another
-        device. Returns the copies of tensors, all by number.
+        `turns` says how often ops have run again before, `sent` are tensors on another
+        device, `back` those that come from there. Returns the copies of tensors, all by
+        number.
         """
-        gate = len(nodes)
-        waits = [self._place[op] for op in segment.awaited if op in self._place]
-        nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
         copies: dict[int, int] = {}
         for t in segment.kept:
             for number in self._numbers([t]):
                 source = segment.sources.get(t, -1)
-                held = number if source < 0 else earlier[source][number]
+                held = back.get(number, number)
+                if source >= 0:
+                    held = earlier[source][number]
                 copies[number] = len(sizes)
                 nodes.append(_barrier(held, len(sizes), gate))
                 sizes.append(sizes[number])
@@ -361,7 +403,7 @@ class StepProgram:
                 sizes.append(sizes[number])
             if op in segment.fetched:
                 name, outputs = name_of_copy(op, turns[op]), [first]
-                nodes.append(Node(name, "Identity", [sent[op]], outputs, [gate]))
+                nodes.append(Node(name, "Identity", [sent[made[0]]], outputs, [gate]))
                 continue
             # The barriers wait for the gate, so what reads a copy waits for it, too.
             inputs = [copies.get(number, number) for number in node.inputs]
@@ -384,6 +426,14 @@ class StepProgram:
         for place, numbers in changed.items():
             inputs = [copies[n] if n in numbers else n for n in nodes[place].inputs]
             nodes[place] = nodes[place]._replace(inputs=inputs)
+        for read in segment.direct if back else ():
+            if read.op in self._place:
+                place = self._place[read.op]
+                numbers = set(self._numbers([read.tensor]))
+                inputs = [
+                    back.get(n, n) if n in numbers else n for n in nodes[place].inputs
+                ]
+                nodes[place] = nodes[place]._replace(inputs=inputs)
         return copies
 
 

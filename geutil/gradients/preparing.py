@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation
-from geutil.gradients.barriers import Offload, offloaded
+from geutil.gradients.barriers import Offload, offloaded, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
     Candidate,
@@ -18,6 +19,7 @@ from geutil.gradients.choices import (
 )
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.prediction import program_of
+from geutil.gradients.replanning import Replanning
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
@@ -62,8 +64,18 @@ class Prepared:
     options: Options
     offload: Offload | None
     encoder: Encoder
+    # The step with plain gradients, as TensorFlow built it.
+    plain: PlainStep
     # The beginning of warnings, if they are about a part of a step.
     where: str = ""
+
+    def replanning(self) -> Replanning | None:
+        """Return how the step can be built again; None if it cannot, or need not be."""
+
+        def build(plain: PlainStep, options: Options) -> tuple[PlainStep, Report]:
+            return prepare_step(plain, options).build()
+
+        return Replanning.of(self.plain, self.options, self.candidate, build)
 
     @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
@@ -93,10 +105,9 @@ class Prepared:
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
         if image_layouts.are_turned(plan.step.graph):
             warnings.append(_TURNED)
-        sent = offloaded(plan, self.offload) if self.offload else []
-        if sent and compiled:
+        sent = offloaded(plan)
+        if compiled and offloaded(with_returns(plan, self.offload)):
             warnings.append(_ONE_DEVICE)
-            sent = []
         # XLA has an order of its own, which is taken to hold as little.
         ordered = bool(plan.segments) if compiled else self.options.order
         is_later = is_ordered_later and not compiled
@@ -158,19 +169,32 @@ def _prepared(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
     tensor_sizes.settle_shapes(step.ops())
-    encoder = Encoder()
+    return prepare_step(step, replace(options, checkpoints=checkpoints))
+
+
+def prepare_step(step: PlainStep, options: Options) -> Prepared:
+    """Plan what is recomputed of a step with plain gradients.
+
+    Its checkpoints were checked. Raises `PlanError` as `gradients` does.
+    """
+    encoder, offload = Encoder(), options.offloading()
+    is_compiled = runtime.is_compiled_by_xla(step.graph)
+    may_send = options.offload is not False and not is_compiled
+    returns = partial(with_returns, offload=offload) if may_send else None
 
     def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
-        keeping = resolve(step, kept, options.min_checkpoint_size)
+        keeping = resolve(step, kept, options.min_checkpoint_size, returns=returns)
         plan = keeping.plan or plan_recomputation(
             step, keeping if len(keeping.chosen) else keep_all
         )
-        if checkpoints == "speed":
+        if returns and keeping.sends:
+            plan = returns(plan)
+        if options.checkpoints == "speed":
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
     chosen = choose_all(step, options, encoder, choose)
-    return Prepared(chosen, options, options.offloading(), encoder)
+    return Prepared(chosen, options, offload, encoder, step)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

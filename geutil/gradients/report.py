@@ -111,7 +111,10 @@ class Report(Shown):
         loops: what the backward pass of each loop computes again, or why nothing: for
             "memory", a budget or a plan.
         budget: what the step may hold, in bytes; None if nothing was said of that.
+        attempts: how many plans were made for the budget. More than one where an
+            allocator hands out chunks, and those of the finished step exceed it.
         offloaded: the names of tensors that wait in another device's memory.
+        offloaded_bytes: the bytes that they take there, which no peak counts.
         warnings: what the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
             sizes were computed with.
@@ -142,6 +145,8 @@ class Report(Shown):
     loops: tuple[LoopValues, ...] = ()
     budget: int | None = None
     resident: int | None = None
+    attempts: int = 1
+    offloaded_bytes: int = 0
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -156,13 +161,19 @@ class Report(Shown):
         """The most bytes that the step can hold under any schedule, 8 ops at once.
 
         A bound, as `geutil.memory.worst_case` has it, of the step as geutil built it:
-        what Grappler makes of it may differ by a few percent. None under XLA, which has
-        an order of its own.
+        what Grappler makes of it may differ by a few percent. On a GPU it is one of
+        its allocator's chunks, as `resident` is. None under XLA, which has an order of
+        its own.
 
         Raises:
             MissingExtraError: OR-Tools is not installed.
         """
-        return worst_of(self.plan.program).peak if self.plan else None
+        if self.plan is None:
+            return None
+        program = self.plan.program
+        peak = worst_of(program).peak
+        # Another order of the step may leave larger gaps than those looked at.
+        return max(peak, self.resident or 0) if program.device.allocator else peak
 
     @cached_property
     def plain_worst(self) -> int | None:
@@ -193,13 +204,16 @@ class Report(Shown):
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
             f"recomputed: {again}, {share}; about {longer}",
         ]
+        if self.attempts > 1:
+            lines.append(f"planned {self.attempts} times, for the gaps between chunks")
         if self.encoded:
             before = _mb(sum(tensor.bytes for tensor in self.encoded))
             after = _mb(sum(tensor.kept_bytes for tensor in self.encoded))
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         lines += map(_of_loop, self.loops)
         if self.offloaded:
-            lines.append(f"offloaded: {len(self.offloaded)} tensors")
+            there = _mb(self.offloaded_bytes)
+            lines.append(f"offloaded: {len(self.offloaded)} tensors, {there} elsewhere")
         if self.assumed:
             # All bytes above hold for these shapes only.
             lines.append(f"sizes are those with: {_shapes(self.assumed)}")
@@ -242,8 +256,8 @@ def make_report(
     )
     program = program_of(step)
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
-    later = program.quick(plan.segments, plan.places) if is_later else None
-    run = later or planned.simulation
+    run = program.quick(plan.segments, plan.places) if is_later else planned.simulation
+    run = replace(run, program=program.on_device(run.program))
     plain_program = candidate.plain or program
     plain = plain_program.plain(holds_gradients=step.holds_gradients)
     extra_time, bound = candidate.extra_times
@@ -268,6 +282,7 @@ def make_report(
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(map(multiply_adds, plan.run_again)),
         offloaded=tuple(t.name for t in sent),
+        offloaded_bytes=sum(map(tensor_bytes, sent)),
         warnings=(),
         assumed=tuple((t.name, dims) for t, dims in assumed),
         budget=keeping.limit,

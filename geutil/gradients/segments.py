@@ -206,11 +206,19 @@ class Segment:
     sources: IdentityMap[int] = field(default_factory=IdentityMap)
     # Those of `ops` that do not run: their results come back from another device.
     fetched: frozenset[Operation] = frozenset()
+    # The kept tensors that come back from there, each with the segment at whose gate
+    # that begins; -1 is the beginning of the backward pass.
+    returned: IdentityMap[int] = field(default_factory=IdentityMap)
 
     @cached_property
     def originals(self) -> tuple[Tensor, ...]:
         """The kept tensors that are those of the forward pass."""
         return tuple(t for t in self.kept if t not in self.sources)
+
+    @property
+    def needed(self) -> tuple[Tensor, ...]:
+        """The kept tensors that they, or the backward pass at their time, read."""
+        return (*self.originals, *(read.tensor for read in self.direct))
 
 
 def name_of_copy(op: Operation, turn: int) -> str:

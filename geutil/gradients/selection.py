@@ -40,6 +40,18 @@ _NOTHING_LEFT = (
     "no checkpoint is left, so there is nothing to recompute from: these are plain "
     "gradients"
 )
+_NO_USE = (
+    "nothing is offloaded: with kept tensors in the memory of another device the step "
+    "is predicted to need {peak:,} bytes at its peak, and without that {without:,}"
+)
+_NOTHING_TRAVELS = (
+    "nothing is offloaded: to compute results again takes less time than to send them "
+    "to another device and back"
+)
+_ENOUGH_SENT = 0.7
+"""Where the peak falls to this part, the fewest bytes are sent that it takes."""
+_WORTH_SENDING = 0.95
+"""Tensors are sent away if the peak falls to this part: it may take time."""
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
@@ -173,6 +185,8 @@ class Keeping:
     time_of: Times = op_time
     # Where a plan says it.
     extra_time: float | None = None
+    # Whether kept tensors wait on another device, if they may.
+    sends: bool = True
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -185,15 +199,16 @@ def resolve(
     min_checkpoint_size: int,
     *,
     among_others: bool = False,
+    returns: Callable[[Recomputation], Recomputation] | None = None,
 ) -> Keeping:
     """Return what to keep of a step by the `checkpoints` of `gradients`.
 
-    `among_others` is as in `choose_for_memory`.
+    `among_others` is as in `choose_for_memory`, `returns` as in `Trials`.
 
     Raises:
         ArgumentTypeError, SelectionError: as `checked`.
     """
-    resolver = _Resolver(step, min_checkpoint_size, among_others=among_others)
+    resolver = _Resolver(step, min_checkpoint_size, among_others, returns)
     keeping = resolver.resolve(checked(step.graph, checkpoints))
     if keeping.time_of is op_time:
         # Loops, branches and calls take what their functions do.
@@ -204,8 +219,15 @@ def resolve(
 class _Resolver:
     """Says what each kind of checkpoints keeps of a step."""
 
-    def __init__(self, step: PlainStep, smallest: int, *, among_others: bool) -> None:
+    def __init__(
+        self,
+        step: PlainStep,
+        smallest: int,
+        among_others: bool,
+        returns: Callable[[Recomputation], Recomputation] | None,
+    ) -> None:
         self._step, self._smallest, self._among_others = step, smallest, among_others
+        self._returns = returns
         self._always = AlwaysKept(step)
 
     def resolve(self, choice: Any) -> Keeping:
@@ -237,13 +259,27 @@ class _Resolver:
         search = BudgetSearch(self._step, self._always, [heavy], updates="none")
         among_others = self._among_others
         choice = search.least_once_again(self._smallest, among_others=among_others)
+        sends = False
+        if self._returns:
+            sending = search.least_once_again(
+                self._smallest,
+                among_others=among_others,
+                returns=self._returns,
+                enough=int(_ENOUGH_SENT * choice.peak),
+            )
+            sends = sending.peak <= _WORTH_SENDING * choice.peak
+            wanted = _NO_USE.format(peak=sending.peak, without=choice.peak)
+            choice = sending if sends else choice
         keeping = Keeping(
             "memory",
             IdentitySet(choice.kept),
             self._always,
             plan=None if choice.spares_last else choice.plan,
             time_of=search.time_of,
+            sends=sends or self._returns is None,
         )
+        if not keeping.sends:
+            keeping.warnings.append(wanted)
         if choice.reason is not None:
             keeping.warnings.append(f"{PLAIN}: {choice.reason}")
         return keeping
@@ -269,6 +305,8 @@ class _Resolver:
         )
         limit = budget.bytes(search.plain_peak) if share is None else None
         trial = search.least(share or 0.0) if limit is None else search.within(limit)
+        if budget.offload and not (trial.plan and trial.plan.fetched):
+            warnings.append(_NOTHING_TRAVELS)
         return Keeping(
             str(budget),
             IdentitySet(trial.kept),

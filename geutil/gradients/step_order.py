@@ -35,7 +35,9 @@ from geutil.graph.types import (
     is_reference,
 )
 from geutil.memory import function_memory, sizes
+from geutil.memory.buffers import Simulation
 from geutil.memory.dependencies import OrderPlan, plan_order
+from geutil.memory.executor import simulate_with_copies
 from geutil.memory.kernels import onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import calls_of, equal_constants, read_ops
@@ -155,9 +157,24 @@ def order_step(
         {place_of[op]: place_of[same] for op, same in instead}
     )
     # The order of the plan is one of those that the executor may choose.
-    runs = plan.simulation, executed(turned)
+    runs = [plan.simulation, executed(turned)]
+    if elsewhere and program.device.kind == "GPU":
+        runs.append(_with_slow_copies(turned, elsewhere))
     peak, resident = max(r.peak for r in runs), max(r.resident for r in runs)
     return OrderedStep(plan, tuple(waits), peak, resident)
+
+
+def _with_slow_copies(program: Program, elsewhere: Collection[str]) -> Simulation:
+    """Simulate a step on a GPU that waits for each copy to another device, and back."""
+    nodes, makers = program.nodes, program.makers
+    is_there = [node.name in elsewhere for node in nodes]
+    copies = {
+        i
+        for i, node in enumerate(nodes)
+        if any(is_there[makers[t]] is not is_there[i] for t in node.inputs)
+    }
+    seconds = [float(i in copies) for i in range(len(nodes))]
+    return simulate_with_copies(program, copies, seconds)[0]
 
 
 _Turn: TypeAlias = tuple[int, int, Sequence[int]]

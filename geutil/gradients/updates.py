@@ -24,15 +24,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import SelectionError, StaleGraphError
+from geutil.errors import PlanError, SelectionError, StaleGraphError
+from geutil.gradients.replanning import ATTEMPTS, Replanning, edges_of, set_back
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.step import PlainStep, reached, tensors_of, with_replaced
+from geutil.gradients.step import Edits, PlainStep, reached, tensors_of, with_replaced
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
     adjacency,
     call_graph,
     creation,
     fetched_subgraph,
+    image_layouts,
     op_types,
     runtime,
     state,
@@ -58,7 +60,8 @@ _OVER_BUDGET = (
 )
 _OVER_BY_GAPS = (
     "the allocator hands out {peak:,} bytes in chunks for the {buffers:,} that the "
-    "step holds at its peak, more than the budget of {limit:,}: pass a smaller budget"
+    "step holds at its peak, more than the budget of {limit:,}, by the best of "
+    "{attempts} plans: pass another budget"
 )
 _HOLDS = (
     "of the {peak:,} bytes that the step holds at its peak, {held:,} are gradients: "
@@ -87,7 +90,11 @@ _FORCED = (
 )
 
 
-def order_when_complete(step: PlainStep, report: Report | None = None) -> None:
+def order_when_complete(
+    step: PlainStep,
+    report: Report | None = None,
+    replanning: Replanning | None = None,
+) -> None:
     """Have a step put in order once its graph is complete; a first part is done now.
 
     In a graph of version 1, forward and backward pass are ordered at once, since it may
@@ -96,7 +103,7 @@ def order_when_complete(step: PlainStep, report: Report | None = None) -> None:
     if runtime.is_compiled_by_xla(step.graph) or runtime.is_determinism_enabled():
         return
     orders = _orders_of(step.graph)
-    orders.add(step, report)
+    orders.add(step, report, replanning)
     if not types.is_func_graph(step.graph):
         orders.order_gradients(step)
 
@@ -188,10 +195,18 @@ class _Orders:
         self._ordered: Any = None
         # The ops that wait for updates in a graph that a Session runs.
         self._waits: frozenset[Operation] | None = None
+        self._replanning: Replanning | None = None
         self._allowed: set[Any] = set()
 
-    def add(self, step: PlainStep, report: Report | None) -> None:
+    def add(
+        self,
+        step: PlainStep,
+        report: Report | None,
+        replanning: Replanning | None = None,
+    ) -> None:
         """Note a step."""
+        # Of several steps none is planned again: one would take room from the others.
+        self._replanning = None if self._backward else replanning
         self.add_backward(step.backward)
         self._report = report
         self._holds_gradients = step.holds_gradients
@@ -245,12 +260,83 @@ class _Orders:
         key = state.fingerprint(self._graph), tuple(map(id, targets))
         if self._ordered == key:
             return
-        ops = _ops_of(targets, use.feeds)
-        if not self._backward.keys().isdisjoint(ops):
-            ops = _without_joints(ops, self._backward, targets, use.feeds)
-            ordered = order_step(ops, use.tensors, lambda *_: True, *self._notes)
+        replanning, self._replanning = self._replanning, None
+        finished = self._edges() if replanning else None
+        ordered = self._ordered_step(targets, use)
+        if ordered is not None:
+            if replanning and finished:
+                ordered = self._planned_again(
+                    ordered, replanning, finished, targets, use
+                )
             self._tell(ordered, whole=True)
         self._ordered = state.fingerprint(self._graph), key[1]
+
+    def _planned_again(
+        self,
+        ordered: OrderedStep,
+        replanning: Replanning,
+        finished: Edits,
+        targets: Sequence[Operation],
+        use: state.Use,
+    ) -> OrderedStep:
+        """Plan again while chunks exceed the budget, each time for less.
+
+        By as much less as was missed, or half of that where there is no such plan.
+        Returns the step that takes least, as the graph has it then.
+        """
+        first, step = self._report, replanning.built
+        if first is None or first.budget is None or step is None:
+            return ordered
+        limit, asked, attempts = first.budget, first.budget, 1
+        missed = ordered.resident - limit
+        tried = [(ordered, step, first, self._edges())]
+        while attempts < ATTEMPTS and missed > 0:
+            attempts += 1
+            try:
+                found = replanning.again(
+                    asked - missed, finished, IdentitySet(use.tensors)
+                )
+            except PlanError:
+                missed //= 2
+                continue
+            if found is None:
+                break
+            asked -= missed
+            step, report = found
+            image_layouts.hold(use)
+            self._forget()
+            self.add(step, report)
+            ordered = self._ordered_step(targets, use) or ordered
+            missed = ordered.resident - limit
+            tried.append((ordered, step, report, self._edges()))
+        best = min(tried, key=lambda one: one[0].resident)
+        if best is not tried[-1]:
+            set_back(best[3])
+            self._forget()
+            self.add(best[1], best[2])
+        self._report = replace(
+            best[2], mode=first.mode, budget=limit, attempts=attempts
+        )
+        replace_last(first, self._report, self._graph)
+        return best[0]
+
+    def _edges(self) -> Edits:
+        return edges_of(self._graph.get_operations())
+
+    def _forget(self) -> None:
+        """Forget the step that was noted."""
+        for notes in (self._backward, self._phases, self._known, self._elsewhere):
+            notes.clear()
+
+    def _ordered_step(
+        self, targets: Sequence[Operation], use: state.Use
+    ) -> OrderedStep | None:
+        """Order what runs for some targets; None if no gradient is part of it."""
+        ops = _ops_of(targets, use.feeds)
+        if self._backward.keys().isdisjoint(ops):
+            return None
+        ops = _without_joints(ops, self._backward, targets, use.feeds)
+        return order_step(ops, use.tensors, lambda *_: True, *self._notes)
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
@@ -333,7 +419,8 @@ class _Orders:
             has_chunks = plan.simulation.program.device.allocator is not None
             is_met = has_chunks and ordered.peak <= limit
             over = _OVER_BY_GAPS if is_met else _OVER_BUDGET
-            notes.append(over.format(limit=limit, buffers=ordered.peak, **peaks))
+            about = {"buffers": ordered.peak, "attempts": report.attempts, **peaks}
+            notes.append(over.format(limit=limit, **about))
         for note in notes:
             self._warn(note)
         self._report = replace(

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes, updates
-from geutil.gradients.barriers import HOST, Offload
+from geutil.gradients.barriers import HOST, Offload, with_returns
 from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.planning import Budget, Plan
@@ -445,10 +445,14 @@ class _Call:
         chosen = choose_all(step, self.options, self.encoder, choose)
         calls = _calls_in(self.graph)
         plan = calls.behind_others(chosen.plan, step.seeds)
+        if not runtime.is_compiled_by_xla(self.graph):
+            plan = with_returns(plan, self.offload)
         calls.add(plan.step)
         chosen = replace(chosen, plan=plan)
         where = f"the checkpointed call that yields '{self.ys[0].name}': "
-        prepared = Prepared(chosen, self.options, self.offload, self.encoder, where)
+        prepared = Prepared(
+            chosen, self.options, self.offload, self.encoder, step, where
+        )
         step, report = prepared.build()
         publish(report, step.graph)
         updates.order_when_complete(step)

@@ -71,7 +71,7 @@ def hold_when_complete(graph: Graph) -> None:
 
     Cost: linear in the ops.
     """
-    state.on_completion(graph, _hold)
+    state.on_completion(graph, hold)
 
 
 def are_turned(graph: Graph) -> bool:
@@ -93,7 +93,8 @@ def _sensitive(graph: Graph) -> Iterator[Operation]:
             yield op
 
 
-def _hold(use: state.Use) -> None:
+def hold(use: state.Use) -> None:
+    """Mark the channels-last ops of a graph that is complete."""
     options = tf.config.optimizer.get_experimental_options()
     if _is_switched_off(options) or options.get("auto_mixed_precision"):
         return

@@ -104,7 +104,15 @@ def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
 def behind(handles: Sequence[Tensor]) -> list[Behind]:
     """Return what handles of a refined graph lead to."""
     facts = (state_of(t.graph).behind or {} for t in handles)
-    return [f.get(t) if f else None for f, t in zip(facts, handles, strict=True)]
+    known = (f.get(t) if f else None for f, t in zip(facts, handles, strict=True))
+    # A graph that needed no refining has no notes, but its variables are known.
+    return [f or _variable(t) for f, t in zip(known, handles, strict=True)]
+
+
+def _variable(handle: Tensor) -> Behind:
+    """Return the variable that a handle leads to, as TensorFlow knows it."""
+    shape = shape_behind(handle) if handle.dtype == tf.resource else None
+    return Content(shape) if shape is not None and shape.is_fully_defined() else None
 
 
 @dataclass(frozen=True)
@@ -137,9 +145,7 @@ class _Refiner:
         facts: _Facts = MutableIdentityMap()
         for place, argument in enumerate(getattr(graph, "inputs", ())):
             content = passed[place] if place < len(passed) else None
-            shape = shape_behind(argument) if argument.dtype == tf.resource else None
-            if content is None and shape is not None and shape.is_fully_defined():
-                content = Content(shape)
+            content = content or _variable(argument)
             if content is not None:
                 facts[argument] = content
         self._infer(graph, facts)

@@ -55,7 +55,7 @@ class Chunks:
 
     def allocate(self, size: int) -> _Chunk:
         """Return a chunk of at least `size` bytes."""
-        rounded = max(-(-size // ALIGNMENT), 1) * ALIGNMENT
+        rounded = max(rounded_up(size), ALIGNMENT)
         chunk = self._smallest(rounded) or self._region_for(rounded)
         rest = chunk.size - rounded
         if rest >= min(rounded, _LARGEST_REST):
@@ -113,6 +113,11 @@ class Chunks:
         chunks = self._bins[_bin_of(chunk.size)]
         del chunks[bisect_left(chunks, (chunk.size, chunk.address))]
         del self._free[chunk.address]
+
+
+def rounded_up(size: int) -> int:
+    """Return the bytes of a chunk that nothing is left over of."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class _Chunk:

@@ -88,6 +88,8 @@ class Buffers:
         if unread:
             self._unread[i] = unread
         self.held += node.temporary
+        self._order.append(i)
+        self._levels.append(self.held)
         return pairs
 
     def end(self, i: int) -> None:
@@ -112,13 +114,11 @@ class Buffers:
     def run(self, i: int) -> list[tuple[int, int]]:
         """Start and end a node; return its outputs that share a buffer, with that."""
         shared = self.start(i)
-        self._order.append(i)
-        self._levels.append(self.held)
         self.end(i)
         return shared
 
     def simulation(self) -> Simulation:
-        """Return the simulation of all nodes that were run."""
+        """Return the simulation of all nodes that were started."""
         for tensor, born in enumerate(self.born):
             if born >= 0 and self.freed[tensor] < 0:
                 # It lived to the end.
@@ -199,9 +199,8 @@ class Simulation:
         Whole chunks where the device has an allocator that hands out such, and what
         kernels take beside it.
         """
-        nodes, allocator = self.program.nodes, self.program.device.allocator
-        taken = self.held if allocator is None else self._replay(allocator).in_use
-        pairs = zip(self.order, taken, strict=True)
+        nodes = self.program.nodes
+        pairs = zip(self.order, self.chunks, strict=True)
         return max((size + nodes[i].packed for i, size in pairs), default=0)
 
     @property
@@ -217,6 +216,12 @@ class Simulation:
         in_use = max(self._replay(allocator).in_use, default=0)
         least = in_use + self.program.variable_bytes
         return max(self._replay(Allocator()).extent, least)
+
+    @property
+    def chunks(self) -> Sequence[int]:
+        """The bytes of chunks that are handed out at each step; those held without."""
+        allocator = self.program.device.allocator
+        return self.held if allocator is None else self._replay(allocator).in_use
 
     def _replay(self, allocator: Allocator) -> Taken:
         nodes, sizes = self.program.nodes, self.program.sizes

@@ -11,9 +11,11 @@ TensorFlow.
 
 from __future__ import annotations
 
+import heapq
+import random
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import add
 from typing import Literal, overload
@@ -25,6 +27,11 @@ from geutil.memory.program import Node, Program, addresses
 
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
+_STARTS, _OLDEST = 0.7, 0.5
+"""How probable it is that a thread that is free starts a node before another ends one,
+and that this is the node that waits longest: several of 8 threads are busy then."""
+_LAUNCH = 1e-5
+"""The seconds in which TensorFlow's executor enqueues a kernel of a GPU."""
 RECEIVED = " (received)"
 """Stands behind a tensor's name in that of the node that receives it."""
 RECEIVE = "_Recv"
@@ -413,6 +420,132 @@ def simulate(
     for i in order:
         buffers.run(i)
     return buffers.simulation()
+
+
+def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulation:
+    """Simulate a program of which several nodes run at once, in a random schedule.
+
+    A node starts as soon as one of the threads is free; which of those that run ends
+    next is random, and so is which of those that are ready starts: the one that became
+    so first, or the last one. Scratch memory counts as a tensor that nobody reads.
+
+    Args:
+        program: the nodes and tensors.
+        threads: how many nodes run at once at the most.
+        seed: of the random numbers.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: as that of `simulate`.
+    """
+    rng = random.Random(seed)
+    program = _with_scratch_as_tensors(program)
+    successors = list(program.successors())
+    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
+    ready = deque(i for i, count in enumerate(pending) if not count)
+    running: list[int] = []
+    buffers = Buffers(program)
+    while ready or running:
+        is_free = len(running) < threads
+        if ready and is_free and (not running or rng.random() < _STARTS):
+            started = ready.popleft() if rng.random() < _OLDEST else ready.pop()
+            buffers.start(started)
+            running.append(started)
+            continue
+        ended = running.pop(rng.randrange(len(running)))
+        buffers.end(ended)
+        for successor in successors[ended]:
+            pending[successor] -= 1
+            if not pending[successor]:
+                ready.append(successor)
+    stuck = next((i for i, count in enumerate(pending) if count), None)
+    if stuck is not None:
+        raise program.waits_forever(stuck)
+    return buffers.simulation()
+
+
+def simulate_with_copies(
+    program: Program,
+    copies: Collection[int],
+    seconds: Sequence[float],
+    launch: float = _LAUNCH,
+) -> tuple[Simulation, float]:
+    """Simulate a device that is fed ahead of time, and copies beside its work.
+
+    The host runs the nodes: one of the device is enqueued in no time, its buffers are
+    allocated then, and those that it read last are free for what is enqueued later. A
+    copy to or from another device's memory begins when what makes its tensor has run on
+    the device, goes through one channel after the copies before it, and holds its
+    tensor until it has ended; only then its readers are ready.
+
+    Args:
+        program: the nodes and tensors of one device.
+        copies: the nodes that copy.
+        seconds: how long each node runs on the device, or how long it copies.
+        launch: the seconds for which the host is busy with a node.
+
+    Returns:
+        The buffers in the order in which they are allocated, and the seconds of the
+        step.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: as that of `simulate`, but for a logarithm.
+    """
+    nodes, makers = program.nodes, program.makers
+    copying = frozenset(copies)
+    successors = list(program.successors())
+    pending = [len(node.inputs) + len(node.controls) for node in nodes]
+    ready = deque(i for i, count in enumerate(pending) if not count)
+    buffers = Buffers(program)
+    # When each node has run; when the host, the device and the channel are free.
+    ran = [0.0] * len(nodes)
+    now = device = channel = 0.0
+    on_the_way: list[tuple[float, int]] = []
+
+    def end(i: int) -> None:
+        buffers.end(i)
+        for successor in successors[i]:
+            pending[successor] -= 1
+            if not pending[successor]:
+                ready.append(successor)
+
+    while ready or on_the_way:
+        if not ready:
+            now = max(now, on_the_way[0][0])
+        while on_the_way and on_the_way[0][0] <= now:
+            end(heapq.heappop(on_the_way)[1])
+        if not ready:
+            continue
+        i = ready.popleft()
+        now += launch
+        buffers.start(i)
+        if i in copying:
+            made = max((ran[makers[t]] for t in nodes[i].inputs), default=0.0)
+            ran[i] = channel = max(now, channel, made) + seconds[i]
+            heapq.heappush(on_the_way, (channel, i))
+        else:
+            ran[i] = device = max(now, device) + seconds[i]
+            end(i)
+    stuck = next((i for i, count in enumerate(pending) if count), None)
+    if stuck is not None:
+        raise program.waits_forever(stuck)
+    return buffers.simulation(), max(now, device, channel)
+
+
+def _with_scratch_as_tensors(program: Program) -> Program:
+    """Return a program in which scratch memory is a result that nobody reads."""
+    sizes = list(program.sizes)
+    nodes = []
+    for node in program.nodes:
+        if node.temporary:
+            outputs = [*node.outputs, len(sizes)]
+            sizes.append(node.temporary)
+            node = node.changed(outputs=outputs, temporary=0)
+        nodes.append(node)
+    return replace(program, nodes=nodes, sizes=sizes)
 
 
 def typical(program: Program, seeds: int = SEEDS) -> Simulation:

@@ -296,13 +296,16 @@ class _OpReader:
         controls = self._edges.control_inputs(op)
         called = self._calls.get(op, NOTHING)
         temporary, packed = self._scratch(op)
+        aliases = aliases_of(op, called) if inputs else ()
+        if self._is_gpu:
+            aliases = gpu.without_copies(op, aliases)
         return Node(
             name=op.name,
             type=op.type,
             inputs=[self.tensors[id(t)] for t in inputs],
             outputs=outputs,
             controls=[self.places[c] for c in controls if c in self.places],
-            aliases=aliases_of(op, called) if inputs else (),
+            aliases=aliases,
             reuses=cpu.reuses(op),
             temporary=called.temporary + temporary,
             surge=called.surge,

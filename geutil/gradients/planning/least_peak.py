@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -52,12 +52,24 @@ class Trial:
 
 
 class Trials:
-    """Simulates choices of kept tensors, besides those always kept, for one step."""
+    """Simulates choices of kept tensors, besides those always kept, for one step.
+
+    `returns` says of a choice which kept tensors wait on another device meanwhile. Of
+    those whose peak is `enough` or less, the one that has the fewest bytes wait is
+    best: they take time.
+    """
 
     def __init__(
-        self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
+        self,
+        step: PlainStep,
+        always: Keeps,
+        *,
+        updates: Updates = "none",
+        returns: Callable[[Recomputation], Recomputation] | None = None,
+        enough: int = 0,
     ) -> None:
         self._step, self._always = step, always
+        self.returns, self.enough = returns, enough
         self._cost_of = cache(multiply_adds)
         plain = updates == "none"
         self.program = program_of(step) if plain else StepProgram(step, updates=updates)
@@ -84,7 +96,7 @@ class Trials:
             lambda t: id(t) in ids or self._always(t),
             spare_last=spare_last,
         )
-        return self._trial(chosen, plan)
+        return self._trial(chosen, self.returns(plan) if self.returns else plan)
 
     def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
         """Return what a recomputation leads to that a schedule of some peak has."""
@@ -201,6 +213,9 @@ class CuttingSearch:
     def best(self) -> Trial | None:
         """Return the choice with the least to compute of those with the least peak."""
         tried = self._same.values()
+        enough = [trial for trial in tried if trial.peak <= self._trials.enough]
+        if enough:
+            return min(enough, key=lambda t: (t.held, t.cost, t.peak))
         least = min(map(self._bytes, tried), default=0)
         good = (trial for trial in tried if self._bytes(trial) <= AS_GOOD * least)
         return min(good, key=lambda t: (t.cost, self._bytes(t)), default=None)
@@ -303,6 +318,8 @@ def _rank(trial: Trial) -> tuple[int, int]:
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
 """What budgets are tried, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
+_EVERY = (1, 2, 3, 4, 6, 8, 12)
+"""Cuts at each place, at each second one and so on."""
 _TRIED_NODES = 80_000
 _FEWEST_TRIALS = 12
 _MOST_TRIALS = 60
@@ -369,6 +386,9 @@ def choose_for_memory(
     for other in filter(None, others):
         search.run(other)
     search.start(_cuttings(stretches))
+    if trials.returns:
+        # What waits elsewhere costs nothing here, however many cuts there are.
+        search.start(tuple(places[::every]) for every in _EVERY)
     # A sweep finds what steps of one cut do not lead to; its best is then refined.
     search.descend()
     search.sweep()

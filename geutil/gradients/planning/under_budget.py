@@ -9,7 +9,7 @@ the simulated peak is just within the given one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,7 +30,7 @@ from geutil.gradients.planning.step_problem import (
     with_transfers,
 )
 from geutil.gradients.prediction import Updates, program_of
-from geutil.gradients.segments import Keeps
+from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Tensor
@@ -285,19 +285,28 @@ class BudgetSearch:
         return [self._trials.run(kept) for kept in (*self._others, least.kept) if kept]
 
     def least_once_again(
-        self, min_checkpoint_size: int = 0, *, among_others: bool = False
+        self,
+        min_checkpoint_size: int = 0,
+        *,
+        among_others: bool = False,
+        returns: Callable[[Recomputation], Recomputation] | None = None,
+        enough: int = 0,
     ) -> Trial:
         """Return the least peak if no op runs more than once again; needs no extra.
 
-        This is `checkpoints="memory"`. See `choose_for_memory`.
+        This is `checkpoints="memory"`. See `choose_for_memory`, and `Trials` for
+        `returns` and `enough`.
         """
+        trials = self._trials if self._updates == "none" else None
+        if returns:
+            trials = Trials(self._step, self._always, returns=returns, enough=enough)
         return choose_for_memory(
             self._step,
             self._always,
             min_checkpoint_size,
             among_others=among_others,
             others=self._others,
-            trials=self._trials if self._updates == "none" else None,
+            trials=trials,
         )
 
     def within(self, limit: int) -> Trial:
@@ -340,8 +349,18 @@ class BudgetSearch:
     def tried(self, limit: int, tries: int | None = None) -> list[Trial]:
         """Return the planner's choices for a budget, some with results that travel."""
         aim, most = int((_AIM - self._spare) * limit), self._most(limit)
-        planned = (self._planned(aim, most, p, tries) for p in self._problems)
-        return [trial for trials in planned for trial in trials]
+        plain, *travelling = self._problems
+        tried = self._planned(aim, most, plain, tries)
+        for problem in travelling:
+            # One schedule tells whether it is worth while that results travel.
+            first = self._planned(aim, most, problem, 1)
+            within = [trial for trial in tried if trial.peak <= most]
+            least = min(map(self._extra_time, within), default=math.inf)
+            is_shorter = self._extra_time(first[0]) < least
+            tried += first
+            if is_shorter and tries != 1:
+                tried += self._planned(aim, most, problem, tries)
+        return tried
 
     def _refined(self, trial: Trial, limit: int) -> Trial:
         """Return a choice that also keeps as much as fits, what is worth most first."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from geutil.graph.registered_kernels import Kernel, kernel_of
 from geutil.graph.types import Operation, Tensor, dims_of
-from geutil.memory.kernels.cpu import DimsOf
+from geutil.memory.kernels.cpu import DimsOf, Pairs
 from geutil.memory.sizes import bytes_of_shape
 
 _KIND = "GPU"
@@ -41,8 +41,7 @@ def is_in_host_memory(tensor: Tensor) -> bool:
     One that the host makes is sent to the GPU as soon as it is made if an op there
     reads it. Cost: some 10 us, and as much for each reader of what the host makes.
     """
-    kernel = _kernel_on_gpu(tensor.op)
-    if kernel is not None and tensor.value_index not in kernel.host_outputs:
+    if not _is_made_on_host(tensor):
         return False
     for reader in tensor.consumers():
         at = _kernel_on_gpu(reader)
@@ -52,6 +51,26 @@ def is_in_host_memory(tensor: Tensor) -> bool:
         if not at.host_inputs.issuperset(places):
             return False
     return True
+
+
+def without_copies(op: Operation, aliases: Pairs) -> Pairs:
+    """Return the outputs of an op that are an input's buffer, in the same memory.
+
+    What an op of the host reads of the GPU, or makes for it, is copied. Cost: as that
+    of `is_in_host_memory` for each pair of an op of the host.
+    """
+    if not aliases or _kernel_on_gpu(op) is not None:
+        return aliases
+    return [
+        (out, place)
+        for out, place in aliases
+        if _is_made_on_host(op.inputs[place]) and is_in_host_memory(op.outputs[out])
+    ]
+
+
+def _is_made_on_host(tensor: Tensor) -> bool:
+    kernel = _kernel_on_gpu(tensor.op)
+    return kernel is None or tensor.value_index in kernel.host_outputs
 
 
 def _kernel_on_gpu(op: Operation) -> Kernel | None:
