@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from geutil import model
 from geutil.errors import (
     ArgumentTypeError,
     FinalizedGraphError,
@@ -15,7 +16,7 @@ from geutil.errors import (
     TransformError,
 )
 from geutil.graph import verify
-from geutil.quantize import Spec, quantize
+from geutil.quantize import Spec, quantize, to_tflite
 from tests.quantize.tiny import fake_quants, refused, session, state
 from tests.settings import edges, needs_eager
 
@@ -356,3 +357,31 @@ def test_a_variable_that_cannot_be_made_leaves_a_sound_graph(monkeypatch):
     assert {name: after[name] for name in before} == before
     assert len(after) > len(before)
     verify(graph)
+
+
+class _Streaming(tf.Module):
+    """Adds what it was given last."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = tf.Variable(tf.zeros([1, 4]), trainable=False)
+
+    @tf.function(input_signature=[tf.TensorSpec([1, 4], name="x")])
+    def next(self, x):
+        y = tf.nn.relu(x + self.last)
+        self.last.assign(y)
+        return {"y": y @ tf.ones([4, 3])}
+
+
+@needs_eager
+@pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
+def test_a_state_that_a_file_would_not_keep_is_named(tmp_path, scheme):
+    module = _Streaming()
+    tf.saved_model.save(module, str(tmp_path), signatures=module.next)
+    m = model.open(tmp_path)
+    quantize(m, scheme=scheme, is_training=False)
+    data = [{"x": np.ones([1, 4], np.float32)}] if scheme == "int8" else None
+    with pytest.raises(
+        QuantizeError, match=r"AssignVariableOp.*an input and an output"
+    ):
+        to_tflite(m, representative=data)

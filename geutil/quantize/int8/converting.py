@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -49,6 +49,7 @@ from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START
 from geutil.select.networks.layers import LAYERS
 from geutil.select.networks.provenance import Origins
+from geutil.select.walks import get_backward_walk_ops
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.names import called, file_names, sources_of
 from geutil.tflite.precision import has_floats
@@ -76,7 +77,10 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     Cost: one copy of the graph.
     """
     graph = model.graph
-    values = range_values(graph) | variable_values(graph)
+    ranges, variables_read = range_values(graph), variable_values(graph)
+    if fuse:
+        _check_state(model, ranges, variables_read)
+    values = ranges | variables_read
     dilated = converter_workarounds.find_dilated(graph) if fuse else []
     blocks: dict[Operation, Array] = {}
     if fuse:
@@ -131,6 +135,36 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
             for name, t in zip(outputs.values(), output_tensors, strict=True)
         }
     return functions.build_function(copy.graph, input_tensors, results, [], variables)
+
+
+def _check_state(
+    model: Any, ranges: Mapping[Operation, Array], variables: Mapping[Operation, Array]
+) -> None:
+    """Raise if a model for inference keeps a state, which the file would not keep.
+
+    Raises:
+        QuantizeError: a variable that outputs depend on is written whenever it runs.
+    """
+    graph = model.graph
+    writers = {
+        id(op.inputs[0]): op
+        for op in graph.get_operations()
+        if op.type.startswith("Assign") and op.inputs
+    }
+    written = [op for op in variables if op.inputs and id(op.inputs[0]) in writers]
+    # In training ranges are written, too, and averages of batch norms.
+    if not written or any(op in ranges for op in written):
+        return
+    needed = {*get_backward_walk_ops([t.op for t in model.outputs.values()])}
+    for op in written:
+        if op in needed:
+            writer = writers[id(op.inputs[0])]
+            raise QuantizeError(
+                f"'{writer.name}' ({writer.type}) writes a variable that "
+                f"'{op.name}' reads for an output, each time the model runs; a file "
+                "would hold its present value for good. Make the state an input and "
+                "an output of the model"
+            )
 
 
 def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
