@@ -153,7 +153,7 @@ def _check_state(
     }
     written = [op for op in variables if op.inputs and id(op.inputs[0]) in writers]
     # In training ranges are written, too, and averages of batch norms.
-    if not written or any(op in ranges for op in written):
+    if any(id(t) in writers for op in ranges for t in op.inputs):
         return
     needed = {*get_backward_walk_ops([t.op for t in model.outputs.values()])}
     for op in written:
