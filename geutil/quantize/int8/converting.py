@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -49,7 +49,6 @@ from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START
 from geutil.select.networks.layers import LAYERS
 from geutil.select.networks.provenance import Origins
-from geutil.select.walks import get_backward_walk_ops
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.names import called, file_names, sources_of
 from geutil.tflite.precision import has_floats
@@ -77,10 +76,8 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     Cost: one copy of the graph.
     """
     graph = model.graph
-    ranges, variables_read = range_values(graph), variable_values(graph)
-    if fuse:
-        _check_state(model, ranges, variables_read)
-    values = ranges | variables_read
+    variables = variable_values(graph)
+    values = range_values(graph) | variables
     dilated = converter_workarounds.find_dilated(graph) if fuse else []
     blocks: dict[Operation, Array] = {}
     if fuse:
@@ -90,7 +87,11 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
         values |= blocks
     stand_in_of, moves = frozen(values), converter_workarounds.left_out(dilated)
 
+    read: list[Operation] = []
+
     def replace(op: Operation) -> Tensor | Array | None:
+        if op in variables:
+            read.append(op)
         # The converter has no word for it.
         if op.type == "PlaceholderWithDefault":
             return op.inputs[0]
@@ -103,6 +104,8 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     copy = PartialCopy(graph, model.inputs, replace, amend)
     wanted = [*model.outputs.values(), *(op.outputs[0] for op in blocks)]
     copies = copy.of(wanted)
+    if fuse:
+        _check_state(graph, read)
     output_tensors = copies[: len(model.outputs)]
     inputs, outputs = (
         file_names(list(model.inputs)),
@@ -110,7 +113,7 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     )
     by_handle = {id(v.handle): v for v in model.variables.values()}
     # Those that tables are looked up in, which only the converter can freeze.
-    variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
+    looked_up = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     input_tensors = {inputs[name]: t for name, t in copy.inputs.items()}
     with creation.neutral(copy.graph):
         if apart is not None:
@@ -134,36 +137,28 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
             name: tf.identity(t)
             for name, t in zip(outputs.values(), output_tensors, strict=True)
         }
-    return functions.build_function(copy.graph, input_tensors, results, [], variables)
+    return functions.build_function(copy.graph, input_tensors, results, [], looked_up)
 
 
-def _check_state(
-    model: Any, ranges: Mapping[Operation, Array], variables: Mapping[Operation, Array]
-) -> None:
-    """Raise if a model for inference keeps a state, which the file would not keep.
+def _check_state(graph: Graph, read: Iterable[Operation]) -> None:
+    """Raise if a model keeps a state from run to run, which its file would not.
+
+    Args:
+        graph: the graph of the model.
+        read: the ops that read variables whose values the file holds.
 
     Raises:
-        QuantizeError: a variable that outputs depend on is written whenever it runs.
+        QuantizeError: it writes one of these variables.
     """
-    graph = model.graph
-    writers = {
-        id(op.inputs[0]): op
-        for op in graph.get_operations()
-        if op.type.startswith("Assign") and op.inputs
-    }
-    written = [op for op in variables if op.inputs and id(op.inputs[0]) in writers]
-    # In training ranges are written, too, and averages of batch norms.
-    if any(id(t) in writers for op in ranges for t in op.inputs):
-        return
-    needed = {*get_backward_walk_ops([t.op for t in model.outputs.values()])}
-    for op in written:
-        if op in needed:
-            writer = writers[id(op.inputs[0])]
+    ops = graph.get_operations()
+    writers = {id(op.inputs[0]): op for op in ops if op.type in op_types.ASSIGNMENTS}
+    for op in read:
+        writer = writers.get(id(op.inputs[0]))
+        if writer is not None:
             raise QuantizeError(
-                f"'{writer.name}' ({writer.type}) writes a variable that "
-                f"'{op.name}' reads for an output, each time the model runs; a file "
-                "would hold its present value for good. Make the state an input and "
-                "an output of the model"
+                f"'{writer.name}' ({writer.type}) writes a variable that '{op.name}' "
+                "reads for an output, each time the model runs, and a file would hold "
+                "its present value for good; make the state an input and an output"
             )
 
 
