@@ -112,7 +112,7 @@ def test_code_in_an_hdf5_file_is_not_run(tmp_path):
 
 
 FOREIGN = {
-    "net.tflite": (b"\x1c\0\0\0TFL3" + bytes(20), "TensorFlow Lite.*interpreter"),
+    "net.tflite": (b"\x1c\0\0\0TFL3" + bytes(20), "TFLite file is cut off or damaged"),
     "net": (b"\x89HDF\r\n\x1a\n" + bytes(20), "HDF5.*name it .h5"),
     "net.zip": (b"PK\x03\x04" + bytes(20), "zip archive"),
     "net.onnx": (b"\x08\x07\x12" + bytes(20), "its suffix '.onnx' says no format"),

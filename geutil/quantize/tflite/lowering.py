@@ -41,9 +41,9 @@ _SAME = 1e-5
 """Steps that differ by less than this share store the same."""
 _MOST_STEPS = 2.0**30
 """A bias of 32 bits has so many steps at most: half of those above zero."""
+_CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
 _CLIPS = {"RELU": np.inf, "RELU6": 6.0}
 """Ops that are the range of integers from 0 to an end, if that is the range's."""
-_VERSIONS = {"QUANTIZE": 3, "DEQUANTIZE": 6}
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,16 @@ class _Lowering:
         for tensor in self._graph.inputs if has_ends else ():
             target = self._target(tensor)
             if target is not None:
-                self._replace_end(tensor, target)
+                # Runtimes without signatures know inputs by these names.
+                target.name, tensor.name = tensor.name, target.name
+                set_end(self._file, self._graph, tensor, target)
                 self._settle(tensor, target)
         for op in self._graph.ops:
             self._take(op)
         for tensor in self._graph.outputs if has_ends else ():
             stored = self._stored.get(tensor)
             if stored is not None and stored.value is None:
-                self._replace_end(tensor, stored)
+                set_end(self._file, self._graph, tensor, stored)
         self._graph.set_ops(self._ops)
         return self._left
 
@@ -186,26 +188,28 @@ class _Lowering:
             return []
         stored = self._new(tensor, steps)
         floats = LiteTensor(tensor.name, tensor.dtype, tensor.shape)
-        quantize = LiteOp("QUANTIZE", [tensor], [stored], version=3)
+        quantize = LiteOp("QUANTIZE", [tensor], [stored])
         for op in readers:
             op.inputs = (floats if t is tensor else t for t in op.inputs)
         self._quantizers[tensor] = [quantize]
-        return [LiteOp("DEQUANTIZE", [stored], [floats], version=6), quantize]
+        return [LiteOp("DEQUANTIZE", [stored], [floats]), quantize]
 
     def _steps_behind(self, op: LiteOp, tensor: LiteTensor) -> Quantization | None:
         """Return the steps of what an op selects from a tensor; None if it does not."""
         kernel = INTEGER_KERNELS.get(op.kind)
         if kernel is None or op.inputs[(kernel.data or (0,))[0]] is not tensor:
             return None
-        made = [t for t in op.outputs if _is_float(t) and t.consumers]
-        targets = [self._target(t) for t in made]
-        steps = next((t.quantization for t in targets if t is not None), None)
-        if steps is None or not all(
-            t and _same(t.quantization, steps) for t in targets
-        ):
+        targets = [self._target(t) for t in op.outputs if self._is_read(t)]
+        every = [None if t is None else t.quantization for t in targets]
+        steps = next(iter(every), None)
+        if steps is None or not all(_same(one, steps) for one in every):
             return None
         selects = kernel.rule is Rule.KEEPS and kernel.selects
         return steps if selects or self._is_in_range(op, steps) else None
+
+    def _is_read(self, tensor: LiteTensor) -> bool:
+        """Tell whether a float tensor has readers, those of its integers among them."""
+        return _is_float(tensor) and bool(tensor.consumers or self._target(tensor))
 
     def _is_in_range(self, op: LiteOp, steps: Quantization) -> bool:
         """Tell whether an op cuts values off where a range does."""
@@ -221,11 +225,6 @@ class _Lowering:
 
     def _new(self, like: LiteTensor, steps: Quantization) -> LiteTensor:
         return LiteTensor(like.name, self._width.dtype, like.shape, steps)
-
-    def _replace_end(self, tensor: LiteTensor, stored: LiteTensor) -> None:
-        """Let integers be an input or an output in the place of floats."""
-        stored.name, tensor.name = tensor.name, stored.name
-        set_end(self._file, self._graph, tensor, stored)
 
     def _target(self, tensor: LiteTensor) -> LiteTensor | None:
         """Return the integers that a tensor is quantized to, if any."""
@@ -247,7 +246,15 @@ class _Lowering:
                 self._add("QUANTIZE", stored, made)
 
     def _add(self, kind: str, source: LiteTensor, result: LiteTensor) -> None:
-        self._ops.append(LiteOp(kind, [source], [result], version=_VERSIONS[kind]))
+        self._keep(LiteOp(kind, [source], [result]))
+
+    def _keep(self, op: LiteOp) -> None:
+        """Let the subgraph have an op, of the version that its types need."""
+        needed = version_of(op)
+        # The float file's conversions are of other types.
+        known = 1 if op.kind in _CONVERSIONS else op.version
+        op.version = max(known, needed)
+        self._ops.append(op)
 
     def _take(self, op: LiteOp) -> None:
         """Let an op compute in integers, or keep it as it is."""
@@ -269,7 +276,7 @@ class _Lowering:
                 t is None or t.value is not None for t in op.inputs
             ):
                 self._left.append(LeftInFloat(op.kind, op.outputs[0].name, reason))
-        self._ops.append(op)
+        self._keep(op)
 
     def _lowered(self, op: LiteOp) -> str:
         """Let an op compute in integers; return why it cannot, or nothing."""
@@ -451,11 +458,10 @@ class _Lowering:
                 return
             # Kernels of Relus loop over values one by one, and XNNPACK leaves them so
             # (LiteRT 2.3; 56x56x32 values on one x86 thread: 0.65 ms, QUANTIZE 0.065).
-            op = LiteOp("QUANTIZE", op.inputs, op.outputs, version=3)
+            op = LiteOp("QUANTIZE", op.inputs, op.outputs)
         results = {t: self._result(t, steps) for t, steps in steps_of.items()}
         op.outputs = (results.get(t, t) for t in op.outputs)
-        op.version = max(op.version, version_of(op))
-        self._ops.append(op)
+        self._keep(op)
         for tensor, stored in results.items():
             self._settle(tensor, stored)
 
