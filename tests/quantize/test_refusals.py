@@ -381,5 +381,5 @@ def test_a_state_that_a_file_would_not_keep_is_named(tmp_path, scheme):
     m = model.open(tmp_path)
     quantize(m, scheme=scheme, is_training=False)
     data = [{"x": np.ones([1, 4], np.float32)}] if scheme == "int8" else None
-    with pytest.raises(QuantizeError, match="AssignVariableOp.*an input and an"):
+    with pytest.raises(QuantizeError, match=r"AssignVariableOp.*an input and an"):
         to_tflite(m, representative=data)
