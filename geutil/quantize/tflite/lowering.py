@@ -197,7 +197,12 @@ class _Lowering:
         kernel = INTEGER_KERNELS.get(op.kind)
         if kernel is None or op.inputs[(kernel.data or (0,))[0]] is not tensor:
             return None
-        made = [t for t in op.outputs if _is_float(t) and t.consumers]
+        # A QUANTIZE op that was put behind it is not among the graph's ops yet.
+        made = [
+            t
+            for t in op.outputs
+            if _is_float(t) and (t.consumers or t in self._quantizers)
+        ]
         targets = [self._target(t) for t in made]
         steps = next((t.quantization for t in targets if t is not None), None)
         if steps is None or not all(
@@ -313,7 +318,14 @@ class _Lowering:
     def _steps_of_constants(
         self, op: LiteOp, kernel: IntegerKernel, read: Mapping[int, LiteTensor]
     ) -> list[Quantization]:
-        """Return steps for constants that an op repeats in a shape that is computed."""
+        """Return steps for constants that are all data of an op.
+
+        It repeats them in a shape that is computed, or multiplies them by data in the
+        place of weights.
+        """
+        if kernel.rule is Rule.LAYER and not self._has_constant_weights(op):
+            stored = (self._integers(tensor, None) for tensor in read.values())
+            return [t.quantization for t in stored if t.quantization is not None]
         is_computed = any(t is not None and t.value is None for t in op.inputs)
         if kernel.rule not in (Rule.KEEPS, Rule.JOINS) or not is_computed:
             return []
@@ -327,6 +339,10 @@ class _Lowering:
             if int(np.prod(tensor.sizes)) == 1
         )
         return [t.quantization for t in constants if t.quantization is not None][:1]
+
+    def _has_constant_weights(self, op: LiteOp) -> bool:
+        weights = op.inputs[BIASED[op.kind][1]]
+        return weights is None or self._stored.get(weights, weights).value is not None
 
     def _obstacle(self, tensor: LiteTensor) -> str:
         """Return why a tensor cannot be read in integers, or nothing."""
