@@ -135,6 +135,7 @@ BETWEEN = {
     "maximum": lambda y: tf.reduce_max(y, [1, 2]),
     "nearest": lambda y: tf.compat.v1.image.resize_nearest_neighbor(y, [16, 16]),
     "heads": lambda y: tf.reshape(y, [-1, 8, 8, 2, 3]),
+    "turned heads": lambda y: tf.transpose(tf.reshape(y, [-1, 64, 2, 3]), [0, 2, 1, 3]),
     "flat": lambda y: tf.reshape(y, [-1, 384]),
     "squeezed": lambda y: tf.squeeze(y[:, :1], 1),
 }
@@ -317,6 +318,12 @@ def test_a_matrix_has_a_range_for_each_column_unless_it_is_turned():
         assert (axis, part.floats) == (0, []), name
         assert name in PRODUCTS or part.kinds == ["FULLY_CONNECTED"], name
         assert part.most <= 1, name
+
+
+def test_a_constant_is_multiplied_by_data_in_int8():
+    rows = normal(4, 2, seed=3)
+    part = Together({"rows": (lambda x: tf.matmul(rows, x), (spec(2, 8),))}).part()
+    assert (part.is_int8, part.most <= 1) == (True, True)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-9])

@@ -320,7 +320,14 @@ class _Lowering:
     def _steps_of_constants(
         self, op: LiteOp, kernel: IntegerKernel, read: Mapping[int, LiteTensor]
     ) -> list[Quantization]:
-        """Return steps for constants that an op repeats in a shape that is computed."""
+        """Return steps for constants that are all data of an op.
+
+        It repeats them in a shape that is computed, or multiplies them by data in the
+        place of weights.
+        """
+        if kernel.rule is Rule.LAYER and not self._has_constant_weights(op):
+            stored = (self._integers(tensor, None) for tensor in read.values())
+            return [t.quantization for t in stored if t.quantization is not None]
         is_computed = any(t is not None and t.value is None for t in op.inputs)
         if kernel.rule not in (Rule.KEEPS, Rule.JOINS) or not is_computed:
             return []
@@ -334,6 +341,10 @@ class _Lowering:
             if int(np.prod(tensor.sizes)) == 1
         )
         return [t.quantization for t in constants if t.quantization is not None][:1]
+
+    def _has_constant_weights(self, op: LiteOp) -> bool:
+        weights = op.inputs[BIASED[op.kind][1]]
+        return weights is None or self._stored.get(weights, weights).value is not None
 
     def _obstacle(self, tensor: LiteTensor) -> str:
         """Return why a tensor cannot be read in integers, or nothing."""
