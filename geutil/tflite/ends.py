@@ -262,6 +262,22 @@ def steps_of_type(tensor: LiteTensor, dtype: str) -> Quantization | None:
     return Quantization((span,), (round(least - (low - zero) * scale / span),))
 
 
+def set_end(
+    file: Contents, graph: LiteGraph, tensor: LiteTensor, new: LiteTensor
+) -> None:
+    """Let a tensor be an input or an output of a subgraph in the place of another one.
+
+    Cost: linear in inputs and outputs.
+    """
+    graph.inputs = tuple(new if t is tensor else t for t in graph.inputs)
+    graph.outputs = tuple(new if t is tensor else t for t in graph.outputs)
+    for signature in file.signatures.values():
+        for ends in (signature.inputs, signature.outputs):
+            for name, end in ends.items() if signature.graph is graph else ():
+                if end is tensor:
+                    ends[name] = new
+
+
 def conversion(source: LiteTensor, made: LiteTensor) -> LiteOp:
     """Return the op that makes a tensor of the same numbers of another one."""
     kind = "DEQUANTIZE" if made.dtype == "float32" else "QUANTIZE"

@@ -26,7 +26,7 @@ from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import is_left_in_float
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
-from geutil.tflite.upkeep import set_end
+from geutil.tflite.ends import set_end
 
 Array = np.ndarray[Any, Any]
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
+from geutil.tflite.ends import set_end
 from geutil.tflite.file import LiteFile
 from geutil.tflite.integer_kernels import (
     INEXACT,
@@ -32,7 +33,6 @@ from geutil.tflite.integer_kernels import (
 )
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.steps import BIASED, FIXED_SCALE
-from geutil.tflite.upkeep import set_end
 from geutil.tflite.versions import version_of
 
 Array = np.ndarray[Any, Any]
