@@ -37,7 +37,7 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
     Raises:
         ModelError: there is something and `overwrite` is false; or the parent is
-            missing.
+            missing; or a file was written where there is a directory.
         OSError: the disk is full, or writing is forbidden.
     """
     if _exists(path) and not overwrite:
@@ -52,6 +52,11 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
         with _locked(work / f"{path.name}.lock"):
             new = work / path.name
             yield new
+            if new.is_file() and _is_directory(path):
+                raise ModelError(
+                    f"'{path}' is a directory, which a file does not replace; name a "
+                    "file in it, or remove it"
+                )
             _sync(new)
             _move_in(new, path, work / f"{path.name}.old")
     finally:

@@ -26,6 +26,7 @@ from geutil.tflite.parts import (
     Contents,
     LiteGraph,
     LiteOp,
+    LiteSignature,
     LiteTensor,
 )
 
@@ -407,20 +408,21 @@ def expose(
     """Let tensors be outputs, too; see `LiteFile.expose`."""
     own = looking.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
-    if any(own in op.subgraphs for op in file.ops):
-        raise TFLiteError(
-            f"{own!r} is called by ops, which take as many results as it has now; "
-            "expose tensors of a subgraph that none calls"
-        )
+    looking.check_uncalled(file, own, "another output")
+    signatures = [s for s in file.signatures.values() if s.graph is own]
     if isinstance(tensors, Mapping):
         for name, item in tensors.items():
-            named[looking.tensor_of(file, item, own)] = name
+            t = looking.tensor_of(file, item, own)
+            if named.setdefault(t, name) != name:
+                raise TFLiteError(
+                    f"{t!r} cannot be called '{named[t]}' and '{name}'; pass one"
+                )
+        _check_can_be_named(own, signatures, named)
     else:
         named = {t: t.name for t in looking.tensors_of(file, tensors, own)}
     for t in named:
         if t.dtype in ("resource", "variant"):
             raise TFLiteError(f"{t!r} is a handle and cannot be an output")
-    signatures = [s for s in file.signatures.values() if s.graph is own]
     new = {t: name for t, name in named.items() if t not in own.outputs}
     for signature in signatures:
         for t, name in new.items():
@@ -435,3 +437,23 @@ def expose(
         signature.outputs.update((name, t) for t, name in new.items())
     if new and own is file.graphs[0]:
         leave_description_out(file)
+
+
+def _check_can_be_named(
+    graph: LiteGraph,
+    signatures: Sequence[LiteSignature],
+    named: Mapping[LiteTensor, str],
+) -> None:
+    """Refuse names that no signature would hold."""
+    if named and not signatures:
+        raise TFLiteError(
+            f"names are those of a signature, and {graph!r} has none; pass the tensors "
+            "alone, or call add_signature first"
+        )
+    for t, name in named.items():
+        for s in signatures:
+            if t in graph.outputs and s.outputs.get(name) is not t:
+                raise TFLiteError(
+                    f"{t!r} is an output already, and signature '{s.key}' does not "
+                    f"call it '{name}'; use rename"
+                )

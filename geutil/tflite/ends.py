@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from geutil.errors import TFLiteError
+from geutil.tflite import looking
 from geutil.tflite.parts import (
     Contents,
     LiteGraph,
@@ -74,6 +75,8 @@ def set_types(
         TFLiteError: one cannot have its type.
     """
     edit = _Ends(file, graph)
+    if ends:
+        looking.check_uncalled(file, graph, "another type")
     planned = [(end, edit.inner(end)) for end in ends]
     needed = [(end, inner) for end, inner in planned if _changes(end, inner, choices)]
     for end, inner in needed:

@@ -91,8 +91,8 @@ class LiteFile(Contents):
 
         Raises:
             TFLiteError: it has fields that the schema lacks.
-            ModelError: there is something and `overwrite` is false, or the directory
-                is missing.
+            ModelError: there is something and `overwrite` is false, or it is a
+                directory; or the directory to write to is missing.
             OSError: the disk is full, or writing is forbidden.
 
         Cost: linear in tables; the weights are copied from file to file.

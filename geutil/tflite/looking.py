@@ -46,6 +46,16 @@ def graph_of(file: Contents, graph: GraphLike = None) -> LiteGraph:
     return found[0]
 
 
+def check_uncalled(file: Contents, graph: LiteGraph, edit: str) -> None:
+    """Refuse an edit of the ends of a subgraph that ops call, which pass it others."""
+    for op in file.ops:
+        if graph in op.subgraphs:
+            raise TFLiteError(
+                f"{edit}: {graph!r} is called by {op!r}, whose tensors its ends have "
+                "to fit; edit the ends of a subgraph that none calls"
+            )
+
+
 def tensor_of(file: Contents, item: TensorLike, graph: LiteGraph) -> LiteTensor:
     """Return a tensor of a subgraph: itself, by its name, or by that in a signature.
 
@@ -80,6 +90,11 @@ def tensors_of(
 ) -> list[LiteTensor]:
     """Return one or several tensors of a subgraph, each once."""
     several = [items] if isinstance(items, LiteTensor | str) else items
+    if not isinstance(several, Iterable):
+        raise ArgumentTypeError(
+            "expected LiteTensors or their names, one or several, got a "
+            f"{type(items).__name__}"
+        )
     return [*dict.fromkeys(tensor_of(file, item, graph) for item in several)]
 
 

@@ -365,7 +365,11 @@ def _biases(
         own = _product(x, weights, new)
         if own == old:
             continue
-        made, lost = integers_of(numbers(bias), own, bias.dtype)
+        # The kernel reads integers without steps in those that it expects.
+        exact = numbers(bias)
+        if bias.quantization is None:
+            exact = numbers_of(exact, old)
+        made, lost = integers_of(exact, own, bias.dtype)
         if lost.any():
             raise TFLiteError(
                 f"the bias of {op!r} does not fit {bias.dtype} in steps of "

@@ -98,6 +98,10 @@ class Buffer:
         return 0 if self.data is None else int(self.data.size)
 
 
+LARGEST_SIZE = 2**31 - 1
+"""The schema has sizes of 32 bits."""
+
+
 class LiteTensor:
     """A tensor of a subgraph of a TFLite file; compared by identity.
 
@@ -162,6 +166,13 @@ class LiteTensor:
     @shape.setter
     def shape(self, shape: Sequence[int | None] | None) -> None:
         sizes = () if shape is None else tuple(shape)
+        for size in sizes:
+            is_whole = isinstance(size, int | np.integer)
+            if size is not None and not (is_whole and 0 <= size <= LARGEST_SIZE):
+                raise TFLiteError(
+                    f"tensor '{self.name}' cannot have the shape {[*sizes]}: sizes are "
+                    "whole numbers from 0 to 2^31 - 1, and None where they are free"
+                )
         free = any(size is None for size in sizes)
         signature = [-1 if size is None else size for size in sizes]
         self.record.shape = np.asarray(
@@ -224,9 +235,10 @@ class LiteTensor:
     @value.setter
     def value(self, value: Array) -> None:
         # The bytes of a buffer can be those of other tensors, too.
-        self.buffer = Buffer(stored(value, self.dtype))
-        if tuple(value.shape) != self.sizes or self.shape is None:
-            self.shape = value.shape
+        array = np.asarray(value)
+        self.buffer = Buffer(stored(array, self.dtype))
+        if array.shape != self.sizes or self.shape is None:
+            self.shape = array.shape
         self.record.sparsity = None
 
     def in_steps(self) -> Quantization:
@@ -620,7 +632,7 @@ def stored(value: Array, dtype: str) -> Array:
         dtype: the name of the type to store it in.
 
     Raises:
-        TFLiteError: numpy has no such type.
+        TFLiteError: numpy has no such type, or its integers cannot be these numbers.
 
     Example:
         >>> import numpy as np
@@ -630,7 +642,10 @@ def stored(value: Array, dtype: str) -> Array:
     """
     if dtype in PACKED_BITS:
         bits = PACKED_BITS[dtype]
-        flat = value.reshape(-1).astype(np.int8).view(np.uint8) & (2**bits - 1)
+        low = 0 if dtype[0] == "u" else -(2 ** (bits - 1))
+        if ((value < low) | (value >= low + 2**bits)).any():
+            raise _unlike(dtype)
+        flat = _whole(value, dtype, np.int8).reshape(-1).view(np.uint8) & (2**bits - 1)
         each = 8 // bits
         flat = np.append(flat, np.zeros(-flat.size % each, np.uint8)).reshape(-1, each)
         shifts = np.arange(each, dtype=np.uint8) * bits
@@ -641,8 +656,26 @@ def stored(value: Array, dtype: str) -> Array:
             f"arrays cannot be stored as {dtype}; the types are {sorted(DTYPES)} and "
             f"{sorted(PACKED_BITS)}"
         )
-    raw: Array = np.ascontiguousarray(value, DTYPES[dtype])
+    raw: Array = np.ascontiguousarray(_whole(value, dtype, DTYPES[dtype]))
     return np.frombuffer(raw.tobytes(), np.uint8)
+
+
+def _whole(value: Array, dtype: str, kind: Any) -> Array:
+    """Return numbers in a type of numpy, which integers have to be exactly."""
+    if value.dtype == kind or not np.issubdtype(kind, np.integer):
+        return value.astype(kind, copy=False)
+    with np.errstate(invalid="ignore"):
+        made = value.astype(kind)
+    if (made != value).any():
+        raise _unlike(dtype)
+    return made
+
+
+def _unlike(dtype: str) -> TFLiteError:
+    return TFLiteError(
+        f"the array has numbers that {dtype} cannot be; round and clip them, or write "
+        "them as numbers in steps by m.constants"
+    )
 
 
 def _unpacked_bits(data: Array, dtype: str, count: int) -> Array:

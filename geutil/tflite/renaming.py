@@ -10,6 +10,8 @@ from geutil.tflite.looking import GraphLike
 from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
 
 Names = Mapping[str, str]
+_Ends = dict[LiteTensor, tuple[str, str]]
+"""Ends, with the names that the caller has for them and gives them."""
 
 
 def rename(
@@ -27,18 +29,19 @@ def rename(
     if from_signature:
         new = _of_signature(file, from_signature)
         own = next(iter(_signatures(file, from_signature))).graph
-    ends: dict[str, dict[str, str]] = {}
+    ends: dict[str, _Ends] = {"inputs": {}, "outputs": {}}
     for field, names in (("inputs", inputs), ("outputs", outputs)):
         for old, name in names.items():
             t = _end(file, old, own, field)
             new[t] = name
-            ends.setdefault(field, {})[_known_as(file, t, own, field)] = name
+            ends[field][t] = old, name
     for old, name in tensors.items():
         new[looking.tensor_of(file, old, own)] = name
-    _check_names(new, own)
+    for graph in file.graphs:
+        _check_names(new, graph)
     keys = _new_keys(file, signatures)
     renamed = {
-        (s, field): _renamed(s, field, ends.get(field, {}))
+        (s, field): _renamed(s, field, ends[field])
         for s in file.signatures.values()
         if s.graph is own
         for field in ("inputs", "outputs")
@@ -94,16 +97,6 @@ def _end(file: Contents, name: str, graph: LiteGraph, field: str) -> LiteTensor:
     return found[0]
 
 
-def _known_as(file: Contents, tensor: LiteTensor, graph: LiteGraph, field: str) -> str:
-    """Return the name of an end in signatures; "" in none."""
-    for signature in file.signatures.values():
-        if signature.graph is graph:
-            for name, t in getattr(signature, field).items():
-                if t is tensor:
-                    return str(name)
-    return ""
-
-
 def _check_names(new: Mapping[LiteTensor, str], graph: LiteGraph) -> None:
     """Refuse names that would mean two tensors."""
     taken = {t.name: t for t in graph.tensors if t not in new}
@@ -121,13 +114,19 @@ def _check_names(new: Mapping[LiteTensor, str], graph: LiteGraph) -> None:
 
 
 def _renamed(
-    signature: LiteSignature, field: str, names: Names
+    signature: LiteSignature, field: str, names: _Ends
 ) -> dict[str, LiteTensor]:
     old: dict[str, LiteTensor] = getattr(signature, field)
-    new = {names.get(name, name): t for name, t in old.items()}
+    new: dict[str, LiteTensor] = {}
+    for key, t in old.items():
+        called, name = names.get(t, (key, key))
+        # Of several names for one tensor, the one that was passed changes.
+        stays = key != called and old.get(called) is t
+        new[key if stays else name] = t
     if len(new) != len(old):
         raise TFLiteError(
-            f"two {field} of signature '{signature.key}' would have one name: {names}"
+            f"two {field} of signature '{signature.key}' would have one name: "
+            f"{dict(names.values())}"
         )
     return new
 

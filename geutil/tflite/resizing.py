@@ -15,7 +15,15 @@ from typing import Any, Literal
 import numpy as np
 
 from geutil.errors import TFLiteError
-from geutil.tflite.parts import Array, Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite import looking
+from geutil.tflite.parts import (
+    LARGEST_SIZE,
+    Array,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteTensor,
+)
 from geutil.tflite.schema import DTYPES
 from geutil.tflite.shapes import (
     Case,
@@ -582,8 +590,8 @@ def set_batch_size(
         size: the batch size.
         inputs: its inputs whose first dimension is the batch.
     """
-    if size is not None and size < 1:
-        raise TFLiteError(f"a batch has at least one row, not {size}")
+    if size is not None and not _is_size(size):
+        raise TFLiteError(f"a batch has at least one row, not {size!r}; None is any")
     shapes = {t: t.shape or () for t in inputs}
     if not shapes or not all(shapes.values()):
         scalars = [t.name for t, shape in shapes.items() if not shape]
@@ -599,6 +607,10 @@ def set_batch_size(
         )
     new = {t: (size, *shape[1:]) for t, shape in shapes.items()}
     _resize(file, graph, new, batch=True, resize=None)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and 1 <= int(size) <= LARGEST_SIZE
 
 
 def set_input_shape(
@@ -618,7 +630,9 @@ def set_input_shape(
         resize: whether constant sizes that images are resized to are scaled.
     """
     new, old = tuple(shape), tensor.shape or ()
-    if len(new) != len(old) or any(size is not None and size < 1 for size in new):
+    if len(new) != len(old) or any(
+        size is not None and not _is_size(size) for size in new
+    ):
         raise TFLiteError(
             f"input '{tensor.name}' is {tensor}, and cannot have the shape "
             f"{list(new)}: the rank stays, and sizes are at least 1"
@@ -642,6 +656,7 @@ def _resize(
                 f"{tensor!r} is no input of {graph!r}; its inputs are "
                 f"{', '.join(repr(t.name) for t in graph.inputs)}"
             )
+    looking.check_uncalled(file, graph, "another shape")
     if _TIED in file.metadata:
         raise TFLiteError(
             f"the metadata '{_TIED}' says where each tensor lies in memory, which new "

@@ -382,10 +382,10 @@ def test_what_a_living_writer_or_a_crash_between_renames_left_stays(left, tmp_pa
     path = tmp_path / "out"
     (left / "out.old").write_text("old")
     with written_atomically(path, overwrite=True) as slow:
-        slow.write_text("slow")
+        write_directory(slow, "slow")
         with written_atomically(path, overwrite=True) as fast:
-            fast.write_text("fast")
-        assert path.read_text() == "fast"
-    assert path.read_text() == "slow"
+            write_directory(fast, "fast")
+        assert contents(path) == {"sub": None, "sub/file": b"fast"}
+    assert contents(path) == {"sub": None, "sub/file": b"slow"}
     assert sorted(p.name for p in tmp_path.iterdir()) == [left.name, "out"]
     assert (left / "out.old").read_text() == "old"

@@ -211,6 +211,12 @@ def test_tensors_are_exposed():
         counter().expose("handle")
 
 
+def unsigned():
+    m = chain("NEG", "EXP")
+    m.signatures.clear()
+    return m
+
+
 def test_edits_in_a_subgraph_that_is_called():
     m = tflite.open(SAMPLES["flow"]().blob)
     body = next(
@@ -285,6 +291,15 @@ REFUSED = [
         "no option 'typo'",
     ),
     (lambda: (m := diamond(), lambda: m.expose("absent")), "no tensor 'absent'"),
+    (lambda: (m := unsigned(), lambda: m.expose({"f": "t0"})), "has none; pass the"),
+    (
+        lambda: (m := chain("NEG"), lambda: m.expose({"f": "t0"})),
+        "is an output already, and signature 'serve' does not call it 'f'",
+    ),
+    (
+        lambda: (m := chain("NEG", "EXP"), lambda: m.expose({"f": "t0", "g": "t0"})),
+        "cannot be called 'f' and 'g'",
+    ),
 ]
 
 

@@ -157,3 +157,9 @@ def test_types_that_cannot_be_are_refused(name):
     with pytest.raises(TFLiteError, match=message):
         edit(file)
     assert file.to_bytes() == before
+
+
+def test_ends_of_subgraphs_that_are_called_keep_their_types():
+    file = tflite.open(SAMPLES["flow"]().blob)
+    with pytest.raises(TFLiteError, match=r"another type: .* is called by <LiteOp IF"):
+        file.set_io_type("int8", graph=1)

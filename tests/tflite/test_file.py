@@ -190,6 +190,16 @@ def test_a_file_is_saved_over_itself_or_not_at_all(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_directory_is_not_replaced_by_a_file(tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "other").write_text("kept")
+    with pytest.raises(ModelError, match="is a directory, which a file does not"):
+        chain("NEG").save(folder, overwrite=True)
+    assert (folder / "other").read_text() == "kept"
+    assert [*tmp_path.iterdir()] == [folder]
+
+
 def test_a_field_that_the_schema_lacks_is_not_lost(monkeypatch, tmp_path):
     types, count = schema(), [0]
     start, end = types.SubGraphStart, types.SubGraphEnd

@@ -24,6 +24,8 @@ def test_tensors_are_found_by_name():
         chain("NEG").tensor(t)
     with pytest.raises(ArgumentTypeError, match="got a float"):
         m.tensor(1.5)
+    with pytest.raises(ArgumentTypeError, match="one or several, got a int"):
+        m.cut(outputs=3)
     m.tensor("t1").name = "t0"
     with pytest.raises(TFLiteError, match=r"'t0' is the name of 2 tensors"):
         m.tensor("t0")

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
+from geutil.tflite.run import new_interpreter
 from geutil.tflite.versions import version_of
 from tests.tflite.converting import drawn, quantized, run
 from tests.tflite_files import SAMPLES
@@ -169,6 +170,45 @@ def test_constants_in_a_class_are_stored_in_the_new_steps():
     file.set_quantization(pad.outputs[0], old.scales[0] * 2, -100)
     assert abs(file.constants[name] - value) <= old.scales[0]
     assert pad.inputs[2].quantization.zero_points == (-100,)
+
+
+def ran(m, *feeds):
+    """Return the only output of a file that is fed its inputs in their order."""
+    interpreter = new_interpreter(m.to_bytes())
+    interpreter.allocate_tensors()
+    for end, feed in zip(interpreter.get_input_details(), feeds, strict=True):
+        interpreter.set_tensor(end["index"], feed)
+    interpreter.invoke()
+    (end,) = interpreter.get_output_details()
+    return interpreter.get_tensor(end["index"])
+
+
+@pytest.mark.parametrize("kind", ["FILL", "NEG"])
+def test_kernels_that_move_integers_alone_keep_one_scale(kind):
+    """The numbers behind are the same when their integers are in steps half as long."""
+    half, m = tflite.Quantization((0.5,)), tflite.LiteFile()
+    x = m.add_input("x", "int8", [], quantization=half)
+    read = [m.add_constant("to", np.int32([3])), x] if kind == "FILL" else [x]
+    y = m.add(kind, read, name="y", dtype="int8", quantization=half)
+    m.set_outputs(m.add("DEQUANTIZE", y, dtype="float32"))
+    wanted = ran(m, np.int8(4))
+    m.set_quantization("x", 0.25)
+    m.verify()
+    np.testing.assert_array_equal(ran(m, np.int8(8)), wanted)
+
+
+def test_a_bias_without_steps_has_those_that_its_kernel_expects():
+    half, m = tflite.Quantization((0.5,)), tflite.LiteFile()
+    x = m.add_input("x", "int8", [1, 1, 1, 4], quantization=half)
+    each = tflite.Quantization((0.5, 0.25), (0, 0))
+    w = m.add_constant("w", np.ones([2, 1, 1, 4], np.int8), quantization=each)
+    b = m.add_constant("b", np.int32([8, 12]))
+    strides = dict.fromkeys(("stride_w", "stride_h"), 1)
+    m.set_outputs(m.add("CONV_2D", [x, w, b], name="y", quantization=half, **strides))
+    wanted = ran(m, np.full([1, 1, 1, 4], 2, np.int8))
+    m.set_quantization("x", 0.25)
+    m.verify()
+    np.testing.assert_array_equal(ran(m, np.full([1, 1, 1, 4], 4, np.int8)), wanted)
 
 
 def test_weights_can_have_other_scales():

@@ -52,6 +52,37 @@ def test_tensors_change_names_and_can_swap_them():
     assert m.signatures["serve"].inputs == {"y": m.tensor("y")}
 
 
+def test_signatures_that_cross_names_follow_the_tensor():
+    m = tflite.LiteFile()
+    one, two = (m.add_input(name, "float32", [2]) for name in ("one", "two"))
+    m.set_outputs(m.add("SUB", [one, two], name="d"))
+    first = m.add_signature("first", {"x": one, "y": two})
+    second = m.add_signature("second", {"y": one, "x": two})
+    m.rename({"one": "left"})
+    assert first.inputs == {"left": one, "y": two}
+    assert second.inputs == {"left": one, "x": two}
+
+
+def test_of_two_names_of_a_tensor_the_one_that_is_passed_changes():
+    m = chain("NEG")
+    signature = m.signatures["serve"]
+    signature.outputs = {"a": m.tensor("t0"), "b": m.tensor("t0")}
+    m.rename({}, {"b": "c"})
+    assert [*signature.outputs] == ["a", "c"]
+
+
+def test_names_in_each_subgraph_stay_different():
+    m = chain("NEG")
+    second = m.add_graph("second")
+    x = m.add_input("in", "float32", [2], graph=second)
+    y = m.add("NEG", m.add("NEG", x, name="y", graph=second), graph=second)
+    m.set_outputs(y, graph=second)
+    m.add_signature("other", None, {"y": y}, graph=second)
+    with pytest.raises(TFLiteError, match="would both be called 'y'"):
+        m.rename(from_signature=True)
+    assert [t.name for t in second.tensors] == ["in", "y", "neg"]
+
+
 REFUSED = [
     ({"inputs": {"y": "z"}}, r"'y' names 0 inputs of .*; they are called \['x'\]"),
     ({"inputs": {"x": "t0"}}, "would both be called 't0'; rename the other"),

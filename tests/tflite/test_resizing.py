@@ -253,12 +253,24 @@ def test_ambiguous_files_are_refused_and_left_alone(name):
             "has no tensor 'imag'; near it are",
         ),
         (lambda file: file.set_batch_size(0), "at least one row"),
+        (lambda file: file.set_batch_size(2.5), "at least one row, not 2.5"),
+        (lambda file: file.set_batch_size(2**31), "at least one row"),
+        (lambda file: file.set_input_shape("image", [1, 2.5, 2, 3]), "the rank stays"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(edit, message):
     file = tflite.open(SAMPLES["attention"]().blob)
     with pytest.raises(TFLiteError, match=message):
         edit(file)
+
+
+@pytest.mark.parametrize("graph", [1, 4], ids=["branch", "body"])
+def test_ends_of_subgraphs_that_are_called_keep_their_shapes(graph):
+    file = tflite.open(SAMPLES["flow"]().blob)
+    before = file.to_bytes()
+    with pytest.raises(TFLiteError, match=r"another shape: .* is called by <LiteOp"):
+        file.set_batch_size(2, graph=graph)
+    assert file.to_bytes() == before
 
 
 def test_weights_that_do_not_fit_are_named():
