@@ -96,7 +96,7 @@ def test_kernels_compute_with_16_bits():
 def test_comparisons_are_of_the_values_themselves():
     """In float there are no steps that they would have to be scaled to."""
     cases = {
-        "data": (lambda a, b: tf.greater(a, b), (ROWS, ROWS)),
+        "data": (tf.greater, (ROWS, ROWS)),
         "number": one(lambda a: a < 0.3),
     }
     made = Together(cases, scheme="int16x8")

@@ -43,6 +43,8 @@ _MOST_STEPS = 2.0**30
 """A bias of 32 bits has so many steps at most: half of those above zero."""
 _CLIPS = {"RELU": np.inf, "RELU6": 6.0}
 """Ops that are the range of integers from 0 to an end, if that is the range's."""
+_RESHAPING = ("EXPAND_DIMS", "RESHAPE", "SQUEEZE")
+"""Ops that leave all values in their order."""
 _VERSIONS = {"QUANTIZE": 3, "DEQUANTIZE": 6}
 
 
@@ -133,6 +135,9 @@ class _Lowering:
         self._ops: list[LiteOp] = []
         self._left: list[LeftInFloat] = []
         self._done: set[LiteOp] = set()
+        self._ends = {*graph.outputs}
+        # By integers that were reshaped, those before.
+        self._reshaped: dict[LiteTensor, LiteTensor] = {}
         # Integers that would be made of others and are the same.
         self._equal: dict[LiteTensor, LiteTensor] = {}
 
@@ -456,6 +461,8 @@ class _Lowering:
         for slot, tensor in read.items():
             inputs[slot] = self._integers(tensor, joint)
         op.inputs = inputs
+        if op.kind in _RESHAPING and self._is_undone(op, steps_of):
+            return
         if "pot_scale_int16" in op.options:
             # Else steps have to be powers of two.
             op.options["pot_scale_int16"] = False
@@ -473,7 +480,30 @@ class _Lowering:
         op.version = max(op.version, version_of(op))
         self._ops.append(op)
         for tensor, stored in results.items():
+            if op.kind in _RESHAPING and op.inputs[0] is not None:
+                self._reshaped[stored] = op.inputs[0]
             self._settle(tensor, stored)
+
+    def _is_undone(
+        self, op: LiteOp, steps_of: Mapping[LiteTensor, Quantization]
+    ) -> bool:
+        """Tell whether what was reshaped gets its shape again; let a Reshape read it.
+
+        The converter leaves both ops where data are quantized between them.
+        """
+        made, *others = op.inputs
+        source = None if made is None else self._reshaped.get(made)
+        if source is None or source.shape is None:
+            return False
+        ((result, _),) = steps_of.items()
+        # Of one unknown size the others tell which it is.
+        is_known = sum(size is None for size in source.shape) <= 1
+        if is_known and source.shape == result.shape and result not in self._ends:
+            self._settle(result, source)
+            return True
+        if op.kind == "RESHAPE":
+            op.inputs = (source, *others)
+        return False
 
     def _integers(self, tensor: LiteTensor, steps: Quantization | None) -> LiteTensor:
         """Return the integers of a tensor, in some steps if these are given."""
