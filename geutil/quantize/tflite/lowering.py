@@ -394,7 +394,8 @@ class _Lowering:
         steps = None if weights is None else weights.quantization
         if weights is None or steps is None or weights.dtype != "int8":
             return "its weights are not quantized in 8 bits"
-        if any(steps.zero_points) and weights.value is not None:
+        is_product = op.kind == "FULLY_CONNECTED" and weights.value is None
+        if any(steps.zero_points) and not is_product:
             return "its weights have a zero point"
         bias = op.inputs[of_bias] if len(op.inputs) > of_bias else None
         value = None if bias is None else bias.value
