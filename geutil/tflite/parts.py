@@ -564,6 +564,14 @@ class Code:
     is_custom: bool
     record: Any
 
+    @classmethod
+    def of(cls, op: LiteOp) -> Code | None:
+        """Return the code that an op was read with, if it has its kind and version."""
+        code = op.code
+        if code is None or (code.kind, code.version) != (op.kind, op.version):
+            return None
+        return code
+
 
 class Contents:
     """The contents of a TFLite file.

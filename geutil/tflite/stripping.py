@@ -9,7 +9,7 @@ from typing import Any
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, state
 from geutil.tflite.cutting import of_blocks
-from geutil.tflite.parts import Buffer, Contents, LiteGraph, LiteOp
+from geutil.tflite.parts import Buffer, Code, Contents, LiteGraph, LiteOp
 
 RUNTIME = "min_runtime_version"
 """The metadata that say which runtime has all kernels; loaders may ask for it."""
@@ -42,7 +42,8 @@ def strip(
             if not {*fixed} - {*dropped}:
                 _drop_tensors(file, graph)
         file.kept, file.buffers = {0}, file.buffers[:1]
-        used = {id(op.code) for op in file.ops}
+        # The writer adds those of ops that have another kind or version now.
+        used = {id(Code.of(op)) for op in file.ops}
         file.codes = [code for code in file.codes if id(code) in used]
     if buffers:
         share_buffers(file)

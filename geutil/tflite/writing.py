@@ -275,11 +275,9 @@ class Writer:
 
     def _code_of(self, op: LiteOp) -> int:
         """Return the number of an op's code, which is added where there is none."""
-        code = op.code
-        if code is not None and (code.kind, code.version) == (op.kind, op.version):
-            known = self._code_at.get(id(code))
-            if known is not None:
-                return known
+        known = self._code_at.get(id(Code.of(op)))
+        if known is not None:
+            return known
         key = (op.kind, op.is_custom, op.version)
         if key not in self._code_at:
             record = schema().OperatorCodeT()

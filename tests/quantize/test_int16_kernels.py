@@ -93,6 +93,20 @@ def test_kernels_compute_with_16_bits():
     assert wrong == {}
 
 
+def test_comparisons_are_of_the_values_themselves():
+    """In float there are no steps that they would have to be scaled to."""
+    cases = {
+        "data": (tf.greater, (ROWS, ROWS)),
+        "number": one(lambda a: a < 0.3),
+    }
+    made = Together(cases, scheme="int16x8")
+    kinds = {case: made.parts()[case].kinds for case in cases}
+    assert [sorted(each) for each in kinds.values()] == [
+        ["DEQUANTIZE", "DEQUANTIZE", "GREATER"],
+        ["DEQUANTIZE", "LESS"],
+    ]
+
+
 def test_what_has_no_kernel_is_between_casts(caplog):
     gelus = {
         "erf": one(tf.nn.gelu),

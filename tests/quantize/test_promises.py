@@ -130,6 +130,14 @@ def test_what_is_float_by_choice_is_no_broken_promise():
     assert comparison.missed == ()
 
 
+def test_convolutions_by_data_that_has_a_zero_point_are_float():
+    """TFLite's kernel reads no such weights: it refuses to run."""
+    specs = IMAGE, spec(3, 3, 4, 4)
+    case = lambda a, b: tf.nn.conv2d(a, b, 1, "SAME"), specs, {"low": -1.0}
+    part = Together({"data": case}).part()
+    assert ("CONV_2D" in part.floats, part.most <= 1) == (True, True)
+
+
 CLASSES = {
     "argmax": (lambda y: tf.argmax(y, -1), "ARG_MAX", []),
     "comparison": (lambda y: y > 0.5, "GREATER", []),

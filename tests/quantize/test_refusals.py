@@ -16,7 +16,8 @@ from geutil.errors import (
     TransformError,
 )
 from geutil.graph import verify
-from geutil.quantize import Spec, quantize, to_tflite
+from geutil.quantize import Spec, compare_int8, quantize, to_tflite
+from tests.quantize.converted import opened, spec
 from tests.quantize.tiny import fake_quants, refused, session, state
 from tests.settings import edges, needs_eager
 
@@ -383,3 +384,12 @@ def test_a_state_that_a_file_would_not_keep_is_named(tmp_path, scheme):
     data = [{"x": np.ones([1, 4], np.float32)}] if scheme == "int8" else None
     with pytest.raises(QuantizeError, match=r"AssignVariableOp.*an input and an"):
         to_tflite(m, representative=data)
+
+
+@needs_eager
+def test_ranges_that_training_writes_are_no_state():
+    """Ends of a range that is read again, as in front of a concat, are variables."""
+    m = opened(lambda a: tf.concat([a[:, :2], tf.nn.relu(a)], 1), spec(4, 5))
+    quantize(m, is_training=True)
+    blob = to_tflite(m, representative=[{"a": DATA}])
+    assert compare_int8(m, blob, {"a": DATA}).most <= 1

@@ -17,6 +17,7 @@ from tests.quantize.converted import (
     samples,
     spec,
 )
+from tests.quantize.small_networks import normal
 from tests.select.layer_norms import fused_layer_norm
 from tests.settings import needs_eager
 
@@ -92,6 +93,22 @@ def test_activations_are_one_kernel_each():
 
 def prelu(x):
     return tf.nn.relu(x) + -tf.constant(ALPHA) * tf.nn.relu(-x)
+
+
+def test_layers_over_one_axis_are_in_a_row():
+    """No Reshape takes an axis away that the next one adds."""
+    kernels = [normal(3, 4, 4, seed=n) for n in range(3)]
+
+    def layers(a):
+        for kernel in kernels:
+            a = tf.nn.relu(tf.nn.conv1d(a, kernel, 1, "SAME"))
+        return a
+
+    sizes = {"known": 2, "unknown": None}
+    made = Together({n: (layers, (spec(b, 16, 4),)) for n, b in sizes.items()})
+    for name, part in made.parts().items():
+        assert part.kinds[1:-1] == ["CONV_2D"] * 3, name
+        assert (part.is_int8, part.most <= 1) == (True, True), name
 
 
 def test_prelus_and_layer_norms_are_written_in_forms_that_are_int8():

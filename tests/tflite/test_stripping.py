@@ -74,6 +74,19 @@ def test_equal_bytes_are_stored_once():
     assert len(before) == len(buffers(m)) + 1
 
 
+def test_codes_of_kernels_that_no_op_has_any_more_go():
+    m = tflite.open(chain("NEG", "EXP").to_bytes())
+    (op,) = m.find(kind="EXP")
+    op.version = 2
+    m.strip()
+    codes = schema().ModelT.InitFromPackedBuf(bytearray(m.to_bytes()), 0).operatorCodes
+    kinds = schema().BuiltinOperator
+    assert [(code.builtinCode, code.version) for code in codes] == [
+        (kinds.NEG, 1),
+        (kinds.EXP, 2),
+    ]
+
+
 def test_names_inside_go():
     m = chain("NEG", "EXP")
     m.strip(names=True)

@@ -213,7 +213,7 @@ def with_fitting_comparisons(graph: Graph) -> None:
         sides = [_Side.of(t) for t in op.inputs]
         known_sides = [side for side in sides if side is not None]
         if len(known_sides) < len(sides) or not any(
-            side.simulation for side in known_sides
+            side.simulation and _is_of_8_bits(side.simulation) for side in known_sides
         ):
             continue
         largest = max(side.step for side in known_sides)

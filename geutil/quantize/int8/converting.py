@@ -77,7 +77,8 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     """
     graph = model.graph
     variables = variable_values(graph)
-    values = range_values(graph) | variables
+    ranges = range_values(graph)
+    values = ranges | variables
     dilated = converter_workarounds.find_dilated(graph) if fuse else []
     blocks: dict[Operation, Array] = {}
     if fuse:
@@ -90,7 +91,8 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     read: list[Operation] = []
 
     def replace(op: Operation) -> Tensor | Array | None:
-        if op in variables:
+        # Training writes ranges, and a file is made with those that it has now.
+        if op in variables and op not in ranges:
             read.append(op)
         # The converter has no word for it.
         if op.type == "PlaceholderWithDefault":

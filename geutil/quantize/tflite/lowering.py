@@ -44,6 +44,8 @@ _MOST_STEPS = 2.0**30
 _CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
 _CLIPS = {"RELU": np.inf, "RELU6": 6.0}
 """Ops that are the range of integers from 0 to an end, if that is the range's."""
+_RESHAPING = ("EXPAND_DIMS", "RESHAPE", "SQUEEZE")
+"""Ops that leave all values in their order."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,9 @@ class _Lowering:
         self._ops: list[LiteOp] = []
         self._left: list[LeftInFloat] = []
         self._done: set[LiteOp] = set()
+        self._ends = {*graph.outputs}
+        # By integers that were reshaped, those before.
+        self._reshaped: dict[LiteTensor, LiteTensor] = {}
         # Integers that would be made of others and are the same.
         self._equal: dict[LiteTensor, LiteTensor] = {}
 
@@ -391,7 +396,8 @@ class _Lowering:
         steps = None if weights is None else weights.quantization
         if weights is None or steps is None or weights.dtype != "int8":
             return "its weights are not quantized in 8 bits"
-        if any(steps.zero_points) and weights.value is not None:
+        is_product = op.kind == "FULLY_CONNECTED" and weights.value is None
+        if any(steps.zero_points) and not is_product:
             return "its weights have a zero point"
         bias = op.inputs[of_bias] if len(op.inputs) > of_bias else None
         value = None if bias is None else bias.value
@@ -458,6 +464,8 @@ class _Lowering:
         for slot, tensor in read.items():
             inputs[slot] = self._integers(tensor, joint)
         op.inputs = inputs
+        if op.kind in _RESHAPING and self._is_undone(op, steps_of):
+            return
         if "pot_scale_int16" in op.options:
             # Else steps have to be powers of two.
             op.options["pot_scale_int16"] = False
@@ -474,7 +482,30 @@ class _Lowering:
         op.outputs = (results.get(t, t) for t in op.outputs)
         self._keep(op)
         for tensor, stored in results.items():
+            if op.kind in _RESHAPING and op.inputs[0] is not None:
+                self._reshaped[stored] = op.inputs[0]
             self._settle(tensor, stored)
+
+    def _is_undone(
+        self, op: LiteOp, steps_of: Mapping[LiteTensor, Quantization]
+    ) -> bool:
+        """Tell whether what was reshaped gets its shape again; let a Reshape read it.
+
+        The converter leaves both ops where data are quantized between them.
+        """
+        made, *others = op.inputs
+        source = None if made is None else self._reshaped.get(made)
+        if source is None or source.shape is None:
+            return False
+        ((result, _),) = steps_of.items()
+        # Of one unknown size the others tell which it is.
+        is_known = sum(size is None for size in source.shape) <= 1
+        if is_known and source.shape == result.shape and result not in self._ends:
+            self._settle(result, source)
+            return True
+        if op.kind == "RESHAPE":
+            op.inputs = (source, *others)
+        return False
 
     def _integers(self, tensor: LiteTensor, steps: Quantization | None) -> LiteTensor:
         """Return the integers of a tensor, in some steps if these are given."""
