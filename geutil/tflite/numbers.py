@@ -124,7 +124,7 @@ class Constants(MutableMapping[str, Array]):
             if tensor.is_sparse and op.kind == "DENSIFY":
                 raise TFLiteError(
                     f"constant '{name}' is stored without its zeros, which {op!r} "
-                    "fills in; call dequantize() first, which stores such constants whole"
+                    "fills in; call dequantize() first: it stores them, too"
                 )
         array = np.asarray(value)
         if array.shape != tensor.sizes:
