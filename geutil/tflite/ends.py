@@ -8,6 +8,7 @@ Ops of these kinds that a file has already at an end are taken away first.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,6 +100,7 @@ def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
     known: Sequence[str] = choices.get(kind, ()) if is_stepped or is_float else ()
     if end.steps is not None:
         known = ("int8", "uint8", "int16")
+        _check_steps(end, end.steps)
     if end.wanted in known:
         same_steps = end.steps is None or end.tensor.quantization == end.steps
         return end.wanted != end.tensor.dtype or not same_steps
@@ -117,6 +119,23 @@ def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
         f"{end.what} '{end.name}' of the file cannot be {end.wanted}: it {reason}; "
         f"{remedy}"
     )
+
+
+def _check_steps(end: End, steps: Quantization) -> None:
+    """Refuse steps that no integers of the wanted type have."""
+    if end.wanted == "float32":
+        raise TFLiteError(
+            f"{end.what} '{end.name}' is to be float32, which has no steps"
+        )
+    low, high = (0, 0) if end.wanted == "int16" else limits(end.wanted)
+    one = len(steps.scales) == len(steps.zero_points) == 1
+    if not (
+        one and 0 < steps.scales[0] < math.inf and low <= steps.zero_points[0] <= high
+    ):
+        raise TFLiteError(
+            f"{end.what} '{end.name}' cannot have {steps} in {end.wanted}: it needs "
+            f"one positive scale, and a zero point from {low} to {high}"
+        )
 
 
 class _Ends:

@@ -979,6 +979,11 @@ class LiteFile(Contents):
         known = dict(steps or {})
         taken = ends.ends_of(self, found, "input", inputs, known)
         given = ends.ends_of(self, found, "output", outputs, known)
+        idle = [*{*known} - {end.name for end in (*taken, *given)}]
+        if idle:
+            raise TFLiteError(
+                f"there are steps for {sorted(idle)}, whose types are not to change"
+            )
         ends.set_types(self, found, [*taken, *given])
 
     def dequantize(self) -> Stored:

@@ -114,10 +114,18 @@ class Constants(MutableMapping[str, Array]):
             A report of how many were out of range, and clipped.
 
         Raises:
-            TFLiteError: the shape is another, or there are numbers that are not finite.
+            TFLiteError: the shape is another, there are numbers that are not finite, or
+                zeros are left out of the file.
             KeyError: there is no constant of that name.
         """
         tensor = self.tensor(name)
+        for op in tensor.consumers:
+            # It would be stored with its zeros, which the kernel refuses.
+            if tensor.is_sparse and op.kind == "DENSIFY":
+                raise TFLiteError(
+                    f"constant '{name}' is stored without its zeros, which {op!r} "
+                    "fills in; call dequantize() first: it stores them, too"
+                )
         array = np.asarray(value)
         if array.shape != tensor.sizes:
             raise TFLiteError(

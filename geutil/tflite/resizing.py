@@ -594,7 +594,7 @@ def set_batch_size(
         raise TFLiteError(f"a batch has at least one row, not {size!r}; None is any")
     shapes = {t: t.shape or () for t in inputs}
     if not shapes or not all(shapes.values()):
-        scalars = [t.name for t, shape in shapes.items() if not shape]
+        scalars = [t.name for t in shapes or graph.inputs if not t.shape]
         raise TFLiteError(
             f"subgraph '{graph.name}' has no batch to set: inputs {scalars} are scalars"
         )

@@ -816,5 +816,5 @@ def output_types(op: LiteOp) -> tuple[str | None, ...]:
         source = op.inputs[found] if found < len(op.inputs) else None
         found = "" if source is None else source.dtype
     if op.kind == "TOPK_V2":
-        return found or None, None
+        return (found or None, None)[:count]
     return (found or None,) * count

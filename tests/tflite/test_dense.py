@@ -88,3 +88,16 @@ def test_strings_are_told_apart():
 def test_no_value_is_one_of_no_elements():
     assert dense(LiteTensor("shape", "int32", [0])).shape == (0,)
     assert dense(LiteTensor("computed", "int32", [2])) is None
+
+
+def test_a_constant_that_a_kernel_fills_in_is_not_written():
+    rows = [4, ([0, 3, 4, 5, 6], [0, 2, 3, 1, 2, 3])]
+    tensor = _sparse([4, 4], [0, 1], [], rows, [1, 2, 3, 4, 5, 6])
+    file = tflite.LiteFile()
+    x = file.add_input("x", "float32", [4, 4])
+    file.graphs[0].add_tensor(tensor)
+    whole = file.add("DENSIFY", tensor, name="whole", dtype="float32", shape=[4, 4])
+    file.set_outputs(file.add("ADD", [x, whole], name="y"))
+    with pytest.raises(TFLiteError, match="without its zeros, which <LiteOp DENSIFY"):
+        file.constants["sparse"] = MATRIX
+    assert tensor.is_sparse

@@ -139,7 +139,29 @@ def test_float_kernels_get_integers_in_steps_that_are_passed():
     )
 
 
+def with_steps(dtype, scales, zeros=(0,)):
+    steps = tflite.Quantization(scales, zeros)
+
+    def edit(f):
+        (x,) = f.graphs[0].inputs
+        f.set_io_type({x.name: dtype}, steps={x.name: steps})
+
+    return edit
+
+
 REFUSED = {
+    "no scale": (with_steps("int8", (0.0,)), "needs one positive scale"),
+    "zero point": (with_steps("int8", (0.5,), (300,)), "zero point from -128 to 127"),
+    "int16": (with_steps("int16", (0.5,), (5,)), "zero point from 0 to 0"),
+    "scales": (with_steps("int8", (0.5, 0.5), (0, 0)), "needs one positive scale"),
+    "float steps": (
+        with_steps("float32", (0.5,)),
+        "is to be float32, which has no steps",
+    ),
+    "idle": (
+        lambda f: f.set_io_type(steps={"x": tflite.Quantization((0.5,))}),
+        r"steps for \['x'\], whose types are not to change",
+    ),
     "type": (lambda f: f.set_io_type("int7"), "no type 'int7' of inputs"),
     "name": (lambda f: f.set_io_type({"z": "int8"}), "no input 'z' .* inputs are"),
     "float": (
