@@ -86,6 +86,13 @@ def check_dtype(dtype: str) -> None:
         raise TFLiteError(f"TFLite has no type '{dtype}'; it has {[*type_numbers()]}")
 
 
+_NEEDED: Mapping[str, Mapping[str, str]] = {
+    "LEAKY_RELU": {"alpha": "the slope below 0"},
+    "SOFTMAX": {"beta": "the factor of its logits, which is 1 in most networks"},
+}
+"""Options by kind that are 0 where they are left out, which no network means."""
+
+
 def new_op(
     kind: str,
     inputs: Sequence[LiteTensor | None],
@@ -109,6 +116,12 @@ def new_op(
                 f"TFLite has no op of the kind '{kind}'; give it custom_options= if "
                 "it is an op of your own"
             ) from None
+    for option, meaning in _NEEDED.get(kind, {}).items():
+        if option not in options:
+            raise TFLiteError(
+                f"{kind} needs the option '{option}', {meaning}; without it TFLite "
+                "takes 0"
+            )
     op = LiteOp(kind, inputs, outputs, options, custom_options=custom_options)
     known = [*option_names(op.table).values()] if op.table else []
     for option in options:

@@ -12,7 +12,15 @@ import geutil as ge
 from geutil import tflite
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
 from geutil.tflite.precision import has_floats
-from tests.quantize.converted import Together, alternate, opened, samples, spec
+from geutil.tflite.run import new_interpreter
+from tests.quantize.converted import (
+    Together,
+    alternate,
+    opened,
+    samples,
+    spec,
+    stored_weights,
+)
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 from tests.thorough import crossed
@@ -333,6 +341,25 @@ def test_columns_of_next_to_nothing_keep_their_bias(size):
     m = quantized(dense(matrix, BIAS + 5.0))
     blob = to_int8(m)
     assert compare_int8(m, blob, {"x": X}).most <= 1
+
+
+def test_a_bias_outweighs_weights_of_4_bits_with_delegates_too():
+    """XNNPACK multiplies it by 16, which must not overflow."""
+    m = quantized(dense(np.zeros_like(MATRIX), BIAS + 5.0))
+    blob = to_int8(m)
+    assert [tensor.dtype for _, tensor in stored_weights(blob)] == ["int4"]
+    interpreter = new_interpreter(blob, delegates=True)
+    (data,), (result,) = (
+        interpreter.get_input_details(),
+        interpreter.get_output_details(),
+    )
+    interpreter.resize_tensor_input(data["index"], X.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(data["index"], np.zeros(X.shape, np.int8))
+    interpreter.invoke()
+    step, zero = result["quantization"]
+    made = (interpreter.get_tensor(result["index"]).astype(float) - zero) * step
+    assert np.all(np.abs(made - (BIAS + 5.0)) <= step)
 
 
 PARTLY = {

@@ -130,3 +130,15 @@ def test_refused(case):
     with pytest.raises(TFLiteError, match=reason):
         declare(m)
     assert m.to_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [("SOFTMAX", "beta"), ("LEAKY_RELU", "alpha")]
+)
+def test_options_that_would_be_0_are_asked_for(kind, option):
+    m = tflite.LiteFile()
+    x = m.add_input("x", "float32", [1, 4])
+    before = len(m.graphs[0].ops)
+    with pytest.raises(TFLiteError, match=f"needs the option '{option}'"):
+        m.add(kind, [x])
+    assert len(m.graphs[0].ops) == before

@@ -363,4 +363,6 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     if matrices:
         block_weights.warn_of_runtime()
     file.strip()
+    # It is that of the float file, and no table tells that of other kernels.
+    file.metadata.pop("min_runtime_version", None)
     return file.to_bytes(), left

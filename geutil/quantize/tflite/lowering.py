@@ -39,8 +39,11 @@ Array = np.ndarray[Any, Any]
 
 _SAME = 1e-5
 """Steps that differ by less than this share store the same."""
-_MOST_STEPS = 2.0**30
-"""A bias of 32 bits has so many steps at most: half of those above zero."""
+_MOST_STEPS = 2.0**26
+"""A bias of 32 bits has so many steps at most, half of those above zero.
+
+XNNPACK counts sixteenths of them where weights have 4 bits, and then 2**27 overflow.
+"""
 _CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
 _CLIPS = {"RELU": np.inf, "RELU6": 6.0}
 """Ops that are the range of integers from 0 to an end, if that is the range's."""
