@@ -116,12 +116,6 @@ def new_op(
                 f"TFLite has no op of the kind '{kind}'; give it custom_options= if "
                 "it is an op of your own"
             ) from None
-    for option, meaning in _NEEDED.get(kind, {}).items():
-        if option not in options:
-            raise TFLiteError(
-                f"{kind} needs the option '{option}', {meaning}; without it TFLite "
-                "takes 0"
-            )
     op = LiteOp(kind, inputs, outputs, options, custom_options=custom_options)
     known = [*option_names(op.table).values()] if op.table else []
     for option in options:
@@ -129,6 +123,12 @@ def new_op(
             raise TFLiteError(
                 f"{kind} has no option '{option}'; "
                 + (f"its options are {known}" if known else "it has none")
+            )
+    for option, meaning in _NEEDED.get(kind, {}).items():
+        if option not in options:
+            raise TFLiteError(
+                f"{kind} needs the option '{option}', {meaning}; without it TFLite "
+                "takes 0"
             )
     op.version = version_of(op) if version is None else version
     return op
