@@ -94,7 +94,7 @@ def _clear_abandoned(path: Path) -> None:
         if not _exists(lock) and _was_never_locked(work):
             shutil.rmtree(work, ignore_errors=True)
             continue
-        # What a crash between two renames took away is kept.
+        # The old one, taken away before a crash between two renames, is kept.
         if not lock.is_file() or _exists(work / f"{path.name}.old"):
             continue
         descriptor = os.open(lock, os.O_RDWR)

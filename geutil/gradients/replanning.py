@@ -2,8 +2,8 @@
 
 A budget is planned for before the updates of the step are known, and the order that the
 step has in the end moves the gaps between chunks. Once the step is finished, its edges
-are set back to those of plain gradients, and another plan is carried out. What the
-first one made is left without readers.
+are set back to those of plain gradients, and another plan is carried out. Ops
+of the first one are left without readers.
 """
 
 from __future__ import annotations

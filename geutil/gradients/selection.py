@@ -185,7 +185,7 @@ class Keeping:
     time_of: Times = op_time
     # Where a plan says it.
     extra_time: float | None = None
-    # Whether kept tensors wait on another device, if they may.
+    # Set where kept tensors may wait on another device.
     sends: bool = True
 
     def __call__(self, tensor: Tensor) -> bool:

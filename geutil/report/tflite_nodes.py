@@ -62,17 +62,17 @@ class FileNode:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What each of its outputs holds, such as "int8 [1, 8]"."""
+        """The type and shape of each output, such as "int8 [1, 8]"."""
         return tuple(map(str, self.tensors))
 
     @property
     def quantizations(self) -> tuple[str, ...]:
-        """What the integers of each output stand for; "" if for themselves."""
+        """The quantization of each output; "" without one."""
         return tuple(str(t.quantization or "") for t in self.tensors)
 
     @property
     def precision(self) -> str:
-        """What it computes in; "" of what does not compute."""
+        """The type that it computes in; "" of inputs and constants."""
         return "" if self.op is None else precision_of(self.op)
 
 

@@ -70,7 +70,7 @@ def measure_arena(
     """
     graph = graph or file.graphs[0]
     first = copy.copy(file)
-    # What calls another subgraph finds it wherever it is.
+    # An op that calls a subgraph finds it wherever it is.
     first.graphs = [graph, *(one for one in file.graphs if one is not graph)]
     first.signatures = {}
     interpreter = new_interpreter(first.to_bytes(), reference=reference)

@@ -57,13 +57,13 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its subgraph."""
+        """True if it is all of its subgraph."""
         graph = self.graph
         return (*self.ops,) == graph.ops and self.has_its_ends
 
     @property
     def has_its_ends(self) -> bool:
-        """Whether its inputs and outputs are those of its subgraph."""
+        """True if its inputs and outputs are those of its subgraph."""
         graph = self.graph
         ends = (*self.inputs,), (*self.outputs,)
         return ends == (graph.inputs, graph.outputs)

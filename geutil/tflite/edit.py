@@ -34,7 +34,7 @@ Replacement = str | LiteOp | LiteGraph | Contents
 
 
 class Plan:
-    """What a subgraph will be; the subgraph is as it was until `apply`.
+    """A subgraph as it will be; it is as it was until `apply`.
 
     Attributes:
         graph: the subgraph.

@@ -46,7 +46,7 @@ def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     """Put a file behind another; see `LiteFile.append`."""
     own = looking.graph_of(file, graph)
     part = _Incoming(file, own, other)
-    # What both files are given, the joined file is given once.
+    # The joined file takes an input of both files once.
     ours = (*own.outputs, *(t for t in own.inputs if t not in own.outputs))
     pairs = _pairs(part, connect, part.graph.inputs, ours, ("input", "output"))
     plan = Plan(file, own)
@@ -77,7 +77,7 @@ def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     part = _Incoming(file, own, other)
     pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
     made = {ours: theirs for theirs, ours in pairs.items()}
-    # What both files are given, the joined file is given once.
+    # The joined file takes an input of both files once.
     shared = _namesakes(
         part, part.graph.inputs, [t for t in own.inputs if t not in made]
     )

@@ -204,7 +204,7 @@ class LiteTensor:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the file leaves out zeros among its values."""
+        """True if the file leaves out zeros among its values."""
         return self.record.sparsity is not None
 
     @property

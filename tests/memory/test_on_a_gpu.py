@@ -1,6 +1,6 @@
 """Reports beside the allocator of a GPU, where there is one.
 
-What a card is asked runs on the CPU as well, with small steps and the same allocator.
+Each check for a card runs on the CPU as well, with small steps and the same allocator.
 """
 
 import pytest

@@ -29,7 +29,7 @@ def test_readers_are_rerouted():
     m = chain("NEG", "EXP", "ABS")
     m.reroute("t0", "x")
     np.testing.assert_allclose(computed(m)[0], np.exp(X), rtol=1e-6)
-    # What nothing reads stays until it is stripped.
+    # An op that nothing reads stays until it is stripped.
     assert kinds(m) == ["NEG", "EXP", "ABS"]
     m.strip()
     assert kinds(m) == ["EXP", "ABS"]

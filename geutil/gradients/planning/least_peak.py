@@ -387,7 +387,7 @@ def choose_for_memory(
         search.run(other)
     search.start(_cuttings(stretches))
     if trials.returns:
-        # What waits elsewhere costs nothing here, however many cuts there are.
+        # A tensor that waits elsewhere costs nothing here, however many cuts there are.
         search.start(tuple(places[::every]) for every in _EVERY)
     # A sweep finds what steps of one cut do not lead to; its best is then refined.
     search.descend()

@@ -758,10 +758,10 @@ KINDS: Mapping[str, Builder] = {
     "WHILE": _loop,
     "ZEROS_LIKE": _plain(tf.zeros_like),
 }
-"""What stands for each kind of ops that TFLite has kernels of its own for."""
+"""The builders of TensorFlow ops, by the builtin kinds of TFLite."""
 
 CUSTOM: Mapping[str, Builder] = {"Convolution2DTransposeBias": _transposed_with_bias}
-"""What stands for custom ops whose kernels are published."""
+"""The builders for custom ops whose kernels are published."""
 
 LEARNED: Mapping[str, Sequence[int] | None] = {
     **dict.fromkeys(

@@ -155,4 +155,4 @@ RECURRENT: Mapping[str, Builder] = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": _lstm,
     "UNIDIRECTIONAL_SEQUENCE_RNN": _rnn,
 }
-"""What stands for recurrent kinds."""
+"""The builders for recurrent kinds."""

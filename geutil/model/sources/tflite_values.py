@@ -50,7 +50,7 @@ class Constant:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether what trains it has to round it: to steps in the bits of a kernel."""
+        """True if training has to round it to steps in the bits of a kernel."""
         return has_steps(self.stored)
 
     def numbers(self) -> Array:

@@ -41,7 +41,7 @@ class EndTypes:
             "input": _by_name("input", list(model.inputs), inputs),
             "output": _by_name("output", list(model.outputs), outputs),
         }
-        # What is named has to have its type; of all, integers stay what they are.
+        # A named end has to have its type; among all ends, integers keep theirs.
         self._named = {
             "input": isinstance(inputs, Mapping),
             "output": isinstance(outputs, Mapping),
