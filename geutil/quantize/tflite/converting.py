@@ -60,8 +60,8 @@ def to_int8(
     int8, too, if they are floats in the model and quantized. Ops that `quantize` was
     told to leave in float, by overrides, a scope or activations, are float in the file,
     with the weights that they have in the model. Each op that stays float is logged as
-    a warning with the reason, which says so if the op is quantized in the model all
-    the same. A model that was quantized for training is converted as it will be deployed:
+    a warning with the reason, which says so if the op is quantized in the model all the
+    same. A model that was quantized for training is converted as it will be deployed:
     with the ranges as they are, whatever its delay.
 
     Args:
