@@ -5,8 +5,6 @@ import tensorflow as tf
 
 from geutil.tflite.run import new_interpreter
 
-RANDOM = np.random.default_rng(5)
-
 
 def run(blob, *feeds):
     """Return the outputs of a file."""
@@ -25,15 +23,15 @@ def run(blob, *feeds):
 
 
 def drawn(blob, batch=1):
-    """Return inputs of a file."""
-    feeds = []
+    """Return inputs of a file, the same each time."""
+    feeds, random = [], np.random.default_rng(5)
     for end in new_interpreter(blob).get_input_details():
         shape, dtype = [batch, *end["shape"][1:]], end["dtype"]
         if np.issubdtype(dtype, np.floating):
-            feeds.append(RANDOM.normal(size=shape).astype(dtype))
+            feeds.append(random.normal(size=shape).astype(dtype))
         else:
             least, most = (0, 256) if dtype == np.uint8 else (-128, 128)
-            feeds.append(RANDOM.integers(least, most, shape).astype(dtype))
+            feeds.append(random.integers(least, most, shape).astype(dtype))
     return feeds
 
 

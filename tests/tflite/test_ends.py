@@ -57,7 +57,7 @@ def test_each_type_of_both_ends(given, made):
     (x,) = drawn(plain)
     new = ends(file)
     if given == "float32":
-        own = RANDOM.uniform(-1.2, 1.2, x.shape).astype(np.float32)
+        own = np.random.default_rng(7).uniform(-1.2, 1.2, x.shape).astype(np.float32)
         x = rounded(own, taken, np.int8)
     elif given == "uint8":
         own = (x.astype(int) + 128).astype(np.uint8)
@@ -132,7 +132,7 @@ def test_float_kernels_get_integers_in_steps_that_are_passed():
     file.set_io_type(
         {x.name: "int8"}, {y.name: "uint8"}, steps={x.name: steps, y.name: steps}
     )
-    given = RANDOM.integers(-128, 128, (1, 6, 6, 4)).astype(np.int8)
+    given = np.random.default_rng(7).integers(-128, 128, (1, 6, 6, 4)).astype(np.int8)
     (wanted,) = run(plain, numbers(given, steps))
     np.testing.assert_array_equal(
         run(file.to_bytes(), given)[0], rounded(wanted, steps, np.uint8)

@@ -55,7 +55,7 @@ def test_integers_become_the_float_network_of_their_numbers(ends):
     kept = {t.dtype for t in file.graphs[0].tensors if t.quantization}
     assert kept == set()
     assert not of_kind(file, "QUANTIZE") + of_kind(file, "DEQUANTIZE")
-    x = RANDOM.uniform(-1, 1, (1, 6, 6, 4)).astype(np.float32)
+    x = np.random.default_rng(7).uniform(-1, 1, (1, 6, 6, 4)).astype(np.float32)
     wanted = network(x, kernel, depths, matrix, numbers[conv[2]])
     (made,) = run(tflite.open(file.to_bytes()).to_bytes(), x)
     np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=1e-6)
@@ -73,7 +73,7 @@ def test_versions_and_options_are_those_of_float_kernels():
 @pytest.mark.parametrize("optimization", ["float16", "dynamic"])
 def test_small_weights_become_float32(optimization):
     """Weights of float16 and of hybrid kernels are the numbers that they stand for."""
-    wide = RANDOM.normal(size=(64, 64)).astype(np.float32)
+    wide = np.random.default_rng(7).normal(size=(64, 64)).astype(np.float32)
 
     def product(x):
         return tf.nn.relu(x @ wide)
@@ -91,7 +91,7 @@ def test_small_weights_become_float32(optimization):
     assert weights.dtype in ("float16", "int8")
     file.dequantize()
     assert [op.kind for op in file.graphs[0].ops] == ["FULLY_CONNECTED"]
-    x = RANDOM.normal(size=(2, 64)).astype(np.float32)
+    x = np.random.default_rng(7).normal(size=(2, 64)).astype(np.float32)
     (made,) = run(file.to_bytes(), x)
     np.testing.assert_allclose(made, np.maximum(x @ numbers.T, 0), 1e-5, 1e-5)
 

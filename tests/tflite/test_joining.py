@@ -170,7 +170,9 @@ def test_ends_that_are_not_connected_stay():
     inputs = [t.name for t in file.graphs[0].inputs]
     file.append(other, {inputs[0]: names[0]})
     assert len(file.graphs[0].inputs) == len(file.graphs[0].outputs) == 3
-    feeds = [RANDOM.normal(size=3).astype(np.float32) for _ in range(3)]
+    feeds = [
+        np.random.default_rng(i).normal(size=3).astype(np.float32) for i in range(3)
+    ]
     old = dict(zip(names, run(body, *feeds[:2]), strict=True))
     new = run(body, old[names[0]], feeds[2])
     made = run(file.to_bytes(), *feeds)
@@ -184,7 +186,7 @@ def test_a_free_batch_goes_through():
     file = tflite.open(free)
     file.append(opened(second))
     assert file.graphs[0].outputs[0].shape[0] is None
-    x = RANDOM.normal(size=(3, 6, 6, 4)).astype(np.float32)
+    x = np.random.default_rng(7).normal(size=(3, 6, 6, 4)).astype(np.float32)
     rows = [run(blob(second), run(free, x[i : i + 1])[0])[0] for i in range(3)]
     np.testing.assert_allclose(
         run(file.to_bytes(), x)[0], np.concatenate(rows), 1e-5, 1e-5
@@ -222,7 +224,7 @@ def test_variables_of_both_files_stay_apart():
         [_session(streaming()) for _ in range(3)],
     )
     for _ in range(3):
-        x = RANDOM.normal(size=2).astype(np.float32)
+        x = np.random.default_rng(7).normal(size=2).astype(np.float32)
         np.testing.assert_array_equal(joined(x), three(two(one(x))))
     names = {op.options["shared_name"] for op in file.ops if op.kind == "VAR_HANDLE"}
     assert len(names) == 3

@@ -12,12 +12,11 @@ from geutil.tflite.run import new_interpreter
 from tests.tflite.converting import drawn, float_file, run
 from tests.tflite_files import SAMPLES
 
-RANDOM = np.random.default_rng(5)
 ROWS = 3
 
 
 def weights(*shape):
-    return RANDOM.normal(size=shape).astype(np.float32)
+    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
 
 
 @functools.cache
