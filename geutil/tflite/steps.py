@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from geutil.tflite.integer_kernels import INTEGER_KERNELS, Rule
 from geutil.tflite.parts import Array, LiteOp, LiteTensor, Quantization
 from geutil.tflite.schema import DTYPES, PACKED_BITS
 
@@ -26,15 +27,9 @@ BIASED: Mapping[str, tuple[int, int, int]] = {
 """The places of input, weights and bias, whose scale is the product of theirs."""
 ONE_SCALE = frozenset(
     {
-        *("ASSIGN_VARIABLE", "AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO"),
-        *("CONCATENATION", "DEPTH_TO_SPACE", "DYNAMIC_UPDATE_SLICE", "EXPAND_DIMS"),
-        *("FILL", "GATHER", "GATHER_ND", "MAXIMUM", "MAX_POOL_2D", "MINIMUM"),
-        *("MIRROR_PAD", "NEG", "PACK", "PAD", "PADV2", "READ_VARIABLE"),
-        *("REDUCE_MAX", "REDUCE_MIN"),
-        *("RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_SEQUENCE"),
-        *("REVERSE_V2", "SCATTER_ND", "SELECT", "SELECT_V2", "SLICE"),
-        *("SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE"),
-        *("STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE", "UNPACK"),
+        *(k for k, v in INTEGER_KERNELS.items() if v.rule in (Rule.JOINS, Rule.KEEPS)),
+        *("ASSIGN_VARIABLE", "DYNAMIC_UPDATE_SLICE", "NEG", "READ_VARIABLE"),
+        *("REVERSE_SEQUENCE", "SCATTER_ND"),
     }
 )
 """Kinds whose kernels move or compare integers, and rescale none."""

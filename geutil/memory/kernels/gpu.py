@@ -56,8 +56,8 @@ def is_in_host_memory(tensor: Tensor) -> bool:
 def without_copies(op: Operation, aliases: Pairs) -> Pairs:
     """Return the outputs of an op that are an input's buffer, in the same memory.
 
-    What an op of the host reads of the GPU, or makes for it, is copied. Cost: as that
-    of `is_in_host_memory` for each pair of an op of the host.
+    Tensors that pass between the GPU and an op of the host are copied. Cost: as that of
+    `is_in_host_memory` for each pair of an op of the host.
     """
     if not aliases or _kernel_on_gpu(op) is not None:
         return aliases

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, functions, op_types, protos
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.ranges import (
     RangeSite,
@@ -153,9 +153,10 @@ def _check_state(graph: Graph, read: Iterable[Operation]) -> None:
         QuantizeError: it writes one of these variables.
     """
     ops = graph.get_operations()
-    writers = {id(op.inputs[0]): op for op in ops if op.type in op_types.ASSIGNMENTS}
+    writing = (op for op in ops if op.type in op_types.ASSIGNMENTS)
+    writers = IdentityMap((op.inputs[0], op) for op in writing)
     for op in read:
-        writer = writers.get(id(op.inputs[0]))
+        writer = writers.get(op.inputs[0])
         if writer is not None:
             raise QuantizeError(
                 f"'{writer.name}' ({writer.type}) writes a variable that '{op.name}' "
