@@ -133,10 +133,7 @@ _KEEP_SIGNS = FAKE_QUANT | {
 
 
 def is_never_negative(tensor: Tensor) -> bool:
-    """Tell whether a tensor is known to hold nothing below zero.
-
-    Cost: linear in the ops that only move, pool or round its values.
-    """
+    """Tell whether a tensor is known to hold nothing below zero."""
     op = tensor.op
     while op.type in _KEEP_SIGNS:
         op = op.inputs[0].op
@@ -273,7 +270,6 @@ class RangeVariables:
 
     Args:
         graph: the graph that reads them.
-        variable_by_name: variables by name.
         collection: the collection of a v1 graph that they are put in, besides that of
             all variables.
 
@@ -364,11 +360,7 @@ def shape_of(group: RangeGroup) -> tuple[int, ...]:
 
 
 class KnownValues:
-    """The values of weights, as far as they can be told without running the graph.
-
-    Args:
-        graph: the graph.
-    """
+    """The values of weights, as far as they can be told without running the graph."""
 
     def __init__(self, graph: Graph) -> None:
         captures = getattr(graph, "captures", ())

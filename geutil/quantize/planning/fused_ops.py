@@ -51,10 +51,7 @@ class Prelu:
 
 
 def find_prelus(network: Network) -> list[Prelu]:
-    """Return the PReLUs of a network that nothing else reads the inside of.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the PReLUs of a network that nothing else reads the inside of."""
     sums = (op for op in network.ops if op.type in ADDITIONS)
     return list(_found(_prelu(op, network) for op in sums))
 
@@ -166,8 +163,6 @@ def find_composites(
     Args:
         ops: the ops to look at, in topological order.
         readers: who reads a tensor.
-
-    Cost: linear in ops and edges.
     """
     place = {op: index for index, op in enumerate(ops)}
     candidates = (
@@ -297,7 +292,6 @@ def chain_from(
 
     Args:
         op: a layer, or another op that a Relu can become part of.
-        network: its network.
         may_take: tells whether an op may be taken in.
     """
     chain_ops = [op]
@@ -481,8 +475,6 @@ def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
     Args:
         ops: the ops to look at.
         live: tells who reads what.
-
-    Cost: linear in ops.
     """
     for op in ops:
         if op.type == "SpaceToBatchND" and not live.is_retired(op):
