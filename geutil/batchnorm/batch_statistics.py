@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle
 from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import closure, walk
 from geutil.reroute.control_edges import add_control_inputs
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.moving_averages import MovingVariable, NoAverage
@@ -96,19 +97,17 @@ def _means(
     operands: list[Tensor], origins: Origins, *stops: Operation
 ) -> list[Operation]:
     """Return the means of the batch that operands are made of, the variance apart."""
-    means: dict[Operation, None] = {}
-    seen: set[Operation] = set(stops)
-    queue = [t.op for t in operands]
-    while queue:
-        op = queue.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.outputs and batch_norms.batch_mean(op.outputs[0]) is not None:
-            means[op] = None
-        else:
-            queue += [t.op for t in origins.sources(op)]
-    return list(means)
+
+    def is_mean(op: Operation) -> bool:
+        return bool(op.outputs) and batch_norms.batch_mean(op.outputs[0]) is not None
+
+    def behind(tensors: Iterable[Tensor]) -> list[Operation]:
+        return [t.op for t in tensors if t.op not in stops]
+
+    ops = walk(
+        behind(operands), lambda op: () if is_mean(op) else behind(origins.sources(op))
+    )
+    return [op for op in ops if is_mean(op)]
 
 
 _SAME_NUMBERS = batch_norms.SHAPING - {"StopGradient"} | {"Snapshot"}
@@ -209,13 +208,10 @@ def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tenso
     Cost: linear in the ops between the statistics and the parameter.
     """
     new = {id(old): replacement for old, replacement in reads}
-    ops: dict[Operation, None] = {}
-    waiting = [tensor]
-    while waiting:
-        t = waiting.pop()
-        if id(t) not in new and t.op not in ops:
-            ops[t.op] = None
-            waiting.extend(t.op.inputs)
+    ops = closure(
+        () if id(tensor) in new else [tensor.op],
+        lambda op: [t.op for t in op.inputs if id(t) not in new],
+    )
     for op in adjacency.topological_sort(ops):
         inputs = [new.get(id(t), t) for t in op.inputs]
         if all(a is b for a, b in zip(inputs, op.inputs, strict=True)):

@@ -20,6 +20,7 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, is_by_groups
 from geutil.select.networks.moving_averages import MovingVariable
@@ -263,13 +264,8 @@ def _awaited(fold: Fold) -> list[Operation]:
     gone = dict.fromkeys(step.op for step in steps)
     parameters = [t for op in gone for t in op.inputs]
     data = {id(step.data) for step in steps}
-    waiting = [fold.layer.kernel.op]
-    waiting += [t.op for t in parameters if id(t) not in data]
-    while waiting:
-        op = waiting.pop()
-        if op not in gone:
-            gone[op] = None
-            waiting += [t.op for t in op.inputs]
+    ends = [fold.layer.kernel, *(t for t in parameters if id(t) not in data)]
+    gone |= closure([t.op for t in ends if t.op not in gone], adjacency.producers)
     control_inputs = dict.fromkeys(
         c for op in gone for c in adjacency.control_inputs(op)
     )

@@ -15,7 +15,7 @@ the scale into them, and the offset into its bias (Krishnamoorthi 2018, arXiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ import tensorflow as tf
 
 from geutil.batchnorm.batch_statistics import read_moving, with_moving
 from geutil.batchnorm.channel_affine import AffineStep, Kind
+from geutil.graph import adjacency
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import topological_order
 from geutil.select.networks.batch_norms import fused_norm
 from geutil.select.networks.moving_averages import MovingVariable
 
@@ -198,18 +200,8 @@ def constant(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     Cost: linear in the ops behind the tensor.
     """
     value_by_op: dict[Operation, np.ndarray[Any, Any] | None] = {}
-    waiting = [tensor.op]
-    while waiting:
-        op = waiting[-1]
-        if op in value_by_op:
-            waiting.pop()
-            continue
-        missing = [t.op for t in op.inputs if t.op not in value_by_op]
-        if op.type == "Const" or not missing:
-            value_by_op[op] = _value(op, value_by_op)
-            waiting.pop()
-        else:
-            waiting += missing
+    for op in topological_order([tensor.op], adjacency.producers):
+        value_by_op[op] = _value(op, value_by_op)
     return value_by_op[tensor.op]
 
 
@@ -234,21 +226,6 @@ def _value(
         return np.concatenate(parts, int(axis.reshape(())))  # type: ignore[arg-type,union-attr]
     function = _FUNCTIONS.get(op.type)
     return None if function is None else np.asarray(function(*inputs), np.float64)
-
-
-def ops_behind(tensors: Iterable[Tensor]) -> list[Operation]:
-    """Return the ops that parameters are computed by.
-
-    Cost: linear in these.
-    """
-    ops: dict[Operation, None] = {}
-    waiting = [t.op for t in tensors]
-    while waiting:
-        op = waiting.pop()
-        if op not in ops:
-            ops[op] = None
-            waiting.extend(t.op for t in op.inputs)
-    return list(ops)
 
 
 def unrounded(tensor: Tensor) -> Tensor:

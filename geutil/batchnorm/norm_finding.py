@@ -19,6 +19,7 @@ from geutil.batchnorm.channel_affine import (
 )
 from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import walk
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
 from geutil.select.networks.layers import layer_of
@@ -232,8 +233,7 @@ class _Finder:
         if shift.op in norm_ops:
             return []
         waiting = [scale.data.op]
-        while waiting:
-            op = waiting.pop()
+        for op in waiting:
             if layer_of(op, self._origins) is not None:
                 continue
             link = link_of(op, self._origins)
@@ -269,17 +269,17 @@ def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
 
     Cost: linear in the ops between it and the statistics.
     """
-    waiting, seen = [op], {op}
-    while waiting:
-        op = waiting.pop()
-        if origins.of(op.outputs[0]) is Origin.BATCH if op.outputs else False:
-            continue
-        readers = liveness.readers(op)
-        if op.type not in _MEASURING or not readers:
-            return False
-        waiting += [reader for reader in readers if reader not in seen]
-        seen |= readers
-    return True
+
+    def measured(op: Operation) -> bool:
+        return bool(op.outputs) and origins.of(op.outputs[0]) is Origin.BATCH
+
+    def readers(op: Operation) -> Collection[Operation]:
+        return () if measured(op) else liveness.readers(op)
+
+    return all(
+        measured(op) or (op.type in _MEASURING and liveness.readers(op))
+        for op in walk([op], readers)
+    )
 
 
 _MEASURING = frozenset(

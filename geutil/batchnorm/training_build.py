@@ -44,6 +44,7 @@ from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.select.networks.batch_norms import FusedNorm
 from geutil.select.networks.layers import Layer, data_format
 
@@ -271,14 +272,7 @@ def _between(ends: Sequence[Operation], starts: Sequence[Tensor]) -> list[Operat
     Cost: linear in the ops between.
     """
     stops = {id(t) for t in starts}
-    ops: dict[Operation, None] = {}
-    queue = list(ends)
-    while queue:
-        op = queue.pop()
-        if op in ops:
-            continue
-        ops[op] = None
-        queue += [t.op for t in op.inputs if id(t) not in stops]
+    ops = closure(ends, lambda op: [t.op for t in op.inputs if id(t) not in stops])
     return adjacency.topological_sort(ops)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from geutil.capabilities import op_table
 from geutil.capabilities.op_table import OpEntry
 from geutil.capabilities.report import MAIN
+from geutil.graph.walks import closure, node_name
 from geutil.model.files import wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import Buffer, Span
@@ -164,17 +165,15 @@ class Body:
         """Its nodes by name: read when they are asked for, since most never are."""
         return {sys.intern(node.name): _edges_of(node) for node in self.elements()}
 
-    def cone(self, roots: Iterable[str]) -> set[str]:
+    def cone(self, roots: Iterable[str]) -> dict[str, None]:
         """Return the names of all nodes that some depend on, with these."""
-        seen: set[str] = set()
-        waiting = [name for name in roots if name in self.nodes]
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                inputs = map(node_name, self.nodes[name].input)
-                waiting += [n for n in inputs if n in self.nodes and n not in seen]
-        return seen
+
+        def known(names: Iterable[str]) -> list[str]:
+            return [name for name in names if name in self.nodes]
+
+        return closure(
+            known(roots), lambda name: known(map(node_name, self.nodes[name].input))
+        )
 
     def value(self, tensor: str) -> Value:
         """Return what is known of a string by the name of its tensor."""
@@ -223,11 +222,6 @@ class Body:
             return found.detail, Value()
         value = self.value(inputs[index])
         return ("" if value.text is None else f"'{value.text}'"), value
-
-
-def node_name(tensor: str) -> str:
-    """Return the name of the node of an input, as graphs or functions write it."""
-    return tensor.lstrip("^").partition(":")[0]
 
 
 def scan(body: Body) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from geutil.capabilities import op_table
 from geutil.capabilities.report import LOADED, RUN, Power
+from geutil.graph.walks import tree
 from geutil.model.files import wire
 from geutil.model.files.wire import Buffer
 
@@ -71,14 +72,15 @@ def items(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
     Cost: linear in the configuration.
     """
-    waiting: list[tuple[Any, str]] = [(config, "")]
-    while waiting:
-        item, path = waiting.pop()
+
+    def inner(place: tuple[Any, str]) -> list[tuple[Any, str]]:
+        item, path = place
         if isinstance(item, dict):
-            yield item, path
-            waiting += [(value, f"{path}.{key}"[-200:]) for key, value in item.items()]
-        elif isinstance(item, list):
-            waiting += [(value, path) for value in item]
+            return [(value, f"{path}.{key}"[-200:]) for key, value in item.items()]
+        return [(value, path) for value in item] if isinstance(item, list) else []
+
+    places = tree([(config, "")], inner)
+    return (place for place in places if isinstance(place[0], dict))
 
 
 def powers_of_config(config: Any, place: str) -> Iterator[Power]:

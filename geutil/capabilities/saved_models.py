@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from geutil.capabilities.graph_scan import (
     Value,
     bodies_of,
     is_memory_cache,
-    node_name,
 )
 from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
 from geutil.capabilities.report import LOADED, RUN, Power
 from geutil.errors import ModelError
+from geutil.graph.walks import closure, node_name, walk
 from geutil.model.files import reading, wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer, Span
@@ -133,18 +133,10 @@ def _power(
     return Power(found.kind, found.node.name, found.node.op, body.place, when, by, told)
 
 
-def _closure(functions: dict[str, Body], roots: Iterable[str]) -> set[str]:
+def _closure(functions: dict[str, Body], roots: Iterable[str]) -> Collection[str]:
     """Return the names of all functions that some call, with these."""
-    seen: set[str] = set()
-    waiting = [name for name in roots if name in functions]
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            waiting += [
-                n for n in _callees(functions[name], functions) if n not in seen
-            ]
-    return seen
+    known = (name for name in roots if name in functions)
+    return closure(known, lambda name: _callees(functions[name], functions))
 
 
 def _callees(body: Body, functions: dict[str, Body]) -> Iterator[str]:
@@ -322,7 +314,7 @@ class _Reach:
         return {e for e, names in self._reached.items() if function in names}
 
     @cached_property
-    def _cones(self) -> dict[str, set[str]]:
+    def _cones(self) -> dict[str, Collection[str]]:
         """The nodes of the graph that run for each entry."""
         roots: dict[str, list[str]] = {}
         for name, signature in self._proto.signature_def.items():
@@ -345,7 +337,7 @@ class _Reach:
         return {entry: self._main.cone(ends) for entry, ends in roots.items()}
 
     @cached_property
-    def _reached(self) -> dict[str, set[str]]:
+    def _reached(self) -> dict[str, Collection[str]]:
         """The functions that run for each entry."""
         roots: dict[str, list[str]] = {entry: [] for entry in self._cones}
         for node, names in self._main.calls:
@@ -360,15 +352,14 @@ class _Reach:
     def _functions_of_objects(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the functions that a loaded object has, by what makes them run."""
         nodes = self._objects.nodes
-        paths = {0: ""}
-        waiting = [0] if len(nodes) else []
-        while waiting:
-            number = waiting.pop(0)
+        known, paths = range(len(nodes)), {0: ""}
+        for number in walk(
+            known[:1],
+            lambda n: [c.node_id for c in nodes[n].children if c.node_id in known],
+        ):
             for child in nodes[number].children:
-                is_new = child.node_id not in paths
-                if is_new and 0 <= child.node_id < len(nodes):
-                    paths[child.node_id] = f"{paths[number]}.{child.local_name}"
-                    waiting.append(child.node_id)
+                path = f"{paths[number]}.{child.local_name}"
+                paths.setdefault(child.node_id, path)
         restoring = {
             saveable.restore_function
             for node in nodes

@@ -30,6 +30,7 @@ from typing import Any
 from geutil.errors import SelectionError
 from geutil.graph.op_types import MERGES, NEXT_ITERATIONS
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import topological_order
 
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
@@ -101,6 +102,11 @@ def successors(op: Operation) -> Iterator[Operation]:
             if not is_back_edge(op, consumer):
                 yield consumer
     yield from op._control_outputs
+
+
+def producers(op: Operation) -> list[Operation]:
+    """Return the ops whose results `op` reads, one for each input."""
+    return [tensor.op for tensor in op.inputs]
 
 
 def graph_order(ops: Iterable[Operation]) -> list[Operation]:
@@ -181,6 +187,11 @@ def topological_sort(
     listed = graph_order(dict.fromkeys(ops))
     members = frozenset(listed)
     placed: dict[Operation, None] = {}
+
+    def missing(op: Operation) -> list[Operation]:
+        before = edited.get(op) or predecessors(op)
+        return [p for p in before if p in members and p not in placed]
+
     for op in listed:
         if op in placed:
             continue
@@ -192,34 +203,15 @@ def topological_sort(
             if not op.control_inputs and op not in edited:
                 placed[op] = None
                 continue
-        _place(op, members, placed, edited)
+        placed.update(dict.fromkeys(topological_order([op], missing, _refuse_cycle)))
     return list(placed)
 
 
-def _place(
-    op: Operation,
-    members: frozenset[Operation],
-    placed: dict[Operation, None],
-    edited: Mapping[Operation, Sequence[Operation]],
-) -> None:
-    """Add `op` to `placed`, after what it needs."""
-    opened: set[Operation] = set()
-    stack = [op]
-    while stack:
-        top = stack[-1]
-        before = edited.get(top) or predecessors(top)
-        missing = [p for p in before if p in members and p not in placed]
-        if not missing:
-            placed[top] = None
-            stack.pop()
-            continue
-        opened.add(top)
-        if not opened.isdisjoint(missing):
-            raise SelectionError(
-                f"the ops hold a cycle, and '{top.name}' is on it; geutil.verify names "
-                "the cycle"
-            )
-        stack.extend(reversed(missing))
+def _refuse_cycle(cycle: list[Operation]) -> None:
+    raise SelectionError(
+        f"the ops hold a cycle, and '{cycle[-1].name}' is on it; geutil.verify names "
+        "the cycle"
+    )
 
 
 class TopologicalOrder:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.graph.inlining_plan import CallerPlan, producer_of
+from geutil.graph.inlining_plan import CallerPlan
+from geutil.graph.walks import node_name
 
 _MAX_SEPARATE = 1000
 """What is told apart, effects or arguments; where there is more, all wait for all."""
@@ -69,7 +70,7 @@ def find_ties(plan: CallerPlan, around: Surroundings) -> Ties:
     Cost: linear in the nodes and their inputs, times the effects over 64.
     """
     body = plan.body
-    results = [producer_of(result.tensor) for result in body.results]
+    results = [node_name(result.tensor) for result in body.results]
     controls = [node for _, node in body.control_results]
     # A call is strict about effects, by the ties of its own body; not about reads.
     needs: Callable[[str], Iterable[str]] = plan.needs.__getitem__
@@ -108,7 +109,7 @@ def _early(plan: CallerPlan, results: Iterable[str]) -> set[str]:
     for name in reversed(plan.order) if before else ():
         if name in before:
             before.update(plan.needs[name])
-            early_nodes.update(producer_of(r) for r in inputs[name] if r[:1] != "^")
+            early_nodes.update(node_name(r) for r in inputs[name] if r[:1] != "^")
     return early_nodes
 
 

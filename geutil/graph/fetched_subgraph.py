@@ -11,6 +11,7 @@ from geutil.graph import _tf, adjacency, creation, op_types, resource_variables
 from geutil.graph._tf import IsMklEnabled, TraceLiteral
 from geutil.graph.protos import AttrValue
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
 
 
 def bound_arguments(
@@ -109,17 +110,12 @@ def step_ops(
 
     Cost: linear in the ops and edges behind the fetches.
     """
-    needed_ops = dict.fromkeys(fetches)
-    waiting = list(needed_ops)
-    while waiting:
-        op = waiting.pop()
+
+    def needed(op: Operation) -> list[Operation]:
         behind = [t.op for t in op.inputs if t not in feeds]
-        awaited = () if op in without else op.control_inputs
-        for needed in (*behind, *awaited):
-            if needed not in needed_ops:
-                needed_ops[needed] = None
-                waiting.append(needed)
-    return adjacency.graph_order(needed_ops)
+        return behind if op in without else [*behind, *op.control_inputs]
+
+    return adjacency.graph_order(closure(fetches, needed))
 
 
 def step_graph_def(

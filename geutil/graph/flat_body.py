@@ -25,7 +25,7 @@ def signature_of(op: str, library: Mapping[str, Any]) -> Any | None:
     return get_op_def(op) if function is None else function.signature
 
 
-def tensor_name(node: str, index: int) -> str:
+def output_name(node: str, index: int) -> str:
     """Return how a `GraphDef` names output `index` of `node`."""
     return f"{node}:{index}" if index else node
 
@@ -74,7 +74,7 @@ class FlatNames:
         start, count = outputs.get(output[0], (0, 0))
         index = output[1] if len(output) > 1 else "0"
         self._check(is_index(index) and int(index) < count, name, reader)
-        return tensor_name(node, start + int(index))
+        return output_name(node, start + int(index))
 
     def _check(self, holds: bool, name: str, reader: str) -> None:
         if not holds:
@@ -302,8 +302,8 @@ def _filled_in(definition: Any, bound: Mapping[str, Any], where: str) -> Any:
     filled = NodeDef()
     filled.CopyFrom(definition)
     waiting = [filled.attr]
-    while waiting:
-        for value in waiting.pop().values():
+    for attributes in waiting:
+        for value in attributes.values():
             kind = value.WhichOneof("value")
             if kind == "placeholder":
                 if value.placeholder not in bound:

@@ -13,7 +13,7 @@ import gc
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from geutil.graph.flat_body import Arg
 from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure, topological_order
 
 _MARK = re.compile(r"(__geutil\d+)+$")
 _numbers = itertools.count(1)
@@ -89,7 +90,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     roots = [*registered, *called_names(graph_def.node)]
     names: dict[str, str] = {}
     unique_definitions: list[Any] = []
-    for name in callees_first((r for r in roots if r in definitions), callees):
+    for name in topological_order((r for r in roots if r in definitions), callees):
         definition = _unique(definitions[name], names)
         names[name] = definition.signature.name
         unique_definitions.append(definition)
@@ -164,35 +165,6 @@ def called_names(nodes: Iterable[Any]) -> Iterator[str]:
     """Yield the functions that nodes call; a node's type may be one."""
     for node in nodes:
         yield from call_graph.names_of_functions(node)
-
-
-def callees_first(
-    roots: Iterable[str], callees: Callable[[str], Iterable[str]]
-) -> list[str]:
-    """Return the functions that are called, however indirectly, callees before callers.
-
-    Functions that call themselves are in the order in which they are found.
-
-    Args:
-        roots: the functions to start from.
-        callees: gives the functions that one calls; it is asked once for each.
-
-    Cost: linear in the functions and calls.
-    """
-    order: list[str] = []
-    seen: set[str] = set()
-    stack: list[tuple[str, Iterator[str]]] = [("", iter(list(roots)))]
-    while stack:
-        name, following = stack[-1]
-        callee = next((c for c in following if c not in seen), None)
-        if callee is not None:
-            seen.add(callee)
-            stack.append((callee, iter(list(callees(callee)))))
-            continue
-        stack.pop()
-        if stack:
-            order.append(name)
-    return order
 
 
 OF_THE_OLD_BODY = frozenset(
@@ -314,14 +286,16 @@ def _describe_handle(arg: Any, t: Tensor) -> None:
 
 def functions_behind(graph: Graph, definition: Any) -> list[Any]:
     """Return the functions of a graph that a definition calls, however indirectly."""
-    waiting = [definition]
     definition_by_name: dict[str, Any] = {}
-    while waiting:
-        for name in called_names(waiting.pop().node_def):
-            called = None if name in definition_by_name else definition_in(graph, name)
-            if called is not None:
-                definition_by_name[name] = called
-                waiting.append(called)
+
+    def called(name: str) -> Iterable[str]:
+        found = definition_in(graph, name)
+        if found is None:
+            return ()
+        definition_by_name[name] = found
+        return called_names(found.node_def)
+
+    closure(called_names(definition.node_def), called)
     return list(definition_by_name.values())
 
 

@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph.control_dependencies import Surroundings, Ties
-from geutil.graph.flat_body import BodyNode, is_index, tensor_name
-from geutil.graph.inlining_plan import CallerPlan, Namespace, producer_of
+from geutil.graph.flat_body import BodyNode, is_index, output_name
+from geutil.graph.inlining_plan import CallerPlan, Namespace
 from geutil.graph.protos import NodeDef
+from geutil.graph.walks import node_name, topological_order
 
 
 @dataclass
@@ -97,21 +98,19 @@ class Wiring:
         Cost: linear in the members of the groups that were not settled before.
         """
         settled = self._settled
-        stack, opened = [reference], set()
-        while stack:
-            top = stack[-1]
-            group = self.groups.get(top)
-            if top in settled:
-                stack.pop()
-            elif group is None:
-                settled[top] = self._op(top)
-                stack.pop()
-            elif top not in opened:
-                opened.add(top)
-                stack.extend(m for m in group.members if m not in settled)
-            else:
-                settled[top] = self._settle_group(group)
-                stack.pop()
+        if reference in settled:
+            return settled[reference]
+
+        def members(name: str) -> Iterable[str]:
+            group = None if name in settled else self.groups.get(name)
+            return () if group is None else group.members
+
+        for name in topological_order([reference], members):
+            if name not in settled:
+                group = self.groups.get(name)
+                settled[name] = (
+                    self._op(name) if group is None else self._settle_group(group)
+                )
         return settled[reference]
 
     def _settle_group(self, group: Group) -> str:
@@ -140,7 +139,7 @@ class Wiring:
         name, colon, index = reference[1:].partition(":")
         if not colon:
             return name
-        tensor = tensor_name(name, int(index)) if is_index(index) else reference[1:]
+        tensor = output_name(name, int(index)) if is_index(index) else reference[1:]
         return self.tensor(tensor).partition(":")[0]
 
 
@@ -278,7 +277,7 @@ class Expansion:
     def _after_controls(self) -> dict[str, list[str]]:
         """Return the nodes that have to wait for the controls of a call, with these."""
         site, args = self._site, self._site.plan.args
-        results = (producer_of(r.tensor) for r in site.plan.body.results)
+        results = (node_name(r.tensor) for r in site.plan.body.results)
         # An argument that is returned has no node in the body that could wait.
         gates = {args[name] for name in results if name in args}
         if site.branched:
@@ -354,7 +353,7 @@ class Expansion:
                 name = self._space.unique(f"{site.name}/{result.name}")
                 self._add("Identity", name, [tensor, effects], result.dtype)
                 tensor = name
-            self._wiring.tensors[tensor_name(site.name, index)] = tensor
+            self._wiring.tensors[output_name(site.name, index)] = tensor
 
     def _tied(self, name: str, suffix: str) -> str:
         """Return a reference to a node or argument that ties name."""

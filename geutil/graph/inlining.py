@@ -17,20 +17,22 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph import inlining_plan
-from geutil.graph.call_graph import Library, dependency_order
+from geutil.graph.call_graph import Library
 from geutil.graph.control_dependencies import Surroundings, Ties, find_ties
-from geutil.graph.flat_body import BodyNode, FlatBody, tensor_name
+from geutil.graph.flat_body import BodyNode, FlatBody, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
 from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
 from geutil.graph.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.graph.protos import GraphDef
+from geutil.graph.walks import (
+    node_name,
+    short_name,
+    tensor_name,
+    topological_order,
+    tree,
+)
 
 _COLOCATED = b"loc:@"
-
-
-def canonical(reference: str) -> str:
-    """Return how a reference is written here: without the `:0` of a first output."""
-    return reference.removesuffix(":0")
 
 
 def write_node(target: Any, node: NewNode, wiring: Wiring) -> None:
@@ -76,9 +78,7 @@ def _colocated(name: str, node: NewNode, wiring: Wiring) -> str:
     if name in site.plan.calls:
         return ""
     if name in site.plan.args:
-        return inlining_plan.producer_of(
-            wiring.tensor(site.inputs[site.plan.args[name]])
-        )
+        return node_name(wiring.tensor(site.inputs[site.plan.args[name]]))
     # The graph may name what it likes; a body can only mean what it holds.
     return site.names.get(name, "") if site.name else name
 
@@ -128,7 +128,7 @@ class Inliner:
         result = {}
         for name, call in self._main.plan.calls.items():
             for index in range(len(self._plans.of(call).body.results)):
-                tensor = self.wiring.tensor(tensor_name(name, index))
+                tensor = self.wiring.tensor(output_name(name, index))
                 result[f"{name}:{index}"] = tensor if ":" in tensor else f"{tensor}:0"
         return result
 
@@ -161,9 +161,7 @@ class Inliner:
     ) -> BodySite:
         """Return the site of a call, placed among the effects of the calling body."""
         plan = self._plans.of(site.plan.calls[node.name])
-        read = [
-            inlining_plan.producer_of(r) for r in node.inputs if not r.startswith("^")
-        ]
+        read = [node_name(r) for r in node.inputs if not r.startswith("^")]
         args = list(zip(read, plan.args, strict=True))
         around = Surroundings(
             late=tuple(arg for name, arg in args if name in site.ties.late),
@@ -217,7 +215,7 @@ class Inliner:
 def _needed_by_name(main: CallerPlan, protected: Collection[str]) -> frozenset[str]:
     """Return the calls that will be run by name, as far as anybody can tell."""
     read = {name for needs in main.needs.values() for name in needs}
-    read.update(inlining_plan.producer_of(name) for name in protected if ":" in name)
+    read.update(node_name(name) for name in protected if ":" in name)
     return frozenset(n for n in main.calls if n not in read or n in protected)
 
 
@@ -230,31 +228,22 @@ def _merged(outer: str, inner: str) -> str:
 
 
 def _flattened(main: BodySite) -> Iterator[NewNode]:
-    stack = [iter(main.items)]
-    while stack:
-        for item in stack[-1]:
-            if isinstance(item, BodySite):
-                stack.append(iter(item.items))
-                break
-            yield item
-        else:
-            stack.pop()
+    items = tree(main.items, lambda i: i.items if isinstance(i, BodySite) else ())
+    return (item for item in items if not isinstance(item, BodySite))
 
 
 def _in_order(nodes: Sequence[NewNode]) -> list[NewNode]:
     by_name = {node.name: node for node in nodes}
 
-    def needs(node: NewNode) -> Iterator[str]:
-        for name in map(inlining_plan.producer_of, node.inputs):
+    def needs(node: NewNode) -> Iterator[NewNode]:
+        for name in map(node_name, node.inputs):
             producer = by_name.get(name)
             if producer is not None and not inlining_plan.is_loop_edge(
                 producer.definition.op, node.definition.op
             ):
-                yield name
+                yield producer
 
-    return [
-        by_name[n] for n in dependency_order({n: needs(by_name[n]) for n in by_name})
-    ]
+    return topological_order(nodes, needs)
 
 
 _MAX_BYTES = 2**31 - 1
@@ -401,9 +390,9 @@ def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, NodeOrigin]:
         site = node.site
 
         def tensor(name: str) -> str:
-            return _with_index(inliner.wiring.tensor(site.reference(canonical(name))))
+            return tensor_name(inliner.wiring.tensor(site.reference(short_name(name))))
 
-        inputs = (_with_index(inliner.wiring.tensor(name)) for name in site.inputs)
+        inputs = (tensor_name(inliner.wiring.tensor(name)) for name in site.inputs)
         return NodeOrigin(site.plan.body.name, node.original, tuple(inputs), tensor)
 
     return {
@@ -415,13 +404,9 @@ def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, NodeOrigin]:
     }
 
 
-def _with_index(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
-
-
 def _main_body(graph_def: Any) -> FlatBody:
     nodes = tuple(
-        BodyNode(node, tuple(map(canonical, node.input))) for node in graph_def.node
+        BodyNode(node, tuple(map(short_name, node.input))) for node in graph_def.node
     )
     names = {node.name for node in nodes}
     if len(names) < len(nodes):
@@ -445,7 +430,7 @@ def _check_size(plans: Plans, limit: int) -> None:
 def _protected(main: FlatBody, protected_names: Collection[str]) -> frozenset[str]:
     node_names = {node.name for node in main.nodes}
     for name in protected_names:
-        if inlining_plan.producer_of(name) not in node_names:
+        if node_name(name) not in node_names:
             raise TransformError(
                 f"protected name '{name}' is not in the graph; take it out of "
                 "protected_names, or give the name that the graph has"

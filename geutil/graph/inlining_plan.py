@@ -25,6 +25,7 @@ from geutil.graph import call_graph, op_types
 from geutil.graph.call_graph import Call, Effects, Instance, Library
 from geutil.graph.flat_body import BodyNode, FlatBody, flat_body
 from geutil.graph.types import scope_basename, scope_dirname
+from geutil.graph.walks import node_name
 
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")
@@ -162,11 +163,6 @@ class Namespace:
 _ENTRANCES = op_types.ENTERS | op_types.SWITCHES
 
 
-def producer_of(reference: str) -> str:
-    """Return the node that `node`, `node:k`, `^node` or `^node:k` names."""
-    return reference.removeprefix("^").partition(":")[0]
-
-
 @dataclass
 class CallerPlan:
     """One graph that calls: the main one, or a function for a choice of attributes.
@@ -222,7 +218,7 @@ class CallerPlan:
         return {
             node.name: [
                 producer
-                for producer in dict.fromkeys(map(producer_of, node.inputs))
+                for producer in dict.fromkeys(map(node_name, node.inputs))
                 if not is_back_edge(node.definition, producer)
             ]
             for node in self.body.nodes
@@ -240,7 +236,7 @@ class CallerPlan:
     @cached_property
     def _control_needs(self) -> dict[str, list[str]]:
         return {
-            node.name: [producer_of(r) for r in node.inputs if r.startswith("^")]
+            node.name: [node_name(r) for r in node.inputs if r.startswith("^")]
             for node in self.body.nodes
             if node.name in self.calls
         }
@@ -248,7 +244,7 @@ class CallerPlan:
     @cached_property
     def order(self) -> list[str]:
         """The names of the nodes in topological order."""
-        return call_graph.dependency_order(self.needs)
+        return call_graph.needs_first(self.needs)
 
     @cached_property
     def waiting(self) -> list[BodyNode]:
@@ -263,7 +259,7 @@ class CallerPlan:
         inputs: Iterable[str] = node.inputs
         if node.name in self.calls:
             inputs = (name for name in inputs if name.startswith("^"))
-        return all(producer_of(name) in self.args for name in inputs)
+        return all(node_name(name) in self.args for name in inputs)
 
     @cached_property
     def branched(self) -> frozenset[str]:
@@ -330,21 +326,16 @@ class Plans:
         self._versions: dict[str, int] = {}
         self.main = CallerPlan(main, self._effects, self._state)
         self._plans: dict[Instance, CallerPlan] = {}
-        for call in self._read(self.main):
-            self._add(call)
+        calls = list(self._read(self.main))
+        for call in calls:
+            if call.instance not in self._plans:
+                calls.extend(self._read(self._new_plan(call)))
         self._keep_more()
         self._measure()
 
     def of(self, call: Call) -> CallerPlan:
         """Return the plan of the function that is called."""
         return self._plans[call.instance]
-
-    def _add(self, first: Call) -> None:
-        waiting = [first]
-        while waiting:
-            call = waiting.pop()
-            if call.instance not in self._plans:
-                waiting.extend(self._read(self._new_plan(call)))
 
     def _new_plan(self, call: Call) -> CallerPlan:
         count = self._versions[call.function] = self._versions.get(call.function, 0) + 1
@@ -411,7 +402,7 @@ class Plans:
             instance: [call.instance for call in plan.calls.values()]
             for instance, plan in self._plans.items()
         }
-        for instance in call_graph.dependency_order(needs):
+        for instance in call_graph.needs_first(needs):
             definition = self._library.functions[instance[0]]
             self._measure_one(self._plans[instance], definition.ByteSize())
         self._measure_one(self.main, 0)

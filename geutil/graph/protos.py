@@ -205,8 +205,7 @@ def _put_in(message: Any, text: str, long_strings: list[tuple[int, int]]) -> boo
             raise text_format.ParseError(f"{field.name}: no UTF-8: {error}") from error
 
     waiting = [message]
-    while waiting:
-        owner = waiting.pop()
+    for owner in waiting:
         for field, content in owner.ListFields():
             if field.message_type is not None:
                 values = [content] if hasattr(content, "ListFields") else content

@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import op_types
+from geutil.graph import adjacency, op_types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 
 _SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
 
@@ -105,16 +106,6 @@ def outputs_meant(graph: Graph) -> list[Tensor]:
     return meant[1] if meant is not None and meant[0] is graph else []
 
 
-def _behind(outputs: Sequence[Tensor]) -> set[Operation]:
-    found = {t.op for t in outputs}
-    waiting = list(found)
-    while waiting:
-        new = {t.op for t in waiting.pop().inputs} - found
-        found |= new
-        waiting += new
-    return found
-
-
 def own_operations(graph: Graph) -> list[Operation]:
     """Return the ops of a graph, without those of other replicas.
 
@@ -125,7 +116,7 @@ def own_operations(graph: Graph) -> list[Operation]:
     """
     ops: list[Operation] = graph.get_operations()
     if outputs := outputs_meant(graph):
-        behind = _behind(outputs)
+        behind = closure((t.op for t in outputs), adjacency.producers)
         return [op for op in ops if op in behind]
     if current() is None or tf.compat.v1.get_default_graph() is not graph:
         return ops
@@ -139,13 +130,9 @@ def own_operations(graph: Graph) -> list[Operation]:
             if not numbers[op]
             and not (op.type in op_types.PLACEHOLDERS and _is_of_others(op, numbers))
         ]
-    needed = dict.fromkeys(start)
-    waiting = list(needed)
-    for op in waiting:
-        for tensor in op.inputs:
-            if tensor.op not in needed and not numbers[tensor.op]:
-                needed[tensor.op] = None
-                waiting.append(tensor.op)
+    needed = closure(
+        start, lambda op: [p for p in adjacency.producers(op) if not numbers[p]]
+    )
     return [op for op in ops if op in needed]
 
 

@@ -44,6 +44,7 @@ from geutil.graph import _tf, types
 from geutil.graph._tf import AtomicFunction, BaseSession, Version1FuncGraph
 from geutil.graph.adjacency import TopologicalOrder
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
 
 _ATTRIBUTE = "_geutil_state"
 
@@ -251,23 +252,18 @@ def _wrap_tracing() -> None:
     _tf.version_1_functions.func_graph_from_py_func = wrapper
 
 
-def _with_subclasses(cls: type) -> set[type]:
-    classes = {cls}
-    waiting = [cls]
-    while waiting:
-        new: set[type] = set(waiting.pop().__subclasses__()) - classes
-        classes |= new
-        waiting.extend(new)
-    return classes
+def with_subclasses(kinds: Iterable[type]) -> dict[type, None]:
+    """Return classes and all their subclasses."""
+    return closure(kinds, type.__subclasses__)
 
 
 def _scan() -> None:
     """Note the open Sessions and the functions that exist already."""
-    sessions = _with_subclasses(BaseSession)
-    functions = _with_subclasses(AtomicFunction)
-    bodies = _with_subclasses(Version1FuncGraph)
+    sessions = with_subclasses([BaseSession])
+    functions = with_subclasses([AtomicFunction])
+    bodies = with_subclasses([Version1FuncGraph])
     being_traced = {id(graph) for graph in _tf.default_graph_stack.stack}
-    kinds = sessions | functions | bodies
+    kinds = {*sessions, *functions, *bodies}
     everything = gc.get_objects()
     # type() and not isinstance(): the latter asks proxies for their __class__, which
     # makes lazily loaded modules load. Of up to a million, Python sees the chosen only.

@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph.walks import closure
+
 _NOTED = "_geutil_trainable"
 _OWNERS = "_geutil_owners"
 _KINDS = (
@@ -108,13 +110,7 @@ def keras_layers() -> list[Any]:
 
 def _alive(kinds: Sequence[type]) -> list[Any]:
     """Return the objects of classes and of their subclasses."""
-    classes: set[type] = set()
-    waiting = list(kinds)
-    while waiting:
-        kind = waiting.pop()
-        if kind not in classes:
-            classes.add(kind)
-            waiting += type.__subclasses__(kind)
+    classes = closure(kinds, type.__subclasses__)
     if not classes:
         return []
     # `issubclass` takes four times as long, and there are many objects.

@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.graph import walks
 from geutil.graph._tf import Reference
 
 V = TypeVar("V")
@@ -271,19 +272,13 @@ def flatten(tree: Any) -> list[Any]:
         >>> flatten({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-    leaves: list[Any] = []
-    stack: list[Iterator[Any]] = [iter([tree])]
-    while stack:
-        for node in stack[-1]:
-            if is_leaf(node):
-                leaves.append(node)
-                continue
-            children = node.values() if isinstance(node, Mapping) else node
-            stack.append(iter(children))
-            break
-        else:
-            stack.pop()
-    return leaves
+
+    def children(node: Any) -> Iterable[Any]:
+        if is_leaf(node):
+            return ()
+        return node.values() if isinstance(node, Mapping) else node
+
+    return [node for node in walks.tree([tree], children) if is_leaf(node)]
 
 
 def components(obj: Any) -> list[Any]:
@@ -439,8 +434,3 @@ def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
 def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:
     """Return the pairs of shapes that are given as a mapping or as pairs."""
     return shapes.items() if isinstance(shapes, Mapping) else shapes or ()
-
-
-def tensor_name(name: str) -> str:
-    """Return the name of a tensor; that of an op stands for its first output."""
-    return name if ":" in name else f"{name}:0"

@@ -15,6 +15,7 @@ import tensorflow as tf
 from geutil.graph import call_graph, flat_body
 from geutil.graph.creation import DERIVED
 from geutil.graph.types import Graph, Operation
+from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.rewrite.rules.constant_folding import (
@@ -55,11 +56,11 @@ def fold_constants(program: ModelProgram, kept: Iterable[str]) -> None:
         return
     # A fold may read the arithmetic of a norm as it is.
     names = {node.name for node in marked}
-    names.update(programs.node_of(text) for node in marked for text in node.input)
+    names.update(node_name(text) for node in marked for text in node.input)
     ends = [*program.outputs.values(), *program.side_effects, *kept]
-    uses = Counter(map(programs.node_of, ends))
+    uses = Counter(map(node_name, ends))
     for node in node_by_name.values():
-        uses.update(map(programs.node_of, node.input))
+        uses.update(map(node_name, node.input))
     candidates = _following(node_by_name)
     part = tf.compat.v1.GraphDef()
     part.node.extend(node_by_name[name] for name in candidates)
@@ -77,10 +78,10 @@ def _following(node_by_name: Mapping[str, Any]) -> list[str]:
     """Return the nodes that follow from constants, in topological order."""
     found: dict[str, None] = {}
     needs = {
-        name: [programs.node_of(text) for text in node.input]
+        name: [node_name(text) for text in node.input]
         for name, node in node_by_name.items()
     }
-    for name in call_graph.dependency_order(needs):
+    for name in call_graph.needs_first(needs):
         node = node_by_name[name]
         if node.op in NEVER or not node.input:
             follows = node.op in _PASSED
@@ -122,7 +123,7 @@ def _replace(
     ended: Counter[str] = Counter()
     gone = [op.name]
     for name in gone:
-        for node in map(programs.node_of, node_by_name[name].input):
+        for node in map(node_name, node_by_name[name].input):
             ended[node] += 1
             if ended[node] == uses[node]:
                 gone.append(node)

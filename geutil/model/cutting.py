@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError, SelectionError
 from geutil.graph.types import Tensor, is_op, is_tensor
+from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram
@@ -104,9 +105,7 @@ def cut(
     if inputs is None:
         needed = _needed(program, list(program.outputs.values()))
         program.inputs = {
-            name: t
-            for name, t in program.inputs.items()
-            if programs.node_of(t) in needed
+            name: t for name, t in program.inputs.items() if node_name(t) in needed
         }
     else:
         _feed(model, program, named_tensors(model, inputs))
@@ -118,10 +117,8 @@ def cut(
 
 def _needed(program: ModelProgram, ends: list[str]) -> set[str]:
     """Return the names of the nodes behind tensors."""
-    stops = [programs.node_of(t) for t in program.captures]
-    behind = programs.nodes_behind(
-        program.graph_def, map(programs.node_of, ends), stops
-    )
+    stops = [node_name(t) for t in program.captures]
+    behind = programs.nodes_behind(program.graph_def, map(node_name, ends), stops)
     return {node.name for node in behind}
 
 
@@ -158,17 +155,15 @@ def _release(program: ModelProgram, stand_ins: Iterable[str]) -> None:
     """
     stand_in_names = set(stand_ins)
     old = [
-        programs.node_of(t)
+        node_name(t)
         for t in program.inputs.values()
-        if programs.node_of(t) not in stand_in_names
+        if node_name(t) not in stand_in_names
     ]
     fed = programs.nodes_ahead(program.graph_def, old, data_only=True)
     for node in program.graph_def.node:
         if node.name in fed:
             continue
-        inputs = [
-            t for t in node.input if t[0] != "^" or programs.node_of(t) not in fed
-        ]
+        inputs = [t for t in node.input if t[0] != "^" or node_name(t) not in fed]
         if len(inputs) != len(node.input):
             del node.input[:]
             node.input.extend(inputs)
@@ -187,13 +182,11 @@ def _shorten_names(program: ModelProgram) -> None:
     needed = _needed(program, ends)
     nodes = [node for node in program.graph_def.node if node.name in needed]
     program.graph_def = programs.subgraph(program.graph_def, nodes)
-    names = needed - {programs.node_of(t) for t in program.inputs.values()}
+    names = needed - {node_name(t) for t in program.inputs.values()}
     renamed = {}
     for name, t in program.inputs.items():
-        renamed[programs.node_of(t)] = programs.fresh_name(
-            names, programs.legal_name(name)
-        )
-        names.add(renamed[programs.node_of(t)])
+        renamed[node_name(t)] = programs.fresh_name(names, programs.legal_name(name))
+        names.add(renamed[node_name(t)])
     programs.rename_nodes(program, renamed)
 
 
@@ -203,13 +196,13 @@ def _check_inputs(
     needed = _needed(program, list(program.outputs.values()))
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
-        if programs.node_of(t) not in used:
+        if node_name(t) not in used:
             raise ModelError(
                 f"no output depends on '{name}' once the others are inputs; leave "
                 "it out"
             )
     for name, t in program.inputs.items():
-        if programs.node_of(t) in needed and t not in fed.values():
+        if node_name(t) in needed and t not in fed.values():
             raise ModelError(
                 f"the outputs {list(program.outputs)} of {model!r} still depend on its "
                 f"input '{name}'; name it in inputs= too, or cut further behind"
@@ -218,7 +211,7 @@ def _check_inputs(
 
 def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[str]:
     """Return the side effects that need no input which was cut off."""
-    kept_inputs = {programs.node_of(t) for t in program.inputs.values()}
+    kept_inputs = {node_name(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
     possible = []
     for name in program.side_effects:
@@ -233,9 +226,7 @@ def _holdings(model: EditableModel, program: ModelProgram) -> SharedState:
     """Return what the part needs of what the model holds."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)
-    captured = {
-        id(e) for t, e in program.captures.items() if programs.node_of(t) in needed
-    }
+    captured = {id(e) for t, e in program.captures.items() if node_name(t) in needed}
     holdings = model.holdings
     resources = [r for r in holdings.resources if id(r.resource_handle) in captured]
     return SharedState(

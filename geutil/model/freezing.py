@@ -17,6 +17,7 @@ from geutil.errors import ModelError
 from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
 from geutil.graph.op_types import MERGES
+from geutil.graph.walks import closure, node_name, short_name
 from geutil.model import handle_values, programs, shared_state
 from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
@@ -97,7 +98,7 @@ def replace_in_function(
         function.node_def, seeds, in_function=True
     )
     renamed = {
-        programs.short(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
+        short_name(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
         for c in carriers
         if (output := handle_values.OUTPUT_NAMES.get(c.node.op))
     }
@@ -112,16 +113,16 @@ def rename_references(function: Any, names: Mapping[str, str]) -> None:
     """Rename what nodes of a function and its results read, in place."""
     for node in function.node_def if names else ():
         for index, text in enumerate(node.input):
-            node.input[index] = names.get(programs.short(text), text)
+            node.input[index] = names.get(short_name(text), text)
     for name, text in list(function.ret.items()):
-        function.ret[name] = names.get(programs.short(text), text)
+        function.ret[name] = names.get(short_name(text), text)
 
 
 def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -> None:
     """Set the types of results that are values now."""
     expected = dict(version.values) if version.returns else {}
     for index, result in enumerate(function.signature.output_arg):
-        value = values.get(programs.short(function.ret[result.name]))
+        value = values.get(short_name(function.ret[result.name]))
         expected_value = expected.get(index)
         if (
             value is not None
@@ -161,9 +162,7 @@ def _change(
         node = carrier.node
         handle = node.input[0]
         # Values that are passed on may come from inside a loop; the rest does not.
-        waits = (
-            [] if programs.short(handle) in seeds else [f"^{programs.node_of(handle)}"]
-        )
+        waits = [] if short_name(handle) in seeds else [f"^{node_name(handle)}"]
         value = carrier.values.get(0)
         if versions.changes is not None and value and handle_values.only_changes(node):
             op = f"'{node.name}' ({node.op}){where}"
@@ -231,7 +230,7 @@ def _read_new_values(
     readers: dict[str, list[Any]] = {}
     for node in nodes:
         for text in node.input:
-            readers.setdefault(programs.node_of(text), []).append(node)
+            readers.setdefault(node_name(text), []).append(node)
     behind = {name: _behind(name, readers) for name in changes}
     carrier_by_name = {carrier.node.name: carrier for carrier in carriers}
     old = {name: list(c.node.input) for name, c in carrier_by_name.items()}
@@ -245,21 +244,19 @@ def _read_new_values(
             carrier = carrier_by_name[name]
             for index, value in carrier.values.items():
                 # A handle that is passed on has the new value already.
-                passed_on = programs.node_of(old[name][index]) in behind[change]
+                passed_on = node_name(old[name][index]) in behind[change]
                 if value.variable == variable and not passed_on:
                     carrier.node.input[index] = new
 
 
 def _behind(start: str, readers: Mapping[str, Iterable[Any]]) -> set[str]:
     """Return the names of what depends on a node, within its branch or loop."""
-    names: set[str] = set()
-    waiting = [start]
-    while waiting:
-        for node in readers.get(waiting.pop(), ()):
-            if node.name not in names and node.op not in _MEETINGS:
-                names.add(node.name)
-                waiting.append(node.name)
-    return names
+
+    def after(name: str) -> list[str]:
+        nodes = readers.get(name, ())
+        return [node.name for node in nodes if node.op not in _MEETINGS]
+
+    return set(closure(after(start), after))
 
 
 def _check(carrier: Carrier, versions: Versions, where: str) -> None:
@@ -403,7 +400,7 @@ def _sources(model: EditableModel, program: ModelProgram) -> dict[str, Captured]
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}
     for tensor, outside in program.captures.items():
-        node = programs.node_of(tensor)
+        node = node_name(tensor)
         if outside.dtype == tf.resource:
             dtype = resource_variables.dtype_behind(outside)
             if dtype is not None:

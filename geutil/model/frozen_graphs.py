@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import freezing, programs
 from geutil.model.core import EditableModel
 from geutil.model.programs import ModelProgram
@@ -87,12 +88,12 @@ def stateless_program(model: EditableModel) -> ModelProgram:
     program = freezing.frozen_program(model)
     if program.captures:
         readers = {
-            programs.node_of(text): f"'{node.name}' ({node.op})"
+            node_name(text): f"'{node.name}' ({node.op})"
             for node in reversed(program.graph_def.node)
             for text in node.input
         }
         descriptions = [
-            f"'{programs.node_of(t)}', read by {readers[programs.node_of(t)]}"
+            f"'{node_name(t)}', read by {readers[node_name(t)]}"
             for t in program.captures
         ]
         raise ModelError(
@@ -118,13 +119,13 @@ def with_named_ends(program: ModelProgram, dtypes: Mapping[str, tf.DType]) -> An
     """
     graph_def, inputs = program.graph_def, list(program.inputs)
     in_place = _outputs_in_place(program)
-    ends = {programs.node_of(t): name for name, t in program.inputs.items()}
+    ends = {node_name(t): name for name, t in program.inputs.items()}
     ends |= {name: name for name in in_place}
     names = _new_names(graph_def, ends, {*inputs, *program.outputs})
     programs.rename_nodes(program, names)
     for name, tensor in program.outputs.items():
         if name not in in_place and name not in inputs:
-            source = programs.short(programs.canonical(tensor))
+            source = short_name(tensor_name(tensor))
             waits = [f"^{effect}" for effect in program.side_effects]
             node = graph_def.node.add(name=name, op="Identity", input=[source, *waits])
             node.attr["T"].type = dtypes[name].as_datatype_enum
@@ -139,12 +140,12 @@ def _outputs_in_place(program: ModelProgram) -> set[str]:
     if program.side_effects:
         return set()
     nodes = programs.nodes_by_name(program.graph_def)
-    uses = Counter(programs.node_of(t) for n in nodes.values() for t in n.input)
-    uses.update(programs.node_of(t) for t in program.outputs.values())
+    uses = Counter(node_name(t) for n in nodes.values() for t in n.input)
+    uses.update(node_name(t) for t in program.outputs.values())
     return {
         name
         for name, tensor in program.outputs.items()
-        if programs.canonical(tensor) == f"{name}:0"
+        if tensor_name(tensor) == f"{name}:0"
         and uses[name] == 1
         and nodes[name].op not in _NO_ENDS
     }

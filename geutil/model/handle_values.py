@@ -26,7 +26,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.op_types import LOOPS
-from geutil.model.programs import const_node, short
+from geutil.graph.walks import short_name
+from geutil.model.programs import const_node
 
 SINGLE_PASSES = frozenset(("Identity", "Enter", "Exit", "NextIteration", "Merge"))
 LIST_PASSES = frozenset(("IdentityN",)) | LOOPS
@@ -81,12 +82,11 @@ def handle_flow(
     listed = list(nodes)
     for place, node in enumerate(listed):
         for index, text in enumerate(node.input):
-            readers[short(text)].append((place, index))
+            readers[short_name(text)].append((place, index))
     values = dict(seeds)
     carriers: dict[int, Carrier] = {}
     waiting = list(values)
-    while waiting:
-        reference = waiting.pop()
+    for reference in waiting:
         value = values[reference]
         for place, index in readers.get(reference, ()):
             carrier = carriers.setdefault(place, Carrier(listed[place]))
@@ -117,9 +117,9 @@ def _passed_on(node: Any, index: int, in_function: bool) -> Iterator[str]:
         outputs = []
     for argument, within, position in outputs:
         if in_function:
-            yield short(f"{node.name}:{argument}:{within}")
+            yield short_name(f"{node.name}:{argument}:{within}")
         else:
-            yield short(f"{node.name}:{position}")
+            yield short_name(f"{node.name}:{position}")
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import tensorflow as tf
 from geutil.errors import GeutilError, ModelError, SelectionError
 from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, is_op, is_tensor
+from geutil.graph.walks import node_name
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import fresh_name, legal_name, node_of, rename_nodes
+from geutil.model.programs import fresh_name, legal_name, rename_nodes
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.select import names
 from geutil.select.queries import select_ops
@@ -142,7 +143,7 @@ def rename(
     placeholders = {}
     for old, new in inputs.items():
         if new != old:
-            before = node_of(program.inputs[new])
+            before = node_name(program.inputs[new])
             placeholders[before] = fresh_name(node_names, legal_name(new))
             node_names.add(placeholders[before])
     rename_nodes(program, placeholders)

@@ -19,6 +19,7 @@ from geutil.errors import ModelError
 from geutil.graph import functions, gradient_functions, state, strategy_variables
 from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
+from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
 from geutil.model.programs import Ancestor, ModelProgram
 from geutil.transform import custom_gradients, transformer
@@ -49,7 +50,7 @@ class _Closure:
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
             slot = next(slots, None)
             named = self.rename(t.name) if slot is None else self.node.input[slot]
-            yield t, programs.canonical(named)
+            yield t, tensor_name(named)
 
 
 def carry_closures(
@@ -102,7 +103,7 @@ def prune(
         names = {node.name for node in nodes}
         closures = _closures(nodes, program.ancestors, origins)
         read_names = [
-            programs.node_of(name) for closure in closures for _, name in closure.read()
+            node_name(name) for closure in closures for _, name in closure.read()
         ]
         new = [
             name for name in read_names if name in node_by_name and name not in names

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import strategy_variables
+from geutil.graph.walks import node_name, tensor_name
 from geutil.model import core, programs
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
@@ -131,14 +132,14 @@ def _thawed(
         node_names.add(reads[node.name])
     for node in graph_def.node:
         for index, text in enumerate(node.input):
-            if programs.node_of(text) in reads:
+            if node_name(text) in reads:
                 control = "^" if text.startswith("^") else ""
-                node.input[index] = control + reads[programs.node_of(text)]
+                node.input[index] = control + reads[node_name(text)]
     for node in constants:
         graph_def.node.append(_read_node(reads[node.name], node))
         _become_handle(node)
     outputs = {
-        name: programs.canonical(reads.get(programs.node_of(t), t))
+        name: tensor_name(reads.get(node_name(t), t))
         for name, t in program.outputs.items()
     }
     effects = [reads.get(name, name) for name in program.side_effects]

@@ -23,6 +23,7 @@ from geutil.graph import creation, function_defs, functions, keras_calls
 from geutil.graph.call_graph import Effects
 from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure, node_name, short_name, tensor_name
 from geutil.model import programs, shared_state
 from geutil.model.programs import ModelProgram
 from geutil.transform.function_bodies import SIDE_EFFECTS
@@ -51,19 +52,16 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
         return []
     nodes = programs.nodes_by_name(graph_def)
     late = programs.nodes_ahead(graph_def, effective)
-    waiting = [name for name in dict.fromkeys(roots) if name in late]
-    met = set(waiting)
-    effect_names = set()
-    while waiting:
-        node = nodes[waiting.pop()]
-        if node.name in effective or node.op in _CONTROL_FLOW:
-            effect_names.add(node.name)
-            continue
-        for name in map(programs.node_of, node.input):
-            if name in late and name not in met:
-                met.add(name)
-                waiting.append(name)
-    return [node.name for node in graph_def.node if node.name in effect_names]
+
+    def is_end(name: str) -> bool:
+        return name in effective or nodes[name].op in _CONTROL_FLOW
+
+    def before(name: str) -> list[str]:
+        names = [] if is_end(name) else map(node_name, nodes[name].input)
+        return [n for n in names if n in late]
+
+    met = closure([name for name in roots if name in late], before)
+    return [n.name for n in graph_def.node if n.name in met and is_end(n.name)]
 
 
 _COPY = re.compile(r"(^|/)Identity(_\d+)?$")
@@ -91,12 +89,12 @@ def without_wrappers(
         for text in node.input:
             # What waits for a copy does not mind that nobody reads it.
             if not text.startswith("^"):
-                readers.setdefault(programs.node_of(text), set()).add(node.name)
+                readers.setdefault(node_name(text), set()).add(node.name)
     waited: dict[str, None] = dict.fromkeys(side_effects)
     copies: set[str] = set()
     tensors = {}
     for name, tensor in outputs.items():
-        node = nodes[programs.node_of(tensor)]
+        node = nodes[node_name(tensor)]
         while (
             node.op == "Identity"
             and _COPY.search(node.name)
@@ -105,7 +103,7 @@ def without_wrappers(
             copies.add(node.name)
             waited |= dict.fromkeys(t[1:] for t in node.input if t.startswith("^"))
             tensor = node.input[0]
-            node = nodes[programs.node_of(tensor)]
+            node = nodes[node_name(tensor)]
         tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
     return tensors, effect_roots(graph_def, waited)
 
@@ -150,7 +148,7 @@ def materialize(
     shared_state.prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
-    outputs = {name: programs.canonical(t) for name, t in program.outputs.items()}
+    outputs = {name: tensor_name(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
     calls: tuple[Kept, ...] = ()
     origins: Mapping[str, NodeOrigin] = {}
@@ -178,7 +176,7 @@ def materialize(
     keras_calls.set_calls(graph, program.layers)
 
     def tensor(name: str) -> Tensor:
-        name = programs.canonical(name)
+        name = tensor_name(name)
         try:
             return graph.get_tensor_by_name(stand_ins.get(name, name))
         except (KeyError, ValueError) as error:
@@ -197,15 +195,13 @@ def _check_ends(program: ModelProgram, what: str) -> None:
     nodes = programs.nodes_by_name(program.graph_def)
     ends = [*program.inputs.values(), *program.outputs.values(), *program.side_effects]
     for end in ends:
-        if programs.node_of(end) not in nodes:
-            raise ModelError(
-                f"{what} has no op '{programs.node_of(end)}' for tensor '{end}'"
-            )
+        if node_name(end) not in nodes:
+            raise ModelError(f"{what} has no op '{node_name(end)}' for tensor '{end}'")
 
 
 def _forget_defaults(program: ModelProgram) -> None:
     """Make inputs placeholders; they are always given, and the default is not here."""
-    fed = {programs.node_of(t) for t in program.inputs.values()}
+    fed = {node_name(t) for t in program.inputs.values()}
     for node in program.graph_def.node:
         if node.name in fed and node.op == "PlaceholderWithDefault":
             node.op = "Placeholder"
@@ -245,20 +241,14 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
     """
     first: dict[int, str] = {}
     stand_ins: dict[str, tuple[str, Any]] = {}
-    by_node = {
-        programs.node_of(name): (name, external) for name, external in captures.items()
-    }
+    by_node = {node_name(name): (name, external) for name, external in captures.items()}
     for node in graph_def.node:
         if node.name in by_node:
             name, external = by_node[node.name]
             functions.write_stand_in(node, external)
             stand_ins[name] = (first.setdefault(id(external), name), external)
     # A graph binds one tensor to one outside; nodes that stand for the same share it.
-    shared = {
-        programs.short(n): programs.short(t)
-        for n, (t, _) in stand_ins.items()
-        if n != t
-    }
+    shared = {short_name(n): short_name(t) for n, (t, _) in stand_ins.items() if n != t}
     if shared:
         for node in graph_def.node:
             inputs = [shared.get(text, text) for text in node.input]

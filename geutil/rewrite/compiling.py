@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.types import Tensor, type_name
+from geutil.graph.walks import topological_order, tree
 from geutil.rewrite import patterns
 from geutil.rewrite.patterns import Any, Op, Or, Output, Pattern, TensorTest
 from geutil.select.networks.provenance import MAX_IDENTITIES, origin_of
@@ -203,12 +205,15 @@ def compile_pattern(pattern: Pattern) -> Compiled:
             f"expected a pattern such as Op('Relu', Any('x')), got {type_name(pattern)}"
         )
     roots = tuple(_roots(pattern))
-    nodes = _nodes(pattern)
+    met: dict[Pattern, None] = {}
+    for node in tree([pattern], lambda n: [c for c in n.children if c not in met]):
+        met.setdefault(node)
+    nodes = tuple(met)
     _check_names(nodes)
     depth: dict[int, int] = {}
     types: dict[int, TypeSet] = {}
     # A node comes after those that it is made of.
-    for node in _children_first(pattern):
+    for node in topological_order([pattern], attrgetter("children")):
         depth[id(node)] = _depth(node, depth)
         types[id(node)] = _types(node, types)
     return Compiled(
@@ -244,32 +249,6 @@ def _roots(pattern: Pattern) -> Iterator[Op]:
                 "the match; ask for only_consumer= above it, or count them in where="
             )
         yield choice
-
-
-def _nodes(pattern: Pattern) -> tuple[Pattern, ...]:
-    node_by_id: dict[int, Pattern] = {}
-    stack = [pattern]
-    while stack:
-        node = stack.pop()
-        if id(node) not in node_by_id:
-            node_by_id[id(node)] = node
-            stack.extend(reversed(node.children))
-    return tuple(node_by_id.values())
-
-
-def _children_first(pattern: Pattern) -> Iterator[Pattern]:
-    done: set[int] = set()
-    stack = [(pattern, False)]
-    while stack:
-        node, ready = stack.pop()
-        if id(node) in done:
-            continue
-        if ready:
-            done.add(id(node))
-            yield node
-        else:
-            stack.append((node, True))
-            stack.extend((child, False) for child in node.children)
 
 
 def _check_names(nodes: tuple[Pattern, ...]) -> None:

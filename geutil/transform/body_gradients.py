@@ -19,6 +19,7 @@ from geutil.graph import (
 )
 from geutil.graph.protos import FunctionDef
 from geutil.graph.types import Graph
+from geutil.graph.walks import topological_order
 from geutil.transform import custom_gradients, transformer
 
 
@@ -48,7 +49,7 @@ def renew(graph: Graph) -> None:
 
     roots = dict.fromkeys(name for caller in callers for name in caller.names)
     new_names: dict[str, str] = {}
-    for name in function_defs.callees_first(roots, callees):
+    for name in topological_order(roots, callees):
         definition = definitions[name]
         called = set(function_defs.called_names(definition.node_def))
         if _closures(definition) or not called.isdisjoint(new_names):
@@ -56,7 +57,7 @@ def renew(graph: Graph) -> None:
     for caller in callers:
         if not new_names.keys().isdisjoint(caller.names):
             function_calls.call_others(caller, new_names)
-    kept = function_defs.callees_first(direct, callees)
+    kept = topological_order(direct, callees)
     functions.forget_functions(graph, new_names.keys() - set(kept))
 
 

@@ -29,6 +29,7 @@ from geutil.graph import (
 from geutil.graph.flat_body import Arg, FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
+from geutil.graph.walks import topological_order
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -377,8 +378,7 @@ class OpenedFunctions:
             return [callee.name for callee in self._called_by(self._by_name[name])]
 
         return [
-            self._by_name[name]
-            for name in function_defs.callees_first(self._by_name, called)
+            self._by_name[name] for name in topological_order(self._by_name, called)
         ]
 
     def _called_by(self, function: OpenedFunction) -> list[OpenedFunction]:

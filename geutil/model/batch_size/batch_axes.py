@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.graph.flat_body import flat_body
 from geutil.graph.op_types import NEXT_ITERATIONS
-from geutil.model.programs import canonical, node_of
+from geutil.graph.walks import node_name, tensor_name
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def scope_of_function(
     return Scope(
         _ordered(nodes, [n.inputs for n in body.nodes]),
         tuple(f"{arg.name}:0" for arg in body.args),
-        tuple(canonical(result.tensor) for result in body.results),
+        tuple(tensor_name(result.tensor) for result in body.results),
     )
 
 
@@ -90,7 +90,7 @@ def _ordered(
     readers: list[list[int]] = [[] for _ in nodes]
     for i, names in enumerate(inputs):
         for name in names:
-            producer = index.get(node_of(name))
+            producer = index.get(node_name(name))
             if producer is not None and nodes[producer].op not in NEXT_ITERATIONS:
                 waits[i] += 1
                 readers[producer].append(i)
@@ -104,7 +104,7 @@ def _ordered(
 
 
 def _entry(node: Any, inputs: Sequence[str]) -> ScopeNode:
-    data = tuple(canonical(name) for name in inputs if not name.startswith("^"))
+    data = tuple(tensor_name(name) for name in inputs if not name.startswith("^"))
     written = tuple(name for name in node.input if not name.startswith("^"))
     return ScopeNode(node, data, written)
 

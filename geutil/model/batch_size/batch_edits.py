@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph.walks import walk_by_identity
 from geutil.model.batch_size.batch_axes import BatchSource
 from geutil.model.programs import fresh_name
 
@@ -173,14 +174,10 @@ class BatchPlan:
 
     def all_problems(self) -> list[Obstacle]:
         """Return the problems, those of the functions that are called included."""
-        problems = list(self.problems)
-        waiting = list(self.edits)
-        while waiting:
-            edit = waiting.pop(0)
-            if isinstance(edit, CallAnew):
-                problems += edit.plan.problems
-                waiting += edit.plan.edits
-        return list(dict.fromkeys(problems))
+        plans = walk_by_identity(
+            [self], lambda p: [e.plan for e in p.edits if isinstance(e, CallAnew)]
+        )
+        return list(dict.fromkeys(problem for p in plans for problem in p.problems))
 
 
 _INT = tf.int32.as_datatype_enum

@@ -13,19 +13,14 @@ from geutil.errors import ModelError, TransformError
 from geutil.graph import shape_inference
 from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
+from geutil.graph.walks import node_name
 from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
 from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, CallAnew, Writer
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import (
-    ModelProgram,
-    fresh_name,
-    node_of,
-    nodes_by_name,
-    set_constant,
-)
+from geutil.model.programs import ModelProgram, fresh_name, nodes_by_name, set_constant
 
 _numbers = itertools.count()
 _FRAMES = ENTERS | SWITCHES
@@ -106,31 +101,31 @@ def _change(
         node.attr.pop("data_format", None)
         node.input[:] = [total, *(n for n in node.input if n.startswith("^"))]
     elif isinstance(edit, batch_edits.SetConstant):
-        after = _controls(by_name.get(node_of(node.input[edit.index])))
+        after = _controls(by_name.get(node_name(node.input[edit.index])))
         dtype = tf.as_dtype(edit.value.dtype).as_datatype_enum
         node.input[edit.index] = writer.constant(name, edit.value, dtype, after)
     elif isinstance(edit, batch_edits.SetElements):
-        pack = by_name[node_of(edit.pack)]
+        pack = by_name[node_name(edit.pack)]
         parts = list(pack.input)
         dtype = pack.attr["T"].type
         for index, value in edit.elements:
-            after = _controls(by_name.get(node_of(parts[index])))
+            after = _controls(by_name.get(node_name(parts[index])))
             parts[index] = writer.constant(f"{name}/dim_{index}", value, dtype, after)
         node.input[edit.index] = writer.pack(name, parts, dtype)
     elif isinstance(edit, batch_edits.SetDims):
-        after = [f"^{node_of(edit.source.tensor)}"] if framed else []
+        after = [f"^{node_name(edit.source.tensor)}"] if framed else []
         node.input[edit.index] = writer.dims(
             name, edit.dims, edit.source, edit.dtype, after
         )
     elif isinstance(edit, batch_edits.SetSize):
-        after = [f"^{node_of(edit.source.tensor)}"] if framed else []
+        after = [f"^{node_name(edit.source.tensor)}"] if framed else []
         size = writer.size(name, edit.source, after)
         if edit.frame is not None:
             size = writer.enter(f"{name}/Enter", size, edit.frame)
         node.input[edit.index] = size
     elif isinstance(edit, Broadcast):
         source = node.input[edit.index]
-        after = [f"^{node_of(source)}"] if framed else []
+        after = [f"^{node_name(source)}"] if framed else []
         node.input[edit.index] = _broadcast(writer, edit, name, source, after)
 
 
@@ -296,7 +291,7 @@ def _set_placeholders(
 ) -> None:
     nodes = nodes_by_name(program.graph_def)
     for name, tensor in batched.items():
-        node = nodes[node_of(program.inputs[name])]
+        node = nodes[node_name(program.inputs[name])]
         dims = tensor.shape.as_list()
         node.attr["shape"].CopyFrom(attribute_of_shape((size, *dims[1:])))
         node.attr.pop("_output_shapes", None)

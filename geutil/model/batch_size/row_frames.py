@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from geutil.graph.walks import node_name
 from geutil.model.batch_size.batch_axes import (
     BatchSource,
     Scope,
@@ -16,7 +17,6 @@ from geutil.model.batch_size.batch_axes import (
 from geutil.model.batch_size.batch_edits import SetSize
 from geutil.model.batch_size.row_loops import BOUNDS, COPIES, READS, is_along_first_axis
 from geutil.model.batch_size.sites import Site, attribute_of_shape
-from geutil.model.programs import node_of
 
 _PASSED = COPIES | {"Switch"}
 
@@ -88,9 +88,9 @@ class RowFrames:
 
     def _traced(self, name: str) -> ScopeNode | None:
         """Return the op that makes what a tensor is a copy of."""
-        entry = self._entries.get(node_of(name))
+        entry = self._entries.get(node_name(name))
         while entry is not None and entry.node.op in _PASSED:
-            entry = self._entries.get(node_of(entry.inputs[0]))
+            entry = self._entries.get(node_name(entry.inputs[0]))
         return entry
 
     def _array_behind(self, enter: ScopeNode) -> str:

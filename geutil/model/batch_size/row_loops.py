@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.types import Tensor
+from geutil.graph.walks import node_name
 from geutil.model.batch_size.batch_axes import (
     BatchSource,
     Scope,
@@ -17,7 +18,6 @@ from geutil.model.batch_size.batch_axes import (
 )
 from geutil.model.batch_size.batch_edits import SetConstant, SetSize
 from geutil.model.batch_size.sites import Site
-from geutil.model.programs import node_of
 
 COPIES = frozenset(("Cast", "ExpandDims", "Identity", "Pack", "Reshape"))
 """Ops through which a number of a row goes as it is."""
@@ -115,7 +115,7 @@ def is_along_first_axis(entry: ScopeNode, entries: Mapping[str, ScopeNode]) -> b
         masks = ("begin_mask", "ellipsis_mask", "new_axis_mask")
         return not any(entry.node.attr[mask].i & 1 for mask in masks)
     if entry.node.op == "GatherV2":
-        axis = entries.get(node_of(entry.inputs[2]))
+        axis = entries.get(node_name(entry.inputs[2]))
         if axis is not None and axis.node.op == "Const":
             return not np.any(constant_value(axis.node))
     return True
@@ -155,7 +155,7 @@ def _lengthen_constants(
         if not elements.shape.rank or elements.shape[0] != site.sizes.old:
             continue
         if elements.op.type == "Range" and _counts(site, elements):
-            numbers = node_of(producer.inputs[0])
+            numbers = node_name(producer.inputs[0])
             site.edit(SetSize(numbers, 1, source))
             site.plan.growing.add(numbers)
             continue
@@ -200,7 +200,7 @@ def _bounds(site: Site, condition: Scope) -> Iterator[_Bound]:
             continue
         variable, _ = _traced(condition, entries, entry.inputs[index])
         value, grows = None, False
-        producer = entries.get(node_of(entry.inputs[index]))
+        producer = entries.get(node_name(entry.inputs[index]))
         if variable is not None:
             operand = site.operands[variable]
             value, grows = site.probing.value(operand), site.probing.grows(operand)
@@ -224,7 +224,7 @@ def _traced(
 ) -> tuple[int | None, str]:
     """Return the loop variable that a tensor is, None if it is none, or its op type."""
     while name not in scope.args:
-        entry = entries.get(node_of(name))
+        entry = entries.get(node_name(name))
         if entry is None or entry.node.op not in (*COPIES, _ELEMENT):
             return None, "" if entry is None else entry.node.op
         # An element of a list of numbers counts as the counter that tells which.

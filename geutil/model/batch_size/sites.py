@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
+from geutil.graph.walks import tree
 from geutil.model.batch_size import batch_axes, batch_edits
 from geutil.model.batch_size.batch_axes import BatchSource, ScopeNode, Shape, Sizes
 from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
@@ -186,16 +187,14 @@ class Probing:
 
 def _joined(tensor: Tensor) -> list[Tensor]:
     """Return the vectors that a vector is a concatenation of."""
-    parts, waiting = [], [tensor]
-    while waiting:
-        part = waiting.pop()
-        if part.op.type == "ConcatV2":
-            waiting += reversed(part.op.inputs[:-1])
-        elif part.op.type == "Identity":
-            waiting += part.op.inputs
-        else:
-            parts.append(part)
-    return parts
+
+    def parts(part: Tensor) -> Sequence[Tensor]:
+        is_join = part.op.type == "ConcatV2"
+        return part.op.inputs[:-1] if is_join else part.op.inputs[:1]
+
+    passed = ("ConcatV2", "Identity")
+    joined = tree([tensor], lambda t: parts(t) if t.op.type in passed else ())
+    return [t for t in joined if t.op.type not in passed]
 
 
 _SHOWN = 16

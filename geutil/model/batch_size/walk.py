@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.graph.types import Tensor
+from geutil.graph.walks import node_name
 from geutil.model.batch_size.batch_axes import BatchSource, Scope, ScopeNode, shape_of
 from geutil.model.batch_size.batch_edits import BatchPlan
 from geutil.model.batch_size.row_frames import RowFrames
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
-from geutil.model.programs import node_of
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _visit(
         probing,
         done.plan,
         done.source,
-        [entries.get(node_of(name)) for name in entry.inputs],
+        [entries.get(node_name(name)) for name in entry.inputs],
         [(e.node.op, i) for e, i in readers.get(f"{entry.node.name}:0", ())],
     )
     if start is not None:
@@ -230,7 +230,7 @@ def _variables(scope: Scope) -> Iterator[tuple[ScopeNode, ScopeNode]]:
     entries = {entry.node.name: entry for entry in scope.entries}
     for entry in scope.entries:
         if entry.node.op == "Merge" and len(entry.inputs) == 2:
-            enter, back = (entries.get(node_of(name)) for name in entry.inputs)
+            enter, back = (entries.get(node_name(name)) for name in entry.inputs)
             ends = (enter and enter.node.op, back and back.node.op)
             if enter is not None and ends == ("Enter", "NextIteration"):
                 yield enter, entry

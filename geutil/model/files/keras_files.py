@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
+from geutil.graph.walks import tree
 from geutil.model.files.hdf5 import read_hdf5
 from geutil.model.files.inspection import (
     Inspection,
@@ -94,18 +95,19 @@ def refuse_code(file: Path) -> None:
         ModelError: it holds code, or no model.
     """
     config, _, _ = _in_hdf5(file)
-    waiting = [config]
-    while waiting:
-        item = waiting.pop()
+    for item in tree([config], _inner):
         if _item(item, "class_name") in _CODE:
             raise ModelError(
                 f"'{file}' holds code of Python (a Lambda layer), which geutil does "
                 "not run: load it with Keras if you trust it, and pass the model"
             )
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item
+
+
+def _inner(item: Any) -> Iterable[Any]:
+    """Return the parts of a value of JSON."""
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
 
 
 def _in_archive(file: Path) -> tuple[Any, str, int]:
@@ -162,14 +164,17 @@ def _parsed(text: str, file: Path) -> Any:
 
 def _layers(config: Any) -> list[LayerInfo]:
     """Return the layers of a model, those of models within it in their place."""
+
+    def inner(item: Any) -> Any:
+        return _item(_item(item, "config"), "layers")
+
+    def children(item: Any) -> list[Any]:
+        layers = inner(item)
+        return layers if isinstance(layers, list) else []
+
     layers = []
-    pending = [config]
-    while pending:
-        item = pending.pop()
-        inner = _item(_item(item, "config"), "layers")
-        if isinstance(inner, list):
-            pending += reversed(inner)
-        else:
+    for item in tree([config], children):
+        if not isinstance(inner(item), list):
             name = _item(_item(item, "config"), "name") or _item(item, "name")
             layers.append(LayerInfo(str(name or ""), str(_item(item, "class_name"))))
     return layers

@@ -14,6 +14,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import protos
 from geutil.graph.protos import DATA_TYPES, OpDef, TensorProto, TensorShapeProto
+from geutil.graph.walks import tree
 
 Types: TypeAlias = tuple[int, ...]
 """Numbers of data types, one for each tensor; UNKNOWN where nothing tells it."""
@@ -255,12 +256,8 @@ def check_tensor(tensor: TensorProto) -> None:
 
     Cost: constant; the payload is not read.
     """
-    pending = [tensor]
-    while pending:
-        tensor = pending.pop()
-        _check_one(tensor)
-        for variant in tensor.variant_val:
-            pending += variant.tensors
+    for one in tree([tensor], lambda t: [i for v in t.variant_val for i in v.tensors]):
+        _check_one(one)
 
 
 def _check_one(tensor: TensorProto) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.graph.op_types import CALLS, MERGES, NEXT_ITERATIONS
 from geutil.graph.protos import FunctionDef, GraphDef
+from geutil.graph.walks import topological_order
 from geutil.model.files import node_checks, tensor_checks
 from geutil.model.files.node_checks import CheckedNode
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures, Types
@@ -87,25 +88,13 @@ def check_recursion(functions: Mapping[str, Any]) -> None:
 
     Cost: linear in the nodes of the functions.
     """
-    calls = {name: list(_called(f, functions)) for name, f in functions.items()}
-    done: set[str] = set()
-    for start in functions:
-        path: dict[str, None] = {}
-        stack = [(start, iter(calls[start]))] if start not in done else []
-        path.update((name, None) for name, _ in stack)
-        while stack:
-            name, rest = stack[-1]
-            callee = next(rest, None)
-            if callee is None:
-                stack.pop()
-                del path[name]
-                done.add(name)
-            elif callee in path:
-                way = list(path)
-                raise ModelError(_told(way[way.index(callee) :], "functions"))
-            elif callee not in done:
-                path[callee] = None
-                stack.append((callee, iter(calls[callee])))
+
+    def refuse(cycle: list[str]) -> None:
+        raise ModelError(_told(cycle, "functions"))
+
+    topological_order(
+        functions, lambda name: _called(functions[name], functions), refuse
+    )
 
 
 def _called(function: Any, functions: Mapping[str, Any]) -> dict[str, None]:

@@ -13,6 +13,7 @@ from geutil.graph import function_defs
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import topological_order
 from geutil.model.functions.body import EditableBody, materialize_body, result_shapes
 from geutil.model.programs import fresh_name
 from geutil.model.shared_state import SharedState
@@ -111,9 +112,7 @@ class FunctionLibrary:
         """Return the functions that can be reached, callers before their callees."""
         state = self._state()
         if self._seen is None or self._seen[0] != state:
-            order = function_defs.callees_first(
-                self.called_in(None)[::-1], self._callees
-            )
+            order = topological_order(self.called_in(None)[::-1], self._callees)
             self._seen = (state, [self._by_name[name] for name in reversed(order)])
         return list(self._seen[1])
 
@@ -177,7 +176,7 @@ class FunctionLibrary:
         """Return what an entry, or the model, calls however indirectly."""
         if start is None:
             return self.entries()
-        called = set(function_defs.callees_first(self.called_in(start), self._callees))
+        called = set(topological_order(self.called_in(start), self._callees))
         return [entry for entry in self.entries() if entry.name in called]
 
     def entry(self, name: str) -> Entry:

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph.walks import node_name, short_name
 from geutil.model import freezing, handle_values, programs
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
 from geutil.model.handle_values import Value, Versions
@@ -59,15 +60,15 @@ def insert_handles(graph_def: Any) -> Frozen:
     handles: dict[tuple[str, str], Any] = {}
     for node in graph_def.node:
         for index, kind in _handles_taken(node, signatures):
-            text = programs.short(node.input[index])
-            producer = nodes.get(programs.node_of(text))
+            text = short_name(node.input[index])
+            producer = nodes.get(node_name(text))
             dtype = producer is not None and _value_type(producer, text, signatures)
             if not dtype:
                 continue
             if (text, kind) not in handles:
                 handles[text, kind] = handle = _variable(producer, kind, dtype)
                 handle.name = programs.fresh_name(
-                    names, f"{programs.node_of(text)}/geutil_handle"
+                    names, f"{node_name(text)}/geutil_handle"
                 )
                 names.add(handle.name)
             node.input[index] = handles[text, kind].name
@@ -75,7 +76,7 @@ def insert_handles(graph_def: Any) -> Frozen:
     references = {t: h.name for (t, kind), h in handles.items() if kind == "VariableV2"}
     for node in graph_def.node if references else ():
         for index, text in enumerate(node.input):
-            node.input[index] = references.get(programs.short(text), text)
+            node.input[index] = references.get(short_name(text), text)
     graph_def.node.extend(handles.values())
     values = {handle.name: text for (text, _), handle in handles.items()}
     return Frozen(values, _put_into_functions(graph_def, signatures))
@@ -116,7 +117,7 @@ def _insert_into_function(function: Any, signatures: OpSignatures) -> dict[str, 
     seeds = {}
     for node in function.node_def:
         for index, kind in _handles_taken(node, signatures):
-            name = programs.short(node.input[index])
+            name = short_name(node.input[index])
             dtype = types.get(name, UNKNOWN)
             if kind == "VarHandleOp" and dtype not in (UNKNOWN, *_HANDLES):
                 node.input[index] = f"{name}/geutil_handle"
@@ -197,7 +198,7 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     values = frozen.values
     seeds = {
         node.name: Value(
-            programs.node_of(values[node.name]),
+            node_name(values[node.name]),
             node.attr["dtype"].type,
             node.attr["shape"].shape.SerializeToString(),
         )
@@ -224,7 +225,7 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     left = []
     for node in graph_def.node:
         if node.name not in seeds:
-            texts = [values.get(programs.short(text), text) for text in node.input]
+            texts = [values.get(short_name(text), text) for text in node.input]
             del node.input[:]
             node.input.extend(texts)
             left.append(node)

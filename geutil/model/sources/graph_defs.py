@@ -18,6 +18,7 @@ from geutil.graph import op_types, strategy_variables
 from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
+from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
@@ -43,9 +44,9 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
     """
     nodes = programs.nodes_by_name(program.graph_def)
     fed = {
-        name: programs.canonical(t)
+        name: tensor_name(t)
         for name, t in program.inputs.items()
-        if nodes[programs.node_of(t)].op != "Placeholder"
+        if nodes[node_name(t)].op != "Placeholder"
     }
     if not fed:
         return program
@@ -63,8 +64,7 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
         stand_ins[fed[name]] = f"{node.name}:0"
     programs.redirect(program, stand_ins)
     program.inputs = {
-        name: stand_ins.get(programs.canonical(t), t)
-        for name, t in program.inputs.items()
+        name: stand_ins.get(tensor_name(t), t) for name, t in program.inputs.items()
     }
     return program
 
@@ -109,7 +109,7 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
     nodes = programs.nodes_by_name(graph_def)
     named: dict[str, str] = {}
     for public, name in pairs:
-        if programs.node_of(name) not in nodes or name.startswith("^"):
+        if node_name(name) not in nodes or name.startswith("^"):
             end_names = (
                 _placeholders(graph_def) if kind == "input" else _results(graph_def)
             )
@@ -117,9 +117,9 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
                 f"{what} has no {kind} '{name}': there is no op of that name; its "
                 f"{'placeholders' if kind == 'input' else 'ends'} are {end_names[:20]}"
             )
-        if kind == "input" and programs.canonical(name) in named.values():
+        if kind == "input" and tensor_name(name) in named.values():
             raise ModelError(f"two inputs of {what} are '{name}'; name it once")
-        named[public] = programs.canonical(name)
+        named[public] = tensor_name(name)
     if kind == "output" and not named:
         raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
     return named
@@ -151,7 +151,7 @@ def _results(graph_def: Any) -> list[str]:
 
     If some of them depend on a placeholder, only those: the others initialize or save.
     """
-    read = {programs.node_of(text) for node in graph_def.node for text in node.input}
+    read = {node_name(text) for node in graph_def.node for text in node.input}
     ends = [
         node.name
         for node in graph_def.node
@@ -224,7 +224,7 @@ def programs_of_graph_def(
             ModelProgram(
                 graph_def,
                 dict(inputs),
-                {n: programs.canonical(values.get(t, t)) for n, t in outputs.items()},
+                {n: tensor_name(values.get(t, t)) for n, t in outputs.items()},
                 captures,
             ),
             what,
@@ -244,7 +244,7 @@ def _needed(
     nodes = programs.nodes_by_name(graph_def)
     tensors = [t for pair in ends for part in pair for t in part.values()]
     # An end that is not there is told of later.
-    names = {name for name in map(programs.node_of, tensors) if name in nodes}
+    names = {name for name in map(node_name, tensors) if name in nodes}
     names |= {name for name, node in nodes.items() if node.op in op_types.VARIABLES}
     while True:
         behind = programs.nodes_behind(graph_def, names)

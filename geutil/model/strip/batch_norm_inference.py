@@ -15,7 +15,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.model.programs import short
+from geutil.graph.walks import short_name
 from geutil.model.strip.options import StripOptions, live_ops
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import Parts
@@ -244,7 +244,7 @@ def write_fused(graph_def: Any, fused: Mapping[str, tuple[str, str]]) -> None:
         if node.name in fused:
             node.attr["is_training"].b = False
             node.attr.pop("exponential_avg_factor", None)
-            node.input[3], node.input[4] = map(short, fused[node.name])
+            node.input[3], node.input[4] = map(short_name, fused[node.name])
 
 
 def _redirect(

@@ -16,7 +16,8 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import Tensor
-from geutil.model.programs import ModelProgram, canonical, node_of, nodes_by_name
+from geutil.graph.walks import node_name, tensor_name
+from geutil.model.programs import ModelProgram, nodes_by_name
 from geutil.model.strip.options import StripOptions, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import materialize
@@ -76,7 +77,7 @@ def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
     values = _named(program, nodes, options.switches)
     entries = []
     for node in program.graph_def.node:
-        if node.op not in _PLACEHOLDERS or canonical(node.name) in program.captures:
+        if node.op not in _PLACEHOLDERS or tensor_name(node.name) in program.captures:
             continue
         if not _may_switch(node) or node.name in values:
             continue
@@ -89,8 +90,8 @@ def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
             entries.append(Stripped("kept", "switch", name, "it is in keep"))
         else:
             values[node.name] = (name, False)
-    for node_name, (name, value) in values.items():
-        node = nodes[node_name]
+    for placeholder, (name, value) in values.items():
+        node = nodes[placeholder]
         _set(node, name, value)
         program.inputs.pop(name, None)
         entries.append(Stripped("removed", "switch", name, f"it is {value} from now"))
@@ -103,7 +104,7 @@ def _named(
     """Return for the node of each switch that the caller names its name and value."""
     values = {}
     for name, value in switches.items():
-        node = node_of(program.inputs.get(name, name))
+        node = node_name(program.inputs.get(name, name))
         if node not in nodes or nodes[node].op not in _PLACEHOLDERS:
             names = [n for n in nodes if nodes[n].op in _PLACEHOLDERS]
             raise ModelError(
@@ -116,7 +117,7 @@ def _named(
 
 def _input_of(program: ModelProgram, node: str) -> str | None:
     for name, tensor in program.inputs.items():
-        if node_of(tensor) == node:
+        if node_name(tensor) == node:
             return name
     return None
 
@@ -226,9 +227,9 @@ def _decide(graph_def: Any) -> None:
 
 
 def _constant(nodes: Any, text: str) -> Any:
-    node = nodes[node_of(text)]
+    node = nodes[node_name(text)]
     while node.op == "Identity":
-        node = nodes[node_of(node.input[0])]
+        node = nodes[node_name(node.input[0])]
     return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
 
 

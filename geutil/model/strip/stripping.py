@@ -8,8 +8,9 @@ from typing import Any
 
 from geutil.graph.functions import bindings
 from geutil.graph.op_types import FUSED_NORMS, is_random
+from geutil.graph.walks import node_name
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import ModelProgram, node_of, nodes_behind
+from geutil.model.programs import ModelProgram, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
 from geutil.model.strip.batch_norm_inference import Turned
 from geutil.model.strip.options import StripOptions, checked_options, program_of_parts
@@ -173,7 +174,7 @@ def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped
     gone = [
         name
         for name, t in program.inputs.items()
-        if node_of(t) in before and node_of(t) not in after
+        if node_name(t) in before and node_name(t) not in after
     ]
     for name in gone:
         del program.inputs[name]
@@ -183,8 +184,8 @@ def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped
 
 def _needed(program: ModelProgram) -> Any:
     """Return the graph of what a call of a program runs."""
-    ends = [*map(node_of, program.outputs.values()), *program.side_effects]
-    stops = [node_of(t) for t in program.captures]
+    ends = [*map(node_name, program.outputs.values()), *program.side_effects]
+    stops = [node_name(t) for t in program.captures]
     graph_def = type(program.graph_def)()
     graph_def.node.extend(nodes_behind(program.graph_def, ends, stops))
     graph_def.library.CopyFrom(program.graph_def.library)
@@ -194,7 +195,7 @@ def _needed(program: ModelProgram) -> Any:
 def _unread_variables(model: EditableModel, program: ModelProgram) -> list[Stripped]:
     """Return the variables that no signature uses any more."""
     running = {node.name for node in _needed(program).node}
-    used = {id(e) for t, e in program.captures.items() if node_of(t) in running}
+    used = {id(e) for t, e in program.captures.items() if node_name(t) in running}
     used |= _captured_elsewhere(model).keys()
     return [
         Stripped("removed", "variable", name, "no signature uses it")

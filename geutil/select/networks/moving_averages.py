@@ -22,11 +22,12 @@ needs where that is read. Stripping starts from no layer, and looks at all updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from geutil.graph import op_types
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
+from geutil.graph.walks import closure_by_identity, walk_by_identity
 from geutil.select.networks import batch_norms
 from geutil.select.networks.batch_norms import SHAPING, FusedNorm, fused_norm
 from geutil.select.networks.provenance import Origin, Origins
@@ -70,24 +71,6 @@ class MovingVariable:
     def is_reference(self) -> bool:
         """Whether it is a ref variable, whose readers may see its new value."""
         return is_reference(self.variable)
-
-
-def _walk_back(
-    tensors: Iterable[Tensor], inputs_of: Callable[[Tensor], Sequence[Tensor]]
-) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
-    """Yield tensors and what is behind them, each once, with the inputs it goes on to.
-
-    Cost: linear in what is yielded, and in its inputs.
-    """
-    waiting = list(tensors)
-    seen: set[int] = set()
-    while waiting:
-        t = waiting.pop()
-        if id(t) not in seen:
-            seen.add(id(t))
-            inputs = inputs_of(t)
-            yield t, inputs
-            waiting.extend(inputs)
 
 
 class MovingStatistics:
@@ -170,8 +153,7 @@ class MovingStatistics:
             ended = id(t) in stop or self._is_root(t)
             return [] if ended else self._of_batch(self._origins.sources(t.op))
 
-        walk = _walk_back(self._of_batch(tensors), inputs_of)
-        return {id(t): t for t, _ in walk}
+        return closure_by_identity(self._of_batch(tensors), inputs_of)
 
     def _of_batch(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [t for t in tensors if self._origins.of(t) is Origin.BATCH]
@@ -248,7 +230,7 @@ def moving_average(
             statistic.op,
         )
     variable, update = next(iter(update_by_variable.items()))
-    for tensor, _ in _walk_back([update.inputs[1]], _channelwise_inputs):
+    for tensor in walk_by_identity([update.inputs[1]], _channelwise_inputs):
         if _reads(tensor, variable):
             return MovingVariable(statistic, (update,), tensor)
     return NoAverage(
@@ -383,11 +365,11 @@ class _Parts:
 def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
     """Return what an update makes its value of; None if it is too much."""
     parts = _Parts([], [], [])
-    walk = _walk_back([value], _linear_inputs)
-    for count, (leaf, inputs) in enumerate(walk, 1):
+    leaves = walk_by_identity([value], _linear_inputs)
+    for count, leaf in enumerate(leaves, 1):
         if count > _MAX_OPS:
             return None
-        if inputs:
+        if _linear_inputs(leaf):
             continue
         if batch_norms.is_batch_moment(leaf):
             parts.statistics.append(leaf)
