@@ -36,10 +36,10 @@ class WaysOn:
 
     Args:
         origins: of the tensors of the graph.
-        liveness: who reads what.
+        liveness: the readers of ops.
         kept_ids: the ids of the tensors that are read from outside.
         steps: the ops of all norms.
-        moving: what stands in for statistics of the batch, for each norm.
+        moving: the replacements of statistics of the batch, for each norm.
     """
 
     def __init__(
@@ -57,13 +57,11 @@ class WaysOn:
         self._moving = moving
 
     def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
-        """Return the fold of a norm into the layer behind it, or what is in the way.
+        """Return the fold of a norm into the layer behind it, or the obstacle.
 
         Args:
             norm: the norm.
             ahead: the folds that are planned for norms behind it, by their first ops.
-
-        Cost: linear in the ops between the norm and the layer.
         """
         links = as_links(norm.steps)
         axis = next((step.axis for step in norm.steps if step.axis is not None), None)
@@ -181,7 +179,7 @@ class WaysOn:
     def _bias(self, layer: Layer) -> tuple[Link, ...]:
         """Return the ops up to the one that adds the bias of a layer, if there is one.
 
-        They belong to the layer if nothing else reads what lies between.
+        They belong to the layer if nothing else reads the ops between.
         """
         links: list[Link] = []
         tensor, axis = layer.result, layer.axis
@@ -208,11 +206,10 @@ class WaysOn:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """What is folded, and what is not.
+    """The planned folds, and the norms that are left.
 
     Attributes:
-        folds: one for each layer.
-        refused: each norm that is left, with what stands in the way.
+        refused: each norm that is left, with the obstacle.
         branched: norms that can be folded once they are moved to several layers.
     """
 
@@ -223,7 +220,7 @@ class FoldPlan:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the caller asks for; see `fold_batch_norms`."""
+    """The choices of the caller; see `fold_batch_norms`."""
 
     scope: tuple[str, ...] | None = None
     clone_shared: bool = False
@@ -236,9 +233,7 @@ class Planner:
     Args:
         graph: the graph.
         kept_ids: the ids of the tensors that are read from outside.
-        choices: what the caller asks for.
-
-    Cost: linear in ops and edges.
+        choices: the caller's choices.
     """
 
     def __init__(

@@ -43,17 +43,17 @@ class Norm:
 
     @property
     def input(self) -> Tensor:
-        """What is normalized."""
+        """The tensor that is normalized."""
         return self.steps[0].data
 
     @property
     def result(self) -> Tensor:
-        """What it is normalized to."""
+        """The result."""
         return self.steps[-1].result
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What its steps combine the data with."""
+        """The operands that its steps combine the data with."""
         return [t for step in self.steps for t in step.parameters]
 
     @property
@@ -68,21 +68,20 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
     A batch norm is a fused op, or a run of steps that multiply by, or divide by, the
     root of a parameter and a small constant, and shift. Steps around those belong to it
     that subtract a mean before, or scale and shift behind. Layer norms are none: they
-    divide by the root of what depends on each example. Where constants were folded no
-    root is left: a layer, and then a multiplication and an addition of vectors.
+    divide by the root of a value that depends on each example. Where constants were
+    folded no root is left: a layer, and then a multiplication and an addition of
+    vectors.
 
     Args:
         graph: the graph.
         origins: of its tensors.
         liveness: ops that earlier folds left without readers are left out.
-
-    Cost: linear in ops and edges.
     """
     return _Finder(graph, origins, liveness).find()
 
 
 def is_correction(norm: Norm, origins: Origins) -> bool:
-    """Tell whether what looks like a norm is what a fold for training left.
+    """Tell whether an apparent norm is the correction that a fold for training left.
 
     Behind a layer it multiplies by a quotient of two roots, of a moving variance and of
     the batch's; a norm takes only one.
@@ -265,10 +264,7 @@ def _scope(steps: list[AffineStep]) -> str:
 
 
 def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
-    """Tell whether all that comes of an op of data is statistics of the batch.
-
-    Cost: linear in the ops between it and the statistics.
-    """
+    """Tell whether all that comes of an op of data is statistics of the batch."""
 
     def measured(op: Operation) -> bool:
         return bool(op.outputs) and origins.of(op.outputs[0]) is Origin.BATCH

@@ -30,8 +30,7 @@ class Place:
     """A graph that norms are folded in.
 
     Attributes:
-        graph: the graph.
-        prefix: what the names of its ops begin with in reports.
+        prefix: the prefix of its ops' names in reports.
         signature: of a model, the signature that it belongs to.
         fixed: why nothing can be changed in it; "" if it can.
         function: of the body of a function that a graph calls, the function.
@@ -183,9 +182,6 @@ def constants_passed(places: Sequence[Place]) -> list[Passed]:
     An argument is a constant if all callers pass the same one, and loops hand it on as
     it is. Nothing is changed.
 
-    Args:
-        places: bodies, and the graphs that call them, callers first.
-
     Cost: linear in the ops of the bodies, and in the bytes of the constants.
     """
     graph_ids = _wanted(places)
@@ -219,7 +215,7 @@ def sink_constants(place: Place, passed: Passed) -> Sunk:
 
 
 def raise_constants(sunk: Sunk) -> None:
-    """Let what reads sunk constants read the arguments again."""
+    """Let readers of sunk constants read the arguments again."""
     for argument, constant in sunk:
         reroute_ts([argument], [constant])
 

@@ -1,8 +1,9 @@
 """The fold of batch norms in training: planned and carried out.
 
-What nobody reads yet is held by the caller, who will build a loss on it or fetch it; an
-output of a function is held by the function. Where the norm ends in a sum, that op can
-read the folded layer and its bias. No other op can stand in for a fused norm.
+A tensor that nobody reads yet is kept by the caller, who will build a loss on it or
+fetch it; an output of a function is held by the function. Where the norm ends in a sum,
+that op can read the folded layer and its bias. No other op can stand in for a fused
+norm.
 """
 
 from __future__ import annotations
@@ -35,12 +36,10 @@ from geutil.transform.step_counter import (
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """What is folded, and what is not; norms at inference are in neither.
+    """The planned folds, and the norms that are left; without norms at inference.
 
     Attributes:
-        folds: one for each norm.
-        refused: for the last op of each norm that is left, the norm and what stands in
-            the way.
+        refused: for the last op of each norm that is left, the norm and the obstacle.
     """
 
     folds: list[TrainingFold] = field(default_factory=list)
@@ -64,8 +63,6 @@ def plan_training(
         scope: name scopes: only norms in them; None is all.
         freezes: whether moving averages are to stop.
         one_pass: whether statistics are taken of the folded layers.
-
-    Cost: linear in ops and edges.
     """
     planner = _Planner(graph, scope, freezes, one_pass)
     plan = TrainingPlan()
@@ -136,7 +133,7 @@ class _Planner:
 
 
 def can_stay(fold: TrainingFold) -> bool:
-    """Tell whether the end adds each channel's number to what it reads."""
+    """Tell whether the end adds each channel's number to its input."""
     step = fold.statistics.norm.steps[-1]
     if fold.end.type not in op_types.ADDITIONS or step.operand is None:
         return False
@@ -150,7 +147,7 @@ def stay(fold: TrainingFold, built: Built) -> None:
 
     Args:
         fold: a fold whose end can stay.
-        built: what was built for it; the sum there is not needed any more.
+        built: the ops built for it; the sum there is not needed any more.
     """
     last, sum_op = fold.links[-1], built.result.op
     with creation.surroundings_of(last.op):
@@ -162,14 +159,14 @@ def stay(fold: TrainingFold, built: Built) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """What the caller asks for in training; see `fold_batch_norms`."""
+    """The caller's choices in training; see `fold_batch_norms`."""
 
     delay: int | None = None
     step: Any = None
     statistics: str = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
+        """Refuse impossible choices.
 
         Raises:
             ArgumentTypeError: an argument is of another type.
@@ -204,7 +201,7 @@ class Training:
             check_step_variable(self.step)
 
     def plan(self, graph: Graph, scope: tuple[str, ...] | None) -> TrainingPlan:
-        """Return what will be folded, and what will not."""
+        """Return the plan: folds, and norms that are left."""
         return plan_training(
             graph,
             scope,
@@ -215,13 +212,13 @@ class Training:
     def build(
         self, fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
     ) -> Built:
-        """Build what takes the place of a norm and its layer."""
+        """Build the replacement of a norm and its layer."""
         if self.statistics == ONE_PASS:
             return one_pass.build_one_pass(fold, freeze, end_stays=end_stays)
         return training_build.build_training(fold, freeze, end_stays=end_stays)
 
     def settle(self, fold: TrainingFold, built: Built, freeze: Freeze) -> None:
-        """Settle what moves the averages, once the norm is replaced."""
+        """Settle the updates of the averages, once the norm is replaced."""
         if self.statistics == ONE_PASS:
             one_pass.settle_statistics(fold, built)
         training_build.settle(fold, built, freeze)
@@ -232,7 +229,7 @@ class Training:
         return None if counter is None else counter.variable
 
     def freeze(self, graph: Graph) -> Freeze:
-        """Return what tells whether moving averages have stopped.
+        """Return the condition that moving averages have stopped.
 
         One comparison for all folds, made when the first needs it: a graph without
         folds gets no counter.
@@ -258,8 +255,8 @@ def fold_in_training(
     """Fold the norms in training of a graph.
 
     Returns:
-        What was folded; and for the last op of each norm that was refused, the norm
-        and what stands in the way.
+        The folds; and for the last op of each norm that was refused, the norm and the
+        obstacle.
     """
     plan = training.plan(graph, scope)
     refused = dict(plan.refused)
@@ -289,10 +286,10 @@ def _replace(
     training: Training,
     freeze: Freeze,
 ) -> dict[Operation, Operation | Obstacle]:
-    """Let what reads the ends of folds read what is built instead.
+    """Let readers of the ends of folds read the replacements.
 
     Returns:
-        For each end what does its work now, or why nothing does.
+        For each end its replacement, or the reason that there is none.
     """
     if not folds:
         return {}

@@ -58,7 +58,7 @@ def powers_of_keras(file: Path) -> tuple[list[Power], int]:
 
 
 def _in_entries(file: Path) -> Iterator[Power]:
-    """Yield what is odd about the entries of an archive, and links in its weights."""
+    """Yield the oddities of an archive's entries, and links in its weights."""
     with zipfile.ZipFile(file) as archive, wire.mapped(file) as buffer:
         infos = archive.infolist()
         problems = [(info, _problem(info, buffer)) for info in infos]
@@ -80,7 +80,7 @@ def _in_entries(file: Path) -> Iterator[Power]:
 
 
 def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
-    """Return what is odd about an entry; "" if nothing is."""
+    """Return the oddity of an entry; "" if nothing is."""
     path = PurePosixPath(info.filename.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in info.filename[:2]:
         return "which lies outside of the archive"
@@ -138,7 +138,7 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
 
 
 def _power_of_lite(op: LiteOp) -> tuple[str, str]:
-    """Return what an op of a TFLite file can do, and what decides it."""
+    """Return the capability of an op of a TFLite file, and its detail."""
     if not op.is_custom:
         return (op_table.UNKNOWN if op.kind in _FOREIGN else op_table.COMPUTE), ""
     if not op.kind.startswith(FLEX):

@@ -73,9 +73,7 @@ class Found:
     """An op with a power.
 
     Attributes:
-        node: its definition.
-        kind: the power.
-        detail: what decides, where an attribute tells it.
+        detail: the detail that decides, where an attribute tells it.
     """
 
     node: Any
@@ -85,7 +83,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a string that an op reads.
+    """The known facts of a string that an op reads.
 
     Attributes:
         text: its value, where it is a constant.
@@ -99,7 +97,7 @@ class Value:
 
 
 class Node(NamedTuple):
-    """What is kept of a node to follow edges.
+    """The part of a node that is kept to follow edges.
 
     Attributes:
         op: its type.
@@ -125,7 +123,7 @@ def _edges_of(node: Any) -> Node:
 
 @dataclass
 class Body:
-    """A graph, or the body of a function, with what is of interest in it.
+    """A graph, or the body of a function, with the findings in it.
 
     Attributes:
         place: how reports call it.
@@ -176,7 +174,7 @@ class Body:
         )
 
     def value(self, tensor: str) -> Value:
-        """Return what is known of a string by the name of its tensor."""
+        """Return the known facts of a string by the name of its tensor."""
         passed: dict[str, None] = {}
         text = argument = None
         while argument is None:
@@ -206,7 +204,7 @@ class Body:
 
     @cached_property
     def _assigned(self) -> dict[str, list[str]]:
-        """What is assigned to each variable, by the name of its handle."""
+        """The values assigned to each variable, by the name of its handle."""
         sources: dict[str, list[str]] = {}
         for node in self.nodes.values():
             if node.op == "AssignVariableOp" and len(node.input) > 1:
@@ -215,7 +213,7 @@ class Body:
         return sources
 
     def detail(self, found: Found) -> tuple[str, Value]:
-        """Return what decides what an op does, in words and as it is read."""
+        """Return the input that decides an op's effect, in words and as it is read."""
         index = _FILE_INPUTS.get(found.node.op)
         inputs = [name for name in found.node.input if not name.startswith("^")]
         if found.detail or index is None or index >= len(inputs):
@@ -260,10 +258,8 @@ def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
 
     Args:
         node: its definition.
-        left_out: how many bytes of long values it lacks. What could have decided is
-            taken for the gravest.
-
-    Cost: constant.
+        left_out: how many bytes of long values it lacks. The missing detail is assumed
+            to be the gravest.
     """
     power = op_table.table().get(node.op, _UNKNOWN).power
     is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
@@ -300,10 +296,7 @@ def is_memory_cache(body: Body, found: Found) -> bool:
 
 
 def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
-    """Return the main body of a `GraphDef` and those of its functions, scanned.
-
-    Cost: linear in the nodes.
-    """
+    """Return the main body of a `GraphDef` and those of its functions, scanned."""
     main = Body(MAIN, buffer, graph, "GraphDef", "node")
     scan(main)
     functions = {}

@@ -1,7 +1,7 @@
 """The powers of layers of Keras, told from configurations: JSON that Keras builds from.
 
-A configuration names classes and functions; Keras imports, makes and calls them. What
-only computes is known by the module that it comes from; the rest is told.
+A configuration names classes and functions; Keras imports, makes and calls them. Layers
+that only compute are known by the module that they come from; the rest is told.
 """
 
 from __future__ import annotations
@@ -68,10 +68,7 @@ _FILES = ("vocabulary", "vocabulary_file", "idf_weights")
 
 
 def items(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield all dictionaries of a configuration, with the path to each.
-
-    Cost: linear in the configuration.
-    """
+    """Yield all dictionaries of a configuration, with the path to each."""
 
     def inner(place: tuple[Any, str]) -> list[tuple[Any, str]]:
         item, path = place
@@ -84,14 +81,7 @@ def items(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def powers_of_config(config: Any, place: str) -> Iterator[Power]:
-    """Yield what the classes and functions that a configuration names can do.
-
-    Args:
-        config: the configuration, of whatever JSON it is.
-        place: what holds it, for the report.
-
-    Cost: linear in the configuration.
-    """
+    """Yield the capabilities of classes and functions in a configuration."""
     for item, path in items(config):
         kind = item.get("class_name")
         if not isinstance(kind, str):
@@ -134,7 +124,7 @@ def _told(
 
 
 def _of_arguments(kind: str, inner: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield what the arguments of a layer make it do."""
+    """Yield the capabilities that follow from the arguments of a layer."""
     for key in _FILES:
         if isinstance(inner.get(key), str) and inner[key]:
             yield op_table.READ, LOADED, f"'{inner[key]}', its {key}"
@@ -176,7 +166,7 @@ def _is_within(module: Any, known: frozenset[str]) -> bool:
 
 
 def _power_of_symbol(symbol: str) -> str:
-    """Return what a public function of TensorFlow can do, by its name."""
+    """Return the capability of a public function of TensorFlow, by its name."""
     space, _, name = symbol.rpartition(".")
     for prefix in ("compat.v1", "compat.v2"):
         if space == prefix or space.startswith(f"{prefix}."):
@@ -213,13 +203,8 @@ def powers_of_metadata(buffer: Buffer) -> Iterator[Power]:
 
     Keras 2 makes layers of it when it loads the SavedModel.
 
-    Args:
-        buffer: what `keras_metadata.pb` holds.
-
     Raises:
         ModelError: the file is damaged.
-
-    Cost: linear in the configurations.
     """
     for span in wire.spans(buffer, (0, len(buffer)), 1):
         for start, end in wire.spans(buffer, span, 5):
@@ -230,8 +215,6 @@ def powers_of_text(text: bytes, place: str) -> Iterator[Power]:
     """Yield the powers of the configuration that a text holds, if it is JSON.
 
     Other objects have other metadata, which nobody builds from.
-
-    Cost: linear in the text.
     """
     try:
         config = json.loads(text)

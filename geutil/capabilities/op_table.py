@@ -2,9 +2,10 @@
 
 `ops.tsv` has a line for each op of TensorFlow 2.16 to 2.21: its one power, the
 attributes that hold functions it calls, and the evidence: the attribute or input that
-names a file or an address, the flag that says that an op has state, or what its kernel
-does. What the table lacks is unknown, and told so: no op is harmless by default. Tests
-walk TensorFlow's registry, and run those that read or write files in an empty folder.
+names a file or an address, the flag that says that an op has state, or the work of its
+kernel. An op that the table lacks is reported as unknown: no op is harmless by default.
+Tests walk TensorFlow's registry, and run those that read or write files in an empty
+folder.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ class OpEntry(NamedTuple):
     """A line of the table.
 
     Attributes:
-        power: what the op can do.
+        power: the capability of the op.
         functions: the attributes that hold functions which it calls.
-        evidence: how that is known.
     """
 
     power: str
@@ -56,10 +56,7 @@ class OpEntry(NamedTuple):
 
 @cache
 def table() -> dict[str, OpEntry]:
-    """Return the entry of each op.
-
-    Cost: linear in the table, the first time.
-    """
+    """Return the entry of each op."""
     entries = {}
     for line in _TABLE.read_text().splitlines()[1:]:
         name, power, functions, evidence = line.split("\t")

@@ -1,4 +1,4 @@
-"""The powers of SavedModels and graphs: which ops run when, by what, on which files."""
+"""The capabilities of SavedModels and graphs: ops with their triggers and files."""
 
 from __future__ import annotations
 
@@ -149,13 +149,7 @@ def _callees(body: Body, functions: dict[str, Body]) -> Iterator[str]:
 
 
 class _MetaGraph:
-    """A MetaGraph: its graph, functions and objects, and what makes them run.
-
-    Args:
-        buffer: the file.
-        place: where the MetaGraph lies in it.
-        folder: the directory of the SavedModel.
-    """
+    """A MetaGraph: its graph, functions and objects, and their triggers."""
 
     def __init__(self, buffer: Buffer, place: Span, folder: Path) -> None:
         kind = message_class("MetaGraphDef")
@@ -168,7 +162,7 @@ class _MetaGraph:
         ]
 
     def told(self) -> tuple[list[Power], int]:
-        """Return what it can do, and how many ops it has."""
+        """Return its capabilities, and the number of its ops."""
         entries: list[Power] = []
         ops = 0
         for main, functions in self._graphs:
@@ -182,7 +176,7 @@ class _MetaGraph:
         return [*entries, *self._layers(), *self._assets()], ops
 
     def _layers(self) -> Iterator[Power]:
-        """Yield what the configurations of layers can do, which Keras 2 wrote here."""
+        """Yield the capabilities of layers' configurations, as Keras 2 wrote them."""
         buffer = self._buffer
         for objects in wire.spans(buffer, self._place, 7):
             for node in wire.spans(buffer, objects, 1):
@@ -243,7 +237,7 @@ def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
 
 
 def _is_within(body: Body, path: str, is_passed: bool = True) -> bool:
-    """Tell whether a path begins with what comes from outside, and stays below it."""
+    """Tell whether a path begins with a value from outside, and stays below it."""
     seen: set[str] = set()
     waiting, first = [path], True
     begins = False
@@ -287,14 +281,7 @@ def _is_piece(text: bytes) -> bool:
 
 
 class _Reach:
-    """What makes each op run: signatures, functions of objects, loading, saving.
-
-    Args:
-        proto: the MetaGraph without its graph and objects.
-        objects: its objects.
-        main: its graph.
-        functions: the functions of that.
-    """
+    """The triggers of each op: signatures, functions of objects, loading, saving."""
 
     def __init__(
         self, proto: Any, objects: Any, main: Body, functions: dict[str, Body]
@@ -303,12 +290,7 @@ class _Reach:
         self._main, self._functions = main, functions
 
     def entries(self, function: str, node: str) -> set[str]:
-        """Return what makes an op run.
-
-        Args:
-            function: the function that it is in; "" for the graph.
-            node: its name.
-        """
+        """Return the triggers of an op."""
         if not function:
             return {e for e, cone in self._cones.items() if node in cone}
         return {e for e, names in self._reached.items() if function in names}
@@ -350,7 +332,7 @@ class _Reach:
         return {e: _closure(self._functions, names) for e, names in roots.items()}
 
     def _functions_of_objects(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the functions that a loaded object has, by what makes them run."""
+        """Yield the functions that a loaded object has, by their triggers."""
         nodes = self._objects.nodes
         known, paths = range(len(nodes)), {0: ""}
         for number in walk(

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def powers(source: PathLike) -> Powers:
-    """Tell what a model can do beyond computing and keeping its own state.
+    """Report the capabilities of a model beyond computing and keeping its own state.
 
     A graph of TensorFlow is a program: its ops can read and write files, open
     connections and run Python, as it is loaded or as it runs. Each op of TensorFlow is
-    in one class of a table, and what the table lacks is told as unknown. Function
-    bodies, initializers and every MetaGraph are looked at. Nothing is run, no graph is
-    built, and no TensorFlow is imported, but for text forms.
+    in one class of a table, and an op that the table lacks is reported as unknown.
+    Function bodies, initializers and every MetaGraph are looked at. Nothing is run, no
+    graph is built, and no TensorFlow is imported, but for text forms.
 
     Faults of kernels (memory that they write to by mistake) and libraries of custom ops
     are not looked at: a model from a stranger is safest in a process that may do
@@ -40,7 +40,7 @@ def powers(source: PathLike) -> Powers:
             `.h5` or `.tflite` file.
 
     Returns:
-        What it can do, op by op.
+        The capabilities, op by op.
 
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.

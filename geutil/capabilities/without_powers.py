@@ -1,4 +1,4 @@
-"""Models without what they can do beyond computing, where no output needs it."""
+"""Models without their capabilities beyond computing, where no output needs them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _entry(
 
 
 def _kinds(program: ModelProgram) -> dict[str, str]:
-    """Return what nodes can do, by name: those that call functions what these can."""
+    """Return the capabilities of nodes by name, those of called functions included."""
     data = program.graph_def.SerializeToString()
     main, functions = bodies_of(data, (0, len(data)))
     kinds: dict[str, str] = {}
@@ -77,7 +77,7 @@ def _kinds(program: ModelProgram) -> dict[str, str]:
 def _prune_bodies(program: ModelProgram) -> list[Stripped]:
     """Take the powers that no result needs out of the bodies of functions, in place.
 
-    The nodes stay as such that only wait, so that what waits for them still can.
+    The nodes stay as such that only wait, so that ops that wait for them still can.
     """
     data = program.graph_def.SerializeToString()
     _, bodies = bodies_of(data, (0, len(data)))
@@ -106,7 +106,7 @@ def _prune_bodies(program: ModelProgram) -> list[Stripped]:
 
 
 def _kinds_in(body: Body, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return what the nodes of a body can do, given what functions still can."""
+    """Return the capabilities of a body's nodes, given those left in functions."""
     kinds: dict[str, set[str]] = {}
     for found in body.found:
         own = left.get(found.node.op, {found.kind})
@@ -123,7 +123,7 @@ def _unneeded(
 ) -> set[str]:
     """Return the nodes with powers that neither results nor other effects need.
 
-    What writes a variable besides is one of these effects.
+    A write of a variable is one of these effects.
     """
     nodes = {node.name: node for node in definition.node_def}
     ends = [node_name(tensor) for tensor in definition.ret.values()]
@@ -157,7 +157,7 @@ def _listed(kinds: set[str]) -> str:
 
 
 def _of_body(functions: Mapping[str, Body], name: str) -> Iterator[str]:
-    """Yield what a function and those that it calls can do."""
+    """Yield the capabilities of a function and of its callees."""
 
     def callees(called: str) -> list[str]:
         body = functions.get(called)

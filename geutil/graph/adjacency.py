@@ -1,14 +1,14 @@
 """The edges around an op, and a topological order of all ops that follows edits.
 
-TensorFlow keeps the consumers of a tensor in a hash set of pointers once there are
-more than eight, so their order changes from process to process. The functions here
-return them in graph order (the order in which the ops were made).
+TensorFlow keeps the consumers of a tensor in a hash set of pointers once there are more
+than eight, so their order changes from process to process. The functions here return
+them in graph order (the order in which the ops were made).
 
 The order of creation is topological until somebody rewires the graph. From then on the
 order is mended at each new edge in the way of Pearce and Kelly, "A dynamic topological
 sort algorithm for directed acyclic graphs" (ACM JEA 11, 2006): only the ops between the
 two ends of the edge in the present order are searched, so an edit whose neighbourhood
-is local costs what the neighbourhood costs, whatever the size of the graph.
+is local has a local cost, whatever the size of the graph.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ _LISTED = 8
 
 
 def consumers(tensor: Tensor) -> list[Operation]:
-    """Return the ops that read `tensor`, each once, in graph order.
-
-    Cost: linear in the edges that leave the tensor, and a sort when they are two or
-    more.
-    """
+    """Return the ops that read `tensor`, each once, in graph order."""
     ops: list[Operation] = tensor.consumers()
     if len(ops) < 2:
         return ops
@@ -131,12 +127,12 @@ def control_flow_context(op: Operation) -> Any:
 
 @dataclass(frozen=True)
 class Rewiring:
-    """What some ops will read and wait for once an edit is applied.
+    """The inputs and control inputs that ops will have once an edit is applied.
 
     Attributes:
         inputs: the producer of each (op, index) that changes; None for one that needs
             nothing.
-        controls: what each op whose control inputs change will wait for.
+        controls: the new control inputs of each op whose control inputs change.
     """
 
     inputs: Mapping[tuple[Operation, int], Operation | None]
@@ -156,7 +152,7 @@ class Rewiring:
         return frozenset((*(op for op, _ in self.inputs), *self.controls))
 
     def producers(self, op: Operation) -> dict[Operation, None]:
-        """Return what one of these ops will depend on."""
+        """Return the ops that one of these ops will depend on."""
         read = (self.inputs.get((op, i), t.op) for i, t in enumerate(op.inputs))
         awaited = self.controls.get(op, op.control_inputs)
         dependencies = (p for p in (*read, *awaited) if p is not None)
@@ -181,8 +177,6 @@ def topological_sort(
 
     Raises:
         SelectionError: `ops` hold a cycle.
-
-    Cost: linear in the ops and their inputs, and one sort.
     """
     listed = graph_order(dict.fromkeys(ops))
     members = frozenset(listed)
@@ -277,9 +271,6 @@ class TopologicalOrder:
         Returns:
             None, or the ops of a cycle that the rewiring would close, in the
             direction of the edges. In that case the order is as it was.
-
-        Cost: linear in the new edges, and, for those that lead down in the present
-        order, in the ops between their ends and the edges of these.
         """
         place = self._position
         falling = [(p, c) for p, c in rewiring.edges() if place[p._id] >= place[c._id]]

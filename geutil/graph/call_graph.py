@@ -38,8 +38,6 @@ def on_cycles(needs: Mapping[T, Iterable[T]]) -> set[T]:
 
     Kosaraju's algorithm: the components are found by walks against the edges, from the
     keys whose walk along the edges ended last.
-
-    Cost: linear in keys and values.
     """
     needed_by: dict[T, list[T]] = {key: [] for key in needs}
     for key, values in needs.items():

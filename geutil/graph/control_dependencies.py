@@ -25,7 +25,7 @@ class Surroundings:
 
     Attributes:
         late: the arguments, by name, that come behind an effect.
-        seen: those that come behind a read of what effects change, too.
+        seen: those that come behind a read of state that effects change, too.
         early: whether an effect comes behind a result.
     """
 
@@ -36,18 +36,18 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Ties:
-    """What to tie, as names of nodes and arguments of the body.
+    """The ties to make, as names of nodes and arguments of the body.
 
     Attributes:
-        effects: what each result has to wait for.
+        effects: the nodes that each result has to wait for.
         loose: the positions of the results that do not wait for all of them by
             themselves.
-        done: what has to be waited for by whoever waits for the call.
-        told_late: the nodes that have to be told to wait for the late arguments.
-        told_seen: those that have to be told to wait for the seen ones.
+        done: the nodes that ops waiting for the call have to wait for.
+        told_late: the nodes that need control inputs from the late arguments.
+        told_seen: those that need control inputs from the seen ones.
         late: the nodes and arguments that have an effect or come behind one.
-        seen: those that read what effects change, or come behind a read, too.
-        early: the nodes that yield something to an effect or to what comes before one.
+        seen: those that read state that effects change, or come behind a read, too.
+        early: the nodes that an effect, or a node before one, depends on.
     """
 
     effects: tuple[str, ...]
@@ -62,10 +62,6 @@ class Ties:
 
 def find_ties(plan: CallerPlan, around: Surroundings) -> Ties:
     """Return the ties of one body.
-
-    Args:
-        plan: the body.
-        around: where the call stands.
 
     Cost: linear in the nodes and their inputs, times the effects over 64.
     """
@@ -122,8 +118,8 @@ def _told(
         plan: the body.
         args: the arguments to wait for.
         members: the nodes that have to.
-        strict: whether a call that reads such an argument makes what reads its results
-            wait, whatever its body is.
+        strict: whether a call that reads such an argument makes the readers of its
+            results wait, whatever its body is.
     """
     members = frozenset(members if args else ())
     if not members or len(args) > _MAX_SEPARATE:

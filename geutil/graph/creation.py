@@ -3,9 +3,9 @@
 From node definitions, in the place of another op, placeholders, identities.
 
 The bulk road is `tf.import_graph_def`: C++ makes the ops, eight times as fast as Python
-does one by one. What the road loses or refuses is put right here: exact device strings,
-colocation, control inputs from outside, and whatever surrounds the caller (scopes,
-devices, control dependencies) leaves no mark on the ops.
+does one by one. Attributes and edges that the import loses or refuses are restored
+here: exact device strings, colocation, control inputs from outside, and whatever
+surrounds the caller (scopes, devices, control dependencies) leaves no mark on the ops.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def add_control_edges(op: Operation, control_inputs: Sequence[Operation]) -> Non
 
 
 def set_control_inputs(op: Operation, control_inputs: Sequence[Operation]) -> None:
-    """Set what an op that was made just now waits for."""
+    """Set the control inputs of an op that was made just now."""
     op._remove_all_control_inputs()
     op._add_control_inputs(list(control_inputs))
 
@@ -266,7 +266,7 @@ def set_new_input(op: Operation, index: int, tensor: Tensor) -> None:
 
 
 def set_element_type(op: Operation, dtype: tf.DType) -> None:
-    """Set the type of what an empty list is going to hold."""
+    """Set the element type of an empty list."""
     op._set_attr("element_dtype", AttrValue(type=dtype.as_datatype_enum))
 
 
@@ -326,10 +326,6 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
 def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
     """Return a call of an op's function in `tf.raw_ops`, with the op's attributes.
 
-    Args:
-        op: the op.
-        values: what is read instead of its inputs.
-
     Returns:
         A callable that makes or runs the op; None if TensorFlow has no such function.
     """
@@ -354,14 +350,14 @@ def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
 
 
 def python_gradient(op: Operation) -> tuple[Any, Any]:
-    """Return what Python alone knows of an op: `(_original_op, _gradient_function)`."""
+    """Return the Python gradient of an op: `(_original_op, _gradient_function)`."""
     return op._original_op, op._gradient_function
 
 
 def set_python_gradient(
     op: Operation, original_op: Any, gradient_function: Any
 ) -> None:
-    """Set what Python alone knows of an op."""
+    """Set the gradient that only Python keeps of an op."""
     op._original_op = original_op
     op._gradient_function = gradient_function
 
@@ -401,16 +397,10 @@ def capture(graph: Graph, tensor: Any) -> Tensor:
 def make_stand_in(
     tensor: Tensor, scope: str, name: str, *, reads: Tensor | None = None
 ) -> Tensor:
-    """Return what can be read instead of a tensor.
+    """Return an op whose result can be read instead of a tensor.
 
-    The op forwards what it reads, without a copy, on the tensor's device, or where that
-    has none on its reader's. No optimizer of TensorFlow removes it.
-
-    Args:
-        tensor: the tensor.
-        scope: the name scope of the op.
-        name: its name there.
-        reads: what it reads; None is the tensor itself.
+    The op forwards its input, without a copy, on the tensor's device, or where that has
+    none on its reader's. No optimizer of TensorFlow removes it.
     """
     graph, device = tensor.graph, tensor.op.device
     if not device:
@@ -428,12 +418,13 @@ def surroundings_of(
 ) -> Iterator[None]:
     """Make new ops of the block look as if they had been made beside `op`.
 
-    The graph of `op` is the default one. New ops get the name scope, the device and
-    the version 1 control-flow context of `op`; nothing around the caller counts.
+    The graph of `op` is the default one. New ops get the name scope, the device and the
+    version 1 control-flow context of `op`; nothing around the caller counts.
 
     Args:
         op: the op.
-        control_inputs: what each new op waits for, unless an input of it does.
+        control_inputs: the control inputs of each new op, unless an input of it has
+            them.
     """
     graph = op.graph
     scope = types.scope_dirname(op.name)

@@ -39,8 +39,6 @@ def order_exchanges(graph: Graph) -> None:
     TensorFlow chains them on each device in the order in which they were made, when it
     has traced the function. A sum that an edit puts before an older one would wait for
     that for ever. Each replica has to call this.
-
-    Cost: linear in ops and edges of the graph.
     """
     replicas.merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
 
@@ -102,14 +100,8 @@ def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tens
 
     Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
 
-    Args:
-        tensor: the sum.
-        is_summand: tells the op whose result was summed.
-
     Returns:
         The summand; the tensor itself if there is none.
-
-    Cost: linear in the ops of the exchange.
     """
 
     def behind(t: Tensor) -> list[Tensor]:

@@ -21,7 +21,7 @@ def bound_arguments(
 
     Args:
         function: a ConcreteFunction.
-        args: what it would be called with, by position.
+        args: the arguments of the call, by position.
         kwargs: and by keyword.
         traced_from: the `tf.function` that it is a trace of, which knows the defaults;
             else None.
@@ -106,9 +106,7 @@ def step_ops(
     Args:
         fetches: the ops that are asked for.
         feeds: the tensors that are given, so that nothing behind them runs.
-        without: ops that are taken to wait for nothing but what they read.
-
-    Cost: linear in the ops and edges behind the fetches.
+        without: ops that are assumed to have no control inputs.
     """
 
     def needed(op: Operation) -> list[Operation]:
@@ -121,17 +119,10 @@ def step_ops(
 def step_graph_def(
     graph: Graph, ops: Sequence[Operation], feeds: Iterable[Tensor]
 ) -> Any:
-    """Return a `GraphDef` of ops that stands alone and computes what they do.
+    """Return a self-contained `GraphDef` of ops.
 
     A placeholder stands in the place of a tensor that is fed, and a variable in the
     place of a handle that a function captures. Colocation is left out.
-
-    Args:
-        graph: the graph of the ops.
-        ops: from `step_ops`.
-        feeds: the tensors that are given.
-
-    Cost: linear in the ops.
     """
     graph_def = creation.graph_def_of(graph, ops)
     graph_def.library.CopyFrom(graph.as_graph_def().library)

@@ -57,7 +57,7 @@ class FlatNames:
         self._outputs: dict[str, dict[str, tuple[int, int]]] = {}
 
     def of(self, name: str, reader: str) -> str:
-        """Return the `GraphDef` name of what `reader` calls `name`."""
+        """Return the `GraphDef` name of the tensor that `reader` calls `name`."""
         if name.startswith("^"):
             self._check(name[1:] in self._nodes or name[1:] in self._args, name, reader)
             return name
@@ -136,7 +136,7 @@ class Arg:
         dtype: the number of its `tf.DType`.
         attributes: its `AttrValue` protos by name: `_output_shapes`, `_handle_shapes`,
             `_user_specified_name` and others.
-        handle_data: dtype and shape of what a resource refers to, as protos.
+        handle_data: dtype and shape of the variable behind a resource, as protos.
     """
 
     name: str
@@ -150,7 +150,6 @@ class Result:
     """A result of a function.
 
     Attributes:
-        name: its name.
         tensor: where it comes from: `node`, `node:k` or the name of an argument.
         dtype: the number of its `tf.DType`.
         handle_data: as that of an argument.
@@ -181,9 +180,6 @@ class FlatBody:
 
     Attributes:
         name: the name of the function.
-        args: its arguments, in order.
-        nodes: its nodes, in order.
-        results: its results, in order.
         control_results: (name, node) of each op that a call waits for.
     """
 
@@ -226,8 +222,6 @@ def flat_body(
         TransformError: a node, an op, an output or an attribute that the body names
             does not exist, two nodes share a name, or an argument or a result is a list
             of tensors.
-
-    Cost: linear in the nodes and their inputs.
     """
     signature = function_def.signature
     bound = _bound_attributes(signature, attributes or {})

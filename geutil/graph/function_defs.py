@@ -39,7 +39,7 @@ _SLACK = 1000
 
 
 def readable_name(name: str) -> str:
-    """Return the name of a function without what was added to make it unique."""
+    """Return the name of a function without the suffix that makes it unique."""
     return _MARK.sub("", name)
 
 
@@ -64,14 +64,8 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     tracing named (see `geutil.graph.gradient_functions`). Definitions that are known
     under their name keep it.
 
-    Args:
-        graph_def: a `GraphDef`, which is changed.
-
     Returns:
         The new name of each function that was renamed.
-
-    Cost: linear in the nodes, those of the functions included. Now and then, also see
-    `_forget_unused`.
     """
     if len(_known) > len(_used) + _SLACK:
         _forget_unused()
@@ -102,10 +96,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
 
 
 def _forget_unused() -> None:
-    """Forget the functions that no graph holds any more, and TensorFlow neither.
-
-    Cost: linear in all that Python's garbage collector knows.
-    """
+    """Forget the functions that no graph holds any more, and TensorFlow neither."""
     _used.clear()
     for obj in gc.get_objects():
         # type() and not isinstance(): the latter asks proxies for their __class__.
@@ -199,7 +190,7 @@ def definition_in(graph: Graph, name: str) -> Any | None:
 
 
 def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
-    """Make the placeholder of an argument, with what is known of a resource."""
+    """Make the placeholder of an argument, with the handle data of a resource."""
     graph_def = tf.compat.v1.GraphDef()
     # An older producer would make TensorFlow forget that a shape is scalar.
     graph_def.versions.CopyFrom(graph.graph_def_versions)
@@ -277,7 +268,7 @@ def define(
 
 
 def _describe_handle(arg: Any, t: Tensor) -> None:
-    """Write into a signature what a resource refers to."""
+    """Write the handle data of a resource into a signature."""
     if t.dtype != tf.resource or arg.handle_data:
         return
     for shape_and_type in _tf.get_handle_data(t).shape_and_type:

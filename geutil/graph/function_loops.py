@@ -1,6 +1,6 @@
-"""Loops that are functions: how often they run, and what each time hands to the next.
+"""Loops that are functions: how often they run, and the values that iterations pass on.
 
-Nothing runs: it is told by constants, shapes and the edges in conditions and bodies.
+Nothing runs: constants, shapes and the edges in conditions and bodies tell it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def source_of(tensor: Tensor) -> Tensor:
 
 
 class LoopBody:
-    """The body of a loop; `results` is what it returns, behind ops that hand it on."""
+    """The body of a loop; `results` are its results, seen through Identity ops."""
 
     def __init__(self, graph: Graph) -> None:
         self._arguments: Sequence[Tensor] = graph.inputs
@@ -56,7 +56,7 @@ class LoopBody:
         return tf.get_static_value(second)
 
     def added(self, place: int) -> Iterator[Tensor]:
-        """Yield what is put into a list each time."""
+        """Yield the tensors that each iteration puts into a list."""
 
         def lists(op: Operation) -> Iterable[Tensor]:
             if op.type in op_types.LIST_ELEMENTS:
@@ -69,7 +69,7 @@ class LoopBody:
                 yield op.inputs[op_types.LIST_ELEMENTS[op.type]]
 
     def origin(self, tensor: Tensor) -> Tensor:
-        """Return what made a value, be it the time before."""
+        """Return the source of a value, in this iteration or an earlier one."""
         met: set[int] = set()
         tensor = source_of(tensor)
         while id(tensor) in self._place and id(tensor) not in met:
@@ -148,7 +148,7 @@ class Loops:
         return max(0, -((int(start) - int(limit) - more) // int(step)))
 
     def _argument(self, op: Operation, place: int) -> Any:
-        """Return what a loop begins with at a place, None if it is not known."""
+        """Return the initial value of a loop variable, or None if it is not known."""
         tensor = source_of(op.inputs[place])
         if tensor.op not in self._loops:
             return _static(tensor)

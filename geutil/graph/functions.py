@@ -2,12 +2,12 @@
 
 Carried along with the ops that call them, or built from parts.
 
-The bodies of loops and conditionals are renamed on the way. Their gradient rewrites
-the forward op and registers the new bodies under the old ones' names with a suffix, in
-a table that the whole process shares: two copies that share bodies could not both be
+The bodies of loops and conditionals are renamed on the way. Their gradient rewrites the
+forward op and registers the new bodies under the old ones' names with a suffix, in a
+table that the whole process shares: two copies that share bodies could not both be
 differentiated (TensorFlow 2.21: "Attempting to add a duplicate function").
 
-A FuncGraph reads what lies outside (variables, tables) through *captures*: a tensor
+A FuncGraph reads objects outside (variables, tables) through *captures*: a tensor
 inside stands for an eager tensor outside. A function is built from a FuncGraph once; so
 the graph that is edited and the graph that a function is built from are two.
 """
@@ -51,12 +51,6 @@ def merge_libraries(into: Any, added: Any) -> None:
     A function of `added` that has the name of a different one in `into` is renamed,
     throughout `added`, which is changed in place. So are the bodies of loops and
     conditionals, if they are the same; see above.
-
-    Args:
-        into: the `GraphDef` that gets the functions.
-        added: the one that they come from.
-
-    Cost: linear in the functions and the nodes of `added`.
     """
     existing_functions = {f.signature.name: f for f in into.library.function}
     bodies = [function.node_def for function in added.library.function]
@@ -120,14 +114,8 @@ def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
 def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
     """Return a function whose loops and conditionals have bodies of their own.
 
-    Args:
-        graph: a graph that holds what the function calls.
-        definition: its `FunctionDef`, which is not changed.
-
     Returns:
-        The new definition, under the same name, and a library of what it calls.
-
-    Cost: one serialization of the graph, and linear in the functions called.
+        The new definition, under the same name, and a library of its callees.
     """
     called: dict[str, None] = {}
     renamed: dict[str, None] = {}
@@ -146,10 +134,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
 
 
 def calls_of(ops: Sequence[Operation]) -> tuple[list[str], list[str]]:
-    """Return the functions that `ops` call: all, and those that will be renamed.
-
-    Cost: linear in the ops, and cheap for those of a type that cannot call.
-    """
+    """Return the functions that `ops` call: all, and those that will be renamed."""
     examples = {op.type: op for op in ops}
     # An op may bear the name of a function itself.
     called = dict.fromkeys(examples)
@@ -185,9 +170,6 @@ def library_for_copies(
     Returns:
         A `FunctionDefLibrary` with all that is called, however indirectly, and the new
         name of each function that is renamed.
-
-    Cost: none when the graph holds none of `called`; else one serialization of the
-    graph.
     """
     root_names = dict.fromkeys(name for name in called if graph._is_function(name))
     library = FunctionDefLibrary()
@@ -287,10 +269,10 @@ def bind(graph: Graph, inside: Tensor, external: Any) -> None:
 
 
 def write_stand_in(node: Any, external: Any) -> None:
-    """Make a node definition one of an op that can stand for a tensor outside.
+    """Turn a node definition into an op that can represent a tensor outside.
 
     A variable's handle is a VarHandleOp: unlike a placeholder it tells the importer the
-    shape and dtype of what is read. Anything else is a placeholder.
+    shape and dtype of the variable. Anything else is a placeholder.
     """
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
@@ -356,13 +338,7 @@ def body_of(graph: Graph, definition: Any) -> Graph:
 
 
 def add_function_of(graph: Graph, body: Graph, definition: Any) -> str:
-    """Give a graph the function of a FuncGraph; return its name.
-
-    Args:
-        graph: the graph.
-        body: the FuncGraph, which must not be edited thereafter.
-        definition: the function whose attributes it has.
-    """
+    """Give a graph the function of a FuncGraph; return its name."""
     allowed = _tf.MONOMORPHIC_FUNCTION_ALLOWLIST - {"_input_shapes"}
     attributes = {k: v for k, v in definition.attr.items() if k in allowed}
     function = ConcreteFunction.from_func_graph(body, None, attributes)

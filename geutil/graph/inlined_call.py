@@ -1,4 +1,4 @@
-"""One call replaced by the nodes of a body, and by what its readers get instead.
+"""One call replaced by the nodes of a body; its readers are rewired.
 
 References are those of a `GraphDef` (`node`, `node:k`, `^node`), and `^node:k` for the
 node that yields a tensor in the end.
@@ -25,9 +25,7 @@ class Group:
     """Ops that are waited for together.
 
     Attributes:
-        members: references to them.
         name: of the NoOp that stands for them if there is not just one.
-        device: where to put it.
         reserved: whether the name is kept free for it.
         forced: whether there is a NoOp in any case.
     """
@@ -48,8 +46,8 @@ class Wiring:
     """Follows references through the calls that were replaced.
 
     Attributes:
-        tensors: the tensor that stands for each output of a call.
-        groups: what stands for a call in a control input.
+        tensors: the tensor that replaces each output of a call.
+        groups: the replacements of a call in control inputs.
         barriers: the NoOps made so far.
     """
 
@@ -71,10 +69,7 @@ class Wiring:
         return [*data, *self._controls(controls)] if controls else data
 
     def tensor(self, reference: str) -> str:
-        """Return the tensor that `reference` stands for in the end.
-
-        Cost: constant, on average over the calls passed through.
-        """
+        """Return the tensor that `reference` stands for in the end."""
         tensor_by_reference = self.tensors
         if reference not in tensor_by_reference:
             return reference
@@ -93,10 +88,7 @@ class Wiring:
         return end
 
     def settle(self, reference: str) -> str:
-        """Return the name of the op to wait for, and make it if need be.
-
-        Cost: linear in the members of the groups that were not settled before.
-        """
+        """Return the name of the op to wait for, and make it if need be."""
         settled = self._settled
         if reference in settled:
             return settled[reference]
@@ -151,14 +143,12 @@ class BodySite:
     """A place where a body stands: that of a call, or the main graph itself.
 
     Attributes:
-        plan: the body.
         around: where the call stands among the effects of its caller.
-        ties: what has to be tied to its results.
-        name: the name of the call in the result, reserved for what stands for it.
+        ties: nodes and arguments that have to be tied to its results.
+        name: the name of the call in the result, reserved for its replacement.
         op: the op of the call.
         inputs: the tensors that it reads.
-        controls: references to what it waits for.
-        device: its device.
+        controls: references to its control inputs.
         branched: whether it may be in a version 1 loop or branch.
         names: the name in the result of each node of the body.
         frames: the names in the result of the frames of its loops.
@@ -179,7 +169,7 @@ class BodySite:
     items: list[NewNode | BodySite] = field(default_factory=list, repr=False)
 
     def reference(self, reference: str) -> str:
-        """Return what a reference inside the body refers to in the result."""
+        """Return the name in the result of a reference inside the body."""
         if reference.startswith("^"):
             name = reference[1:]
             if name in self.plan.args:
@@ -196,11 +186,8 @@ class NewNode:
     """A node of the result.
 
     Attributes:
-        definition: what it is a copy of, but for its name, inputs and device.
-        name: its name.
-        inputs: references to what it reads and waits for.
-        device: its device.
-        site: where it comes from.
+        definition: the node that it copies, but for its name, inputs and device.
+        inputs: references to its inputs, control inputs included.
         original: its name in the body; empty if it is in none.
     """
 
@@ -213,13 +200,7 @@ class NewNode:
 
 
 class Expansion:
-    """Adds to a site the nodes that its body needs to behave like the call did.
-
-    Args:
-        site: the place of a call, its names chosen.
-        space: all names.
-        wiring: learns what stands for the call.
-    """
+    """Adds to a site the nodes that its body needs to behave like the call did."""
 
     def __init__(self, site: BodySite, space: Namespace, wiring: Wiring) -> None:
         self._site = site
@@ -229,10 +210,10 @@ class Expansion:
     def told_to_wait(self) -> dict[str, list[str]]:
         """Return the control inputs that nodes of the body need in addition.
 
-        With control inputs at the call, nothing in the body may start before them. What
-        reads a variable may not start before arguments that come behind an effect, nor
-        an effect before those that come behind a read. In a version 1 loop or branch, a
-        node without inputs is outside: an argument brings it in.
+        With control inputs at the call, nothing in the body may start before them. A
+        read of a variable may not start before arguments that come behind an effect,
+        nor an effect before those that come behind a read. In a version 1 loop or
+        branch, a node without inputs is outside: an argument brings it in.
         """
         site = self._site
         if site.controls:
@@ -329,7 +310,7 @@ class Expansion:
         return None
 
     def connect(self, forced: bool) -> None:
-        """Say what stands for the outputs of the call and for the call itself.
+        """Note the replacements of the call's outputs and of the call itself.
 
         Args:
             forced: whether a NoOp has to bear the name of the call.

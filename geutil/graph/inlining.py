@@ -36,13 +36,7 @@ _COLOCATED = b"loc:@"
 
 
 def write_node(target: Any, node: NewNode, wiring: Wiring) -> None:
-    """Write a node of the result, its inputs followed to the end.
-
-    Args:
-        target: an empty `NodeDef`.
-        node: the node.
-        wiring: what stands for outputs of calls.
-    """
+    """Write a node of the result, its inputs followed to the end."""
     target.CopyFrom(node.definition)
     target.name = node.name
     target.ClearField("input")
@@ -73,7 +67,7 @@ def _rename_colocated(target: Any, node: NewNode, wiring: Wiring) -> None:
 
 
 def _colocated(name: str, node: NewNode, wiring: Wiring) -> str:
-    """Return the name in the result of what a node stands by; nothing for a call."""
+    """Return the new name of a node's colocated op; nothing for a call."""
     site = node.site
     if name in site.plan.calls:
         return ""
@@ -87,7 +81,7 @@ class Inliner:
     """Makes the nodes of a graph whose calls are replaced.
 
     Args:
-        plans: what to replace.
+        plans: the calls to replace.
         protected: the nodes and tensors that will be asked for by name.
     """
 
@@ -104,10 +98,7 @@ class Inliner:
         self.wiring = Wiring(self._space)
 
     def run(self) -> list[NewNode]:
-        """Return the nodes in topological order, their inputs followed to the end.
-
-        Cost: linear in the nodes and their inputs.
-        """
+        """Return the nodes in topological order, their inputs followed to the end."""
         level = [self._main]
         while level:
             level = [call for site in level for call in self._expand(site)]
@@ -203,7 +194,7 @@ class Inliner:
             site.frames = {f: self._frames.unique(f) for f in site.plan.frames}
 
     def _device(self, outer: str, inner: str) -> str:
-        """Return the device of a node in a body: what it leaves open, the call says."""
+        """Return the device of a node in a body: the call's device fills its gaps."""
         if not outer or not inner:
             return inner or outer
         key = outer, inner
@@ -271,7 +262,6 @@ class NodeOrigin:
 
     Attributes:
         function: the function whose body it was in.
-        node: its name there.
         arguments: the tensors of the result that the function's arguments became.
         tensor: gives the tensor of the result for one of the body, `node:k`.
     """
@@ -315,11 +305,12 @@ def inline_calls(
     they are. A call stays when XLA compiles it, when it is marked not to be inlined,
     when it has a gradient of its own, or when its function calls itself.
 
-    Consumers read what the body returns. What waited for the call waits for the body's
-    ops; the body's ops wait for what the call waited for. A call runs as a whole, after
-    all that it reads and before all that reads it: where that shows, control edges make
-    up for it, and a result is read through an Identity that waits. It shows where an
-    effect would not happen, or a read and a write of a variable would change places.
+    Consumers read the body's results. Ops that waited for the call wait for the body's
+    ops; the body's ops wait for the call's control inputs. A call runs as a whole,
+    after all that it reads and before all that reads it: where that shows, control
+    edges make up for it, and a result is read through an Identity that waits. It shows
+    where an effect would not happen, or a read and a write of a variable would change
+    places.
 
     Names: those of the graph stay. A call gives its name as a scope, unless that is
     automatic, such as `PartitionedCall_1`; below it the body keeps its names if they
@@ -336,17 +327,14 @@ def inline_calls(
 
     Returns:
         The new graph, the calls that stayed with the reasons, and the names of the
-        tensors that stand for outputs of calls. The library holds only what is still
-        called.
+        tensors that replace outputs of calls. The library holds only functions that are
+        still called.
 
     Raises:
         TransformError: the result would have more than `limit` nodes or more bytes than
             a protobuf can hold; a function is missing or damaged; a call does not fit
             its function; a protected name does not exist; names are not unique; calls
             depend on themselves.
-
-    Cost: linear in the nodes of the result and their inputs. The limit is checked
-    before anything is made.
 
     Example:
         >>> import tensorflow as tf

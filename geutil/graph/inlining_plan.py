@@ -8,7 +8,7 @@ the result becomes.
 A body keeps its own names where they are free, below the scope that the call was given.
 Where they are not, the whole body moves into a scope that is named after its function.
 Automatic names, such as `NoOp` or `Identity_2`, are worth no scope: they get another
-number, unless they are most of what the body has.
+number, unless they are most of the body's names.
 """
 
 from __future__ import annotations
@@ -114,8 +114,6 @@ class Namespace:
         """Return the name in the graph of each node of each body.
 
         Bodies that stand in each other's way are treated alike: all of them move.
-
-        Cost: linear in the names, but for scopes that are taken by chance.
         """
         name_counts = Counter(c.scope + name for c in claims for name in c.names)
         return [self._claim(c, name_counts) for c in claims]
@@ -168,10 +166,9 @@ class CallerPlan:
     """One graph that calls: the main one, or a function for a choice of attributes.
 
     Attributes:
-        body: its nodes.
         effects: tells which nodes have an effect.
-        state: tells which nodes have one or read what effects change.
-        calls: what the nodes call that will be replaced.
+        state: tells which nodes have one or read state that effects change.
+        calls: the calls that will be replaced, by node.
         kept: the function and the reason of each other call.
         size: number of nodes, those of the calls' bodies included.
         automatic: number of those whose name says nothing.
@@ -225,9 +222,9 @@ class CallerPlan:
         }
 
     def reliable_needs(self, name: str) -> list[str]:
-        """Return the needs that hold for all that stands for a node in the end.
+        """Return the needs that hold for every replacement of a node.
 
-        What a call reads, its body need not read.
+        The body of a call need not read all inputs of the call.
         """
         return self._control_needs.get(name) or (
             [] if name in self.calls else self.needs[name]
@@ -248,10 +245,10 @@ class CallerPlan:
 
     @cached_property
     def waiting(self) -> list[BodyNode]:
-        """The nodes that have to be told to wait: all others wait for one of them.
+        """The nodes that need new control inputs: all others wait for one of them.
 
-        Those that read nothing of the body, and calls that will be replaced: what their
-        bodies start with need not read what the call reads.
+        Those that read nothing of the body, and calls that will be replaced: the first
+        ops of their bodies need not read the call's inputs.
         """
         return [node for node in self.body.nodes if self._has_to_be_told(node)]
 
@@ -265,7 +262,7 @@ class CallerPlan:
     def branched(self) -> frozenset[str]:
         """The nodes that may be in a version 1 loop or in a branch: behind an entrance.
 
-        What follows the loop or the branches is among them, for simplicity.
+        Nodes behind the loop or the branches are among them, for simplicity.
         """
         branched_names: set[str] = set()
         entrances = {n.name for n in self.body.nodes if n.definition.op in _ENTRANCES}
@@ -282,7 +279,7 @@ class CallerPlan:
 
     @cached_property
     def stateful(self) -> list[str]:
-        """The nodes with an effect and those that read what effects change."""
+        """The nodes with an effect and those that read state that effects change."""
         return [n.name for n in self.body.nodes if self.state.of(n.definition)]
 
     @cached_property
@@ -307,15 +304,8 @@ _MAX_VERSIONS = 1000
 class Plans:
     """The plans of a graph and of every function that is inlined into it.
 
-    Args:
-        main: the nodes of the graph.
-        library: its functions.
-        keep: the functions whose calls stay.
-
     Raises:
         TransformError: a function is missing or damaged, or a call does not fit it.
-
-    Cost: linear in the functions that are reached.
     """
 
     def __init__(self, main: FlatBody, library: Library, keep: frozenset[str]) -> None:

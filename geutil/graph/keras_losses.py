@@ -50,8 +50,6 @@ def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
 
     Yields:
         A list that gets the layers and their losses when the block ends.
-
-    Cost: linear in the layers; without an owner that of `keras_layers`, twice.
     """
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():

@@ -1,10 +1,10 @@
 """Placement: the devices that TensorFlow runs the ops of a step on, by its rules.
 
-A Session merges what an op's device string says with that of the ops that share a
-resource or are colocated with it. What is then still open is the first task's CPU or
-GPU, but for ops that go with others: those that make one tensor of nothing with their
-readers, and those that read a shape only with what they read. Ops that have no kernel
-for a GPU go to the CPU beside it, with all ops that must be where they are.
+A Session merges an op's device string with those of the ops that share a resource or
+are colocated with it. An op without a device then runs on the first task's GPU or CPU,
+but for ops that go with others: those that make one tensor of nothing go with their
+readers, and those that read only a shape with their inputs. Ops that have no kernel for
+a GPU go to the CPU beside it, with all ops that must be where they are.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def checked_default(device: str | None, devices: Iterable[str]) -> str:
 def kind_of(device: str | None) -> str:
     """Return "CPU" or "GPU", of None that of the device of ops that name none.
 
-    Raises ArgumentTypeError for what is no device.
+    Raises ArgumentTypeError for a string that is no device.
 
     Example:
         >>> kind_of("/device:GPU:0"), kind_of("GPU:1"), kind_of("CPU:0")
@@ -100,7 +100,7 @@ def plan_for(graph: Graph, device: str | None) -> None:
 
 @contextmanager
 def planning_for(graph: Graph, device: str | None) -> Iterator[None]:
-    """Plan steps of a graph for a device, unless what is done raises."""
+    """Plan steps of a graph for a device, unless the block raises."""
     earlier = planned_for(graph)
     plan_for(graph, device)
     try:

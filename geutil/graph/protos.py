@@ -36,8 +36,6 @@ def owner_of(handle: Any) -> Any:
 
     A function captures the handle of a table and not the table; TensorFlow can save the
     table only. None if no such object is alive.
-
-    Cost: one scan of the objects that refer to the handle.
     """
     for referrer in gc.get_referrers(handle):
         holders = [referrer]
@@ -102,8 +100,6 @@ def op_def_of(op_type: str) -> Any | None:
     """Return the `OpDef` of an op type, or None if this TensorFlow has no such op.
 
     Ops that `tf.load_op_library` registered are known too.
-
-    Cost: constant; the first look-up of a type parses its definition.
     """
     return _tf.get_op_def(op_type)
 

@@ -89,7 +89,7 @@ _meant: ContextVar[tuple[Graph, list[Tensor]] | None] = ContextVar(
 
 @contextmanager
 def only_behind(graph: Graph, outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Let `own_operations` be what outputs depend on, in a block; none are all ops."""
+    """Restrict `own_operations` to the ancestors of outputs, if any, in a block."""
     token = _meant.set((graph, list(outputs)) if outputs else None)
     try:
         yield
@@ -109,10 +109,9 @@ def outputs_meant(graph: Graph) -> list[Tensor]:
 def own_operations(graph: Graph) -> list[Operation]:
     """Return the ops of a graph, without those of other replicas.
 
-    While a replica is traced into the graph, these are its ops and what they depend on.
-    Where outputs are meant, they are what these depend on. Otherwise they are all.
-
-    Cost: linear in ops and edges.
+    While a replica is traced into the graph, these are its ops and their ancestors.
+    Where outputs are selected, these are the ancestors of the outputs. Otherwise they
+    are all.
     """
     ops: list[Operation] = graph.get_operations()
     if outputs := outputs_meant(graph):
@@ -149,20 +148,20 @@ def _is_of_others(placeholder: Operation, numbers: dict[Operation, int]) -> bool
 
 @dataclass(eq=False)
 class _Message:
-    """What one replica says to the others, and what it gets back."""
+    """A message from one replica to the others, and the answer."""
 
     content: Any
     answer: Any = field(default=None)
 
 
 def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
-    """Return what is answered to what all replicas of this process say.
+    """Return the answer to the messages of all replicas of this process.
 
     Each has to ask the same number of times.
 
     Args:
-        content: what this one says.
-        answer: called once, with the strategy and what they say, in their order.
+        content: the message of this one.
+        answer: called once, with the strategy and the messages, in replica order.
     """
 
     def merged(strategy: Any, messages: Any) -> None:
@@ -177,11 +176,11 @@ def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
 
 
 def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
-    """Return what the first replica of this process says.
+    """Return the message of the first replica of this process.
 
     Args:
-        content: what this one says.
-        check: called with what all say; raises if they do not fit together.
+        content: the message of this one.
+        check: called with all messages; raises if they do not fit together.
     """
 
     def first(_: Any, contents: list[Any]) -> Any:
@@ -195,10 +194,7 @@ def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
     """Return variables of the strategy whose replica is traced, or that is in scope.
 
     Each replica reads and writes its own copy; the copies stay equal if all write the
-    same. What is asked from outside is the first one's.
-
-    Args:
-        initial_values: the name of each variable, and its first value.
+    same. Attributes read from outside are the first one's.
     """
 
     def make(strategy: Any, contents: list[Any]) -> list[Any]:

@@ -184,15 +184,12 @@ def _renamed(name: str, old: str, new: str) -> str:
 
 
 def _moved(place: bytes, old: str, new: str) -> bytes:
-    """Return what an op is colocated with, a variable, as another variable."""
+    """Return the colocation entry of an op, with one variable replaced by another."""
     return f"loc:@{new}".encode() if place == f"loc:@{old}".encode() else place
 
 
 def carry_loop_handles(graph: Graph) -> None:
-    """Let each resource that leaves a loop be like the one that enters it there.
-
-    Cost: linear in the ops.
-    """
+    """Let each resource that leaves a loop be like the one that enters it there."""
     for op in graph.get_operations():
         if op.type in op_types.LOOPS:
             for before, after in zip(op.inputs, op.outputs, strict=True):

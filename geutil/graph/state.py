@@ -4,9 +4,10 @@ The notes hang on the graph itself, so they die with it, and a table from graphs
 notes, which would keep every graph alive through its ops, is not needed.
 
 A training step is complete only when its updates are there, and these are written after
-its gradients. Nothing says so; what comes next is that the graph is run. A FuncGraph
-becomes a function first, in `atomic_function.from_func_graph`; a graph of version 1 is
-run by a Session, in `BaseSession._do_run`. Both are wrapped by `watch_completion`.
+its gradients. Nothing marks that moment; the next event is that the graph is run. A
+FuncGraph becomes a function first, in `atomic_function.from_func_graph`; a graph of
+version 1 is run by a Session, in `BaseSession._do_run`. Both are wrapped by
+`watch_completion`.
 
 Two facts (TensorFlow 2.16 to 2.21), each with a test that reproduces it:
 
@@ -54,7 +55,6 @@ class UndoStep:
     """How to take one change back.
 
     Attributes:
-        undo: takes it back.
         ops: the ops whose edges change.
     """
 
@@ -67,8 +67,8 @@ class GraphState:
     """geutil's notes on one graph.
 
     Attributes:
-        sessions: for each Session that has run the graph, the `_id` of the newest op
-            it knew then.
+        sessions: for each Session that has run the graph, the `_id` of the newest op it
+            knew then.
         function: the name of the function that was built from the graph, if any.
         stale_allowed: how many `allow_stale` blocks are open.
         journals: by thread, one list of undo steps for each open transaction. Replicas
@@ -77,8 +77,8 @@ class GraphState:
             the copies of the tensors that its closure reads.
         gradient_reads: for each such gradient, and each closure of this graph, the
             tensors of this graph that it reads, once that was asked for.
-        rewired_ops: for each gradient that follows the inputs of an op, the op and what
-            it read before.
+        rewired_ops: for each gradient that follows the inputs of an op, the op and its
+            old inputs.
         order: a topological order of the ops, kept up to date over edits.
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
@@ -86,12 +86,13 @@ class GraphState:
         call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
-        step_counters: what counts its training steps, by the replica that reads it.
-        completions: what is done before the graph is run (`geutil.graph.state`).
+        step_counters: the counters of its training steps, by the replica that reads
+            them.
+        completions: callbacks to run before the graph is (`geutil.graph.state`).
         step_order: notes on the training steps whose ops are ordered, if any.
-        open_shapes: what the shapes that it leaves open are taken to be, if known.
-        device: what its steps were planned for, if a device was named.
-        behind: what its handles lead to, if that was followed
+        open_shapes: the shapes assumed for those that it leaves open, if known.
+        device: the device that its steps were planned for, if one was named.
+        behind: the objects behind its handles, if these were followed
             (`geutil.graph.shape_inference`).
         report: on the gradients that were built last in it, if any.
         variables: variables outside that geutil made it read, by `id`, kept alive so.
@@ -145,7 +146,7 @@ def forget_order(graph: Graph) -> None:
 
 
 def fingerprint(graph: Graph) -> tuple[int, int]:
-    """Return what differs after any op was added or any edge edited by geutil."""
+    """Return a value that changes when an op is added or geutil edits an edge."""
     return graph.version, state_of(graph).edits
 
 
@@ -155,8 +156,6 @@ def renew_order(graph: Graph) -> None:
     New ops come last in the order that edits keep up to date. Each edit that puts one
     in the place of an early op then moves all that lies between. Before many such
     edits it is quicker to begin with an order in which new and old stand side by side.
-
-    Cost: linear in ops and edges.
     """
     state = state_of(graph)
     if state.order is None:
@@ -366,15 +365,14 @@ _COMPLETED = "_geutil_completed"
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """What a complete graph is asked for.
+    """A request to a complete graph.
 
     Attributes:
-        graph: the graph.
         targets: the ops that are to run.
         tensors: the tensors whose values are wanted.
         feeds: the tensors that are given.
-        is_function: whether the graph becomes a function, which then runs just that;
-            a Session may be asked for something else next time.
+        is_function: whether the graph becomes a function, which then runs just that; a
+            Session may be asked for something else next time.
     """
 
     graph: Graph
@@ -389,11 +387,11 @@ Completion = Callable[[Use], None]
 
 
 def on_completion(graph: Graph, act: Completion) -> None:
-    """Have something done each time before a graph is run or made a function of.
+    """Register a callback for each time before a graph runs or becomes a function.
 
     Args:
         graph: the graph.
-        act: what is done. It may edit the graph, and has to bear being called again.
+        act: the callback. It may edit the graph, and must tolerate being called again.
     """
     completions = state_of(graph).completions
     if act not in completions:
@@ -403,15 +401,7 @@ def on_completion(graph: Graph, act: Completion) -> None:
 def complete(
     graph: Graph, fetches: Iterable[Any], feeds: Iterable[Tensor] = ()
 ) -> None:
-    """Do now what is to be done before a graph is asked for some fetches.
-
-    Args:
-        graph: the graph.
-        fetches: ops and tensors of it.
-        feeds: the tensors that are given.
-
-    Cost: that of what is to be done; none if there is nothing.
-    """
+    """Run now the callbacks that come before a graph computes some fetches."""
     fetches = list(fetches)
     ops = [f for f in fetches if types.is_op(f)]
     tensors = [f for f in fetches if not types.is_op(f)]

@@ -101,10 +101,7 @@ def _owners() -> Iterator[tuple[Any, list[Any]]]:
 
 
 def keras_layers() -> list[Any]:
-    """Return the Keras layers that there are, in no certain order.
-
-    Cost: that of `trained` for variables that it is asked about for the first time.
-    """
+    """Return the Keras layers that there are, in no certain order."""
     return _alive([kind for kind, attribute in _kinds() if attribute != "_value"])
 
 
@@ -142,7 +139,7 @@ def _kinds() -> list[tuple[Any, str]]:
 
 @contextmanager
 def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Make the variables themselves say what is noted while a block runs."""
+    """Set the flags of the variables themselves as noted, while a block runs."""
     variables = tuple(variables)
     kept = frozenset(map(id, trained(variables)))
     frozen = [v for v in variables if v.trainable and id(v) not in kept]

@@ -27,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph import walks
 from geutil.graph._tf import Reference
 
 V = TypeVar("V")
@@ -214,7 +213,7 @@ def require_op(op: object) -> None:
 
 
 def eager_hint(obj: object) -> str:
-    """Return what to add to a refusal of `obj` when it is an eager tensor."""
+    """Return the end of a refusal's message if `obj` is an eager tensor."""
     eager = isinstance(obj, tf.Tensor) and not is_tensor(obj)
     return "; eager tensors belong to no graph" if eager else ""
 
@@ -236,11 +235,8 @@ def same_static_shape(a: Tensor, b: Tensor) -> bool:
 def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
     """Make the static shapes of copies as definite as those of their originals.
 
-    For copies whose inputs have the same static shapes as the originals': what the
-    original knows beyond shape inference (by `set_shape`) holds for the copy too.
-
-    Args:
-        ops: pairs (original, copy).
+    For copies whose inputs have the same static shapes as the originals': facts of the
+    original beyond shape inference (by `set_shape`) hold for the copy too.
     """
     for op, op_ in ops:
         for t, t_ in zip(op.outputs, op_.outputs, strict=True):
@@ -272,13 +268,19 @@ def flatten(tree: Any) -> list[Any]:
         >>> flatten({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-
-    def children(node: Any) -> Iterable[Any]:
-        if is_leaf(node):
-            return ()
-        return node.values() if isinstance(node, Mapping) else node
-
-    return [node for node in walks.tree([tree], children) if is_leaf(node)]
+    leaves: list[Any] = []
+    stack: list[Iterator[Any]] = [iter([tree])]
+    while stack:
+        for node in stack[-1]:
+            if is_leaf(node):
+                leaves.append(node)
+                continue
+            children = node.values() if isinstance(node, Mapping) else node
+            stack.append(iter(children))
+            break
+        else:
+            stack.pop()
+    return leaves
 
 
 def components(obj: Any) -> list[Any]:
@@ -352,7 +354,7 @@ def scope_dirname(name: str) -> str:
 
 
 def scope_basename(name: str) -> str:
-    """Return what follows the last slash of `name`."""
+    """Return the part of `name` after its last slash."""
     return name[name.rfind("/") + 1 :]
 
 
@@ -374,10 +376,7 @@ def absolute_unique_name(graph: Graph, name: str) -> str:
 
 
 def scopes_in_use(graph: Graph) -> frozenset[str]:
-    """Return every name scope that an op is in, with a slash at its end.
-
-    Cost: linear in the ops.
-    """
+    """Return every name scope that an op is in, with a slash at its end."""
     scopes: set[str] = set()
     for scope in {scope_dirname(op.name) for op in graph.get_operations()}:
         while scope and scope not in scopes:
@@ -396,10 +395,7 @@ def unused_name(graph: Graph, name: str) -> str:
 
 
 def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
-    """Return, for each op and tensor in a collection, the names of its collections.
-
-    Cost: linear in the collections.
-    """
+    """Return, for each op and tensor in a collection, the names of its collections."""
     collections_of: MutableIdentityMap[list[str]] = MutableIdentityMap()
     for name in graph.get_all_collection_keys():
         for element in graph.get_collection_ref(name):

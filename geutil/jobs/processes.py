@@ -42,7 +42,7 @@ class ModelProcess(ABC):
 
     Attributes:
         pid: its number; 0 before it runs.
-        code: what it ended with, negative for a signal; None while it runs.
+        code: its exit status, negative for a signal; None while it runs.
         peak_bytes: the most bytes that it had resident, if that is told at its end.
     """
 
@@ -55,7 +55,7 @@ class ModelProcess(ABC):
         """Wait for its end, and set `code` if it came."""
 
     def kill(self) -> None:
-        """End it, and what it started."""
+        """End it, and the processes that it started."""
         if not self.pid:
             return
         if not hasattr(os, "killpg"):
@@ -72,11 +72,7 @@ class ModelProcess(ABC):
 
 
 class StartedProcess(ModelProcess):
-    """A fresh process.
-
-    Args:
-        place: the folder of the job.
-    """
+    """A fresh process."""
 
     def __init__(self, place: Path) -> None:
         with (place / LOG).open("wb") as log:
@@ -105,10 +101,6 @@ class StartedProcess(ModelProcess):
 
 class ForkedProcess(ModelProcess):
     """A process that a server forks.
-
-    Args:
-        place: the folder of the job.
-        address: the socket of the server.
 
     Raises:
         OSError: there is no such server, or it does not fork.
@@ -163,11 +155,7 @@ class ForkedProcess(ModelProcess):
 
 
 class ForkServer:
-    """A process that imports TensorFlow once, and forks for each model.
-
-    Attributes:
-        address: its socket.
-    """
+    """A process that imports TensorFlow once, and forks for each model."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="geutil-")

@@ -1,4 +1,4 @@
-"""Models of a batch: found in folders, named, told from what they were, and their data.
+"""Models of a batch and their data: found in folders, named, compared with before.
 
 No TensorFlow is needed here.
 """
@@ -34,7 +34,6 @@ class BatchSource:
     """A path of a batch.
 
     Attributes:
-        path: where it is.
         name: its name among the others.
         why_not: why it is no model, as far as its name and first bytes tell; "" if it
             may be one.
@@ -52,9 +51,6 @@ def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
         paths: a folder, which is gone through with the folders in it; a path with `*`,
             `?` or `[`; or several of these, and of models.
         leave_out: the folder of the results, which may be in there.
-
-    Returns:
-        The sources by name, in that order.
 
     Raises:
         ArgumentTypeError: it is no path.
@@ -151,7 +147,6 @@ class DataSource:
     Attributes:
         path: a .npz file, or a folder of them; None if it is something else.
         pickled: a function of the path of the model, by reference; b"" for none.
-        drawn: whether inputs are drawn.
     """
 
     path: Path | None = None
@@ -160,7 +155,7 @@ class DataSource:
 
     @property
     def identity(self) -> str:
-        """What two runs on the same data have in common."""
+        """A key that two runs on the same data have in common."""
         if self.path is not None:
             return _stamp(self.path)
         return RANDOM if self.drawn else hashlib.sha256(self.pickled).hexdigest()
@@ -215,7 +210,7 @@ def fingerprint(
     data: DataSource | None,
     signature: str | None,
 ) -> str:
-    """Return what two calls have in common whose results are the same.
+    """Return a key that two calls with equal results have in common.
 
     The version of geutil, the steps, the signature, and of the files of model and data
     their names, sizes and times. The files are not read.
@@ -234,7 +229,7 @@ def _stamp(path: Path) -> str:
 
 
 def results_are_there(folder: Path, files: Mapping[str, int]) -> bool:
-    """Tell whether what was written is there, in the sizes that it had."""
+    """Tell whether the written files are there, in the sizes that they had."""
     return all(size_of(folder / name) == size for name, size in files.items())
 
 

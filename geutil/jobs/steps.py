@@ -1,7 +1,7 @@
 """Steps of a pipeline: their names and options as text, or functions.
 
-The text is read and checked before anything runs, without TensorFlow; what a step does
-is known to the process that runs it (`geutil.cli.batch_child`).
+The text is read and checked before anything runs, without TensorFlow; the process that
+runs a step knows its work (`geutil.cli.batch_child`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PipelineStep:
 
     @property
     def identity(self) -> str:
-        """What two runs of the same step have in common."""
+        """A key that two runs of the same step have in common."""
         if not self.pickled:
             return str(self)
         digest = hashlib.sha256(self.pickled).hexdigest()[:16]
@@ -235,10 +235,6 @@ def _not_importable(name: str, reason: str) -> ArgumentTypeError:
 def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
     """Refuse a pipeline that cannot work, whatever the model.
 
-    Args:
-        steps: the steps.
-        with_data: whether there is data to calibrate with.
-
     Raises:
         ModelError: a file needs ranges, and there is no data or nothing quantized; data
             is needed to round weights, or is there and nothing reads it.
@@ -262,7 +258,7 @@ def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
 def _check_file(
     step: PipelineStep, quantized: PipelineStep | None, *, with_data: bool
 ) -> None:
-    """Refuse a file that lacks what its scheme needs."""
+    """Refuse a file that lacks an entry that its scheme needs."""
     scheme = step.option("scheme")
     if quantized is None:
         if scheme in _RANGED:

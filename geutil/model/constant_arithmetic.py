@@ -35,20 +35,15 @@ def fold_constants(program: ModelProgram, kept: Iterable[str]) -> None:
     """Replace the parameters that edits compute from constants by values, in place.
 
     Of all ops that follow from constants, those are replaced that are marked `DERIVED`
-    or read by such: what somebody else computes goes on reading constants that have the
-    names of variables. The new constants have the names of the ops. The ops and
-    constants above are dropped unless something else needs them.
+    or read by such: other ops go on reading constants that have the names of variables.
+    The new constants have the names of the ops. The ops and constants above are dropped
+    unless something else needs them.
 
-    Left as they are: what the rule `constant_folding` never folds; ops with control
+    Left as they are: ops that the rule `constant_folding` never folds; ops with control
     inputs; ops in the bodies of functions, which take constants as arguments; ops whose
     values take more bytes than all that is dropped for them; values of unknown size,
-    and those beyond 1 MiB and the size of the graph; what TensorFlow cannot compute.
-
-    Args:
-        program: the program.
-        kept: the names of nodes that gradients read.
-
-    Cost: linear in nodes and edges, and the time that computing the values takes.
+    and those beyond 1 MiB and the size of the graph; ops that TensorFlow cannot
+    compute.
     """
     node_by_name = programs.nodes_by_name(program.graph_def)
     marked = [node for node in node_by_name.values() if DERIVED in node.attr]

@@ -54,11 +54,6 @@ class Outputs(MutableMapping[str, Tensor]):
     An output follows the edits of the graph: `geutil.reroute_ts(new, outputs["y"])`
     makes `new` the output. Assigning does the same; assigning to a new name adds an
     output, and deleting takes one away.
-
-    Args:
-        graph: the graph of the model.
-        inputs: the inputs of the model.
-        sinks: for each output the Identity that reads it.
     """
 
     def __init__(
@@ -241,7 +236,7 @@ def _fitting(name: str, t: Tensor, value: Any) -> Any:
 class ModelFunction:
     """A model as a callable: in eager code, inside `tf.function`, under a tape.
 
-    It computes what the model's graph was when the function was made.
+    It computes the model's graph as it was when the function was made.
 
     Args:
         function: the concrete function.
@@ -321,7 +316,7 @@ M = TypeVar("M", bound="EditableModel")
 
 
 class EditableModel(Shown):
-    """A graph that can be edited, with named ends, and what its signatures share.
+    """A graph that can be edited, with named ends and shared state.
 
     Args:
         parts: the graph and its ends.
@@ -454,8 +449,8 @@ class EditableModel(Shown):
     def reached_ops(self) -> list[Operation]:
         """Return the ops that outputs and side effects need, in the order of the graph.
 
-        The inputs are among them. What edits left behind is not: it is neither run nor
-        saved.
+        The inputs are among them. Ops that edits left behind are not: it is neither run
+        nor saved.
 
         Cost: linear in ops and edges.
         """
@@ -500,7 +495,7 @@ class EditableModel(Shown):
 
         Args:
             program: the program.
-            holdings: what the model holds; the same as this one if None.
+            holdings: the state that the model holds; the same as this one if None.
             signature: its name; that of this one if None.
             beside: its name, where it does not take the place of this one.
             alone: whether it has no other signatures, unless it stands beside this one.

@@ -149,9 +149,10 @@ def _feed(
 
 
 def _release(program: ModelProgram, stand_ins: Iterable[str]) -> None:
-    """Let nothing that can be computed wait for what the old inputs feed.
+    """Let no op that can be computed wait for ops behind the old inputs.
 
-    What is cut off cannot be waited for: neither its ops nor their effects are there.
+    Ops that are cut off cannot be waited for: neither its ops nor their effects are
+    there.
     """
     stand_in_names = set(stand_ins)
     old = [
@@ -177,7 +178,7 @@ def _placeholder(name: str, t: Tensor) -> Any:
 
 
 def _shorten_names(program: ModelProgram) -> None:
-    """Drop what is cut off, and give the inputs the names that this sets free."""
+    """Drop the parts that are cut off, and give the inputs the names set free."""
     ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
     needed = _needed(program, ends)
     nodes = [node for node in program.graph_def.node if node.name in needed]
@@ -223,7 +224,7 @@ def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[
 
 
 def _holdings(model: EditableModel, program: ModelProgram) -> SharedState:
-    """Return what the part needs of what the model holds."""
+    """Return the part's share of the model's shared state."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)
     captured = {id(e) for t, e in program.captures.items() if node_name(t) in needed}

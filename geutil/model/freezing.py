@@ -1,7 +1,7 @@
 """Variables turned into constants, in a graph and in its functions.
 
-Protobufs only: nothing is imported, and nothing is run but what a fold has left to
-compute, as `constant_arithmetic` has it.
+Protobufs only: nothing is imported, and nothing is run but the arithmetic that a fold
+left (`constant_arithmetic`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def replace_handles(
             readers are changed, and functions that took handles get versions that take
             values.
         seeds: the value by the name of each node that was a handle.
-        changes: where changes of variables are told that are given up: what waits for
-            one reads the value that it would set, and nothing is kept. If None, they
-            are refused.
+        changes: where changes of variables are told that are given up: an op that waits
+            for one reads the value that it would set, and nothing is kept. If None,
+            they are refused.
 
     Returns:
         The names of the nodes that read a variable and now read a value.
@@ -48,8 +48,6 @@ def replace_handles(
     Raises:
         ModelError: an op needs the variable itself, not its value; or a function
             returns the handle of a variable.
-
-    Cost: linear in nodes and edges, those of functions included.
     """
     versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
@@ -84,13 +82,8 @@ def replace_in_function(
         versions: where versions of the functions that it calls are asked for.
         name: how messages call it.
 
-    Returns:
-        The values by all references that were handles.
-
     Raises:
         ModelError: as `replace_handles`.
-
-    Cost: linear in nodes and edges.
     """
     used_names = {node.name for node in function.node_def}
     used_names |= {argument.name for argument in function.signature.input_arg}
@@ -110,7 +103,7 @@ def replace_in_function(
 
 
 def rename_references(function: Any, names: Mapping[str, str]) -> None:
-    """Rename what nodes of a function and its results read, in place."""
+    """Rename the references of a function's nodes and results, in place."""
     for node in function.node_def if names else ():
         for index, text in enumerate(node.input):
             node.input[index] = names.get(short_name(text), text)
@@ -187,7 +180,7 @@ def _take_values(
     versions: Versions,
     where: str,
 ) -> list[Any]:
-    """Let a node read values or pass them on; return what else it needs."""
+    """Let a node read values or pass them on; return its other control inputs."""
     node = carrier.node
     if node.op in handle_values.READS:
         (value,) = carrier.values.values()
@@ -215,15 +208,13 @@ def _read_new_values(
     carriers: Iterable[Carrier],
     changes: Mapping[str, tuple[str, str]],
 ) -> None:
-    """Let nodes that come after a change of a variable read what it sets.
+    """Let nodes that come after a change of a variable read the new value.
 
     Args:
         nodes: the nodes of the graph or function.
         carriers: those that read values in place of handles.
         changes: for each node that changes a variable, this and the tensor with the new
             value.
-
-    Cost: linear in nodes and edges, for each change.
     """
     if not changes:
         return
@@ -250,7 +241,7 @@ def _read_new_values(
 
 
 def _behind(start: str, readers: Mapping[str, Iterable[Any]]) -> set[str]:
-    """Return the names of what depends on a node, within its branch or loop."""
+    """Return the names of a node's descendants, within its branch or loop."""
 
     def after(name: str) -> list[str]:
         nodes = readers.get(name, ())
@@ -311,12 +302,11 @@ def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
 
 @dataclass(frozen=True)
 class Captured:
-    """What becomes a constant: a variable, or a value that was too large for one.
+    """The captures that become constants: variables, or values too large for one.
 
     Attributes:
         name: the name of the variable or value.
         outside: the handle of the variable, or the value.
-        dtype: its dtype.
         is_variable: whether `outside` is a handle.
     """
 
@@ -396,7 +386,7 @@ def frozen_program(model: EditableModel) -> ModelProgram:
 
 
 def _sources(model: EditableModel, program: ModelProgram) -> dict[str, Captured]:
-    """Return what becomes a constant, by the name of the node that stands for it."""
+    """Return the captures that become constants, by the names of their nodes."""
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}
     for tensor, outside in program.captures.items():

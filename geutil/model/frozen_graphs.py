@@ -67,7 +67,7 @@ def check_names(model: EditableModel) -> None:
 
 
 def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
-    """Log outputs that the graph does not show: inputs, and what no input leads to."""
+    """Log the ends that opening misses: inputs, and outputs that no input leads to."""
     shown = named_ends(graph_def, None, "the file", "output")
     missed = [name for name in outputs if name not in shown]
     if missed:
@@ -108,14 +108,8 @@ def with_named_ends(program: ModelProgram, dtypes: Mapping[str, tf.DType]) -> An
     """Return the graph of a program, its ends called as the program calls them.
 
     An output stays the node that it is if that has the right name and serves nothing
-    else; else it becomes an Identity, which also waits for what runs besides. Nodes
-    that bear the name of an end for something else are renamed.
-
-    Args:
-        program: a program without captures, which is used up.
-        dtypes: the dtypes of the outputs.
-
-    Cost: linear in nodes and edges.
+    else; else it becomes an Identity, which also waits for the side effects. Nodes that
+    bear the name of an end for something else are renamed.
     """
     graph_def, inputs = program.graph_def, list(program.inputs)
     in_place = _outputs_in_place(program)

@@ -4,14 +4,14 @@ A handle passes through some ops as it is. References are as nodes write them wi
 `:0` at the end: `node` and `node:1` in a graph, `argument`, `node:output` and
 `node:output:1` in a function.
 
-Nodes are changed in place: what read a handle reads the value that takes its place.
+Nodes are changed in place: readers of a handle read the value that replaces it.
 References to a node stay as they are, except in functions, which name the outputs of
 ops: see `OUTPUT_NAMES`.
 
 A call, loop or conditional that passes a handle on to a function is made to pass the
 value, and to call a version of the function that takes it. Versions are named after
-what they are made of, so that two of the same name are the same: TensorFlow refuses
-functions that share a name and differ, in the whole process.
+their sources, so that two of the same name are equal: TensorFlow refuses functions that
+share a name and differ, in the whole process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SWITCH = "Switch"
 
 @dataclass(frozen=True)
 class Value:
-    """What takes the place of a handle.
+    """The replacement of a handle.
 
     Attributes:
         variable: the name of the variable, for messages.
@@ -54,7 +54,6 @@ class Carrier:
     """A node that reads handles.
 
     Attributes:
-        node: the node.
         values: the value for each input, by index, that is a handle.
     """
 
@@ -75,8 +74,6 @@ def handle_flow(
     Returns:
         The values by all references that are handles, and the nodes that read some, in
         the order of the nodes.
-
-    Cost: linear in nodes and edges.
     """
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     listed = list(nodes)
@@ -127,7 +124,7 @@ class CallKind:
     """A type of op that calls functions.
 
     Attributes:
-        types: the attribute with the types of what it passes.
+        types: the attribute with the types of its arguments.
         offset: how many inputs come before those that it passes.
         functions: the attributes with the functions; all take the same arguments.
     """
@@ -159,7 +156,6 @@ class Version:
 
     Attributes:
         function: the function that it is made from.
-        name: its own name.
         values: (index of the argument, value) for each that was a handle.
         returns: whether it returns each of these at the same index, as the body of a
             loop does; else it returns none.
@@ -353,14 +349,11 @@ def turn_into_value_read(
 
     Args:
         node: the node, which is changed; its first input is the handle.
-        value: what takes the place of the handle.
+        value: the replacement of the handle.
         fresh: makes a name that is free, and reserves it.
         waits: control inputs for constants: in a loop of version 1 a constant has to
             wait for something that is in the loop too.
         in_function: whether the node writes references as functions do.
-
-    Returns:
-        The nodes that it needs besides.
     """
     kind = node.op
     axis = node.attr["batch_dims"].i if kind == "ResourceGather" else 0
@@ -399,17 +392,14 @@ def only_changes(node: Any) -> bool:
 
 
 def turn_into_new_value(node: Any, value: Value, waits: Iterable[str]) -> str:
-    """Turn a node that changes a variable into one that computes what it would set.
+    """Turn a node that changes a variable into one that computes the new value.
 
     An update that is no assignment, sum or difference is left out: the old value stays.
 
     Args:
         node: the node, which is changed; its first input is the handle.
-        value: what takes the place of the handle.
-        waits: control inputs for what does not read the old value.
-
-    Returns:
-        The name of its output.
+        value: the replacement of the handle.
+        waits: control inputs for nodes that do not read the old value.
     """
     if node.op in _SUMS:
         set_op_type(node, _SUMS[node.op], T=value.dtype)

@@ -45,7 +45,7 @@ def splice(
         other: the model that is added.
         replaced: for tensors of `model` the outputs of `other` that are read instead.
         feeds: for inputs of `other` the tensors of `model` that they read.
-        scope: the scope of what `other` adds, where names clash.
+        scope: the scope of the ops that `other` adds, where names clash.
         signature: the name of the result, which stands beside `model` then.
         dropped: outputs of `model` that the result does not have.
 

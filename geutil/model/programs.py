@@ -53,8 +53,7 @@ class Ancestor:
     """A graph that nodes of a program come from, and how to find them again.
 
     Attributes:
-        graph: the graph.
-        prefix: what stands before the names of its nodes in the program.
+        prefix: the prefix of its nodes' names in the program.
         tensors: for tensors that others have taken the place of, the names of those in
             the program.
     """
@@ -70,7 +69,7 @@ class Ancestor:
 
 @dataclass
 class ModelProgram:
-    """A graph, its ends, and what it reads from outside.
+    """A graph, its ends, and its captures.
 
     Attributes:
         graph_def: the nodes and the function library.
@@ -78,7 +77,7 @@ class ModelProgram:
         outputs: for each output its tensor name.
         captures: for each tensor name that stands for something outside, the eager
             tensor: the handle of a variable or table, or a captured value.
-        side_effects: the names of ops that run besides what the outputs need.
+        side_effects: the names of ops that run besides the ancestors of the outputs.
         ancestors: the graphs that the nodes come from; they know the gradients that
             exist in Python only.
         layers: the calls of Keras layers that the nodes come from, where known.
@@ -116,8 +115,6 @@ def values_behind(nodes: Mapping[str, Any], ends: Iterable[str]) -> dict[str, No
     Args:
         nodes: the nodes of a graph or of a function by name.
         ends: names of nodes; those of arguments are left out.
-
-    Cost: linear in nodes and edges.
     """
 
     def known(names: Iterable[str]) -> list[str]:
@@ -137,8 +134,6 @@ def nodes_behind(
         graph_def: a `GraphDef`.
         ends: names of nodes, which belong to the result.
         stops: names of nodes whose inputs are left out; they belong to the result.
-
-    Cost: linear in nodes and edges.
     """
     nodes = nodes_by_name(graph_def)
     stopping = frozenset(stops)
@@ -162,8 +157,6 @@ def nodes_ahead(
         starts: names of nodes, which belong to the result.
         until: types of ops that end the walk and do not belong to the result.
         data_only: whether waiting for a node is no dependence.
-
-    Cost: linear in nodes and edges.
     """
     readers: dict[str, list[str]] = {}
     for node in graph_def.node:
@@ -177,8 +170,6 @@ def cycle_of(graph_def: Any) -> list[str] | None:
     """Return the nodes on a cycle by name, first and last the same, if there is one.
 
     The back edges of loops, from NextIteration to Merge, do not count.
-
-    Cost: linear in nodes and edges.
     """
     nodes = nodes_by_name(graph_def)
     needs = {
@@ -233,13 +224,11 @@ def legal_name(name: str) -> str:
 def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
     """Make every reader of some tensors read other ones, in place.
 
-    What waited for the op of such a tensor does not wait any more.
+    Ops that waited for the op of such a tensor no longer do.
 
     Args:
         program: the program.
         stand_ins: for the name of each tensor, the one that is read instead.
-
-    Cost: linear in nodes and edges.
     """
     tensors = {tensor_name(old): tensor_name(new) for old, new in stand_ins.items()}
     texts = {short_name(old): short_name(new) for old, new in tensors.items()}
@@ -256,10 +245,7 @@ def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
 
 
 def forget_shapes_behind(program: ModelProgram, tensors: Iterable[str]) -> None:
-    """Drop the shapes recorded for what depends on some tensors, in place.
-
-    Cost: linear in nodes and edges.
-    """
+    """Drop the shapes recorded behind some tensors, in place."""
     starts = {node_name(t) for t in tensors}
     nodes = program.graph_def.node
     readers = [n.name for n in nodes if any(node_name(t) in starts for t in n.input)]
@@ -274,15 +260,7 @@ def rename_nodes(
     names: Mapping[str, str],
     counts: Mapping[str, int] | None = None,
 ) -> None:
-    """Rename nodes and all that refers to them, in place.
-
-    Args:
-        program: the program.
-        names: the new name of each node.
-        counts: how many outputs a node has, if not one.
-
-    Cost: linear in nodes and edges.
-    """
+    """Rename nodes and all that refers to them, in place."""
 
     def renamed(text: str) -> str:
         name = node_name(text)

@@ -102,7 +102,7 @@ _PARAMETERS = frozenset(("Const", "Placeholder", "ReadVariableOp", "VarHandleOp"
 
 
 def _computed(op: Operation, replacement: Replacement) -> list[Any]:
-    """Return what the replacement computes from the inputs of an op."""
+    """Return the result of the replacement for the inputs of an op."""
     if isinstance(replacement, str):
         return list(make_op_like(op, replacement).outputs)
     result = replacement(*op.inputs)

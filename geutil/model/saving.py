@@ -61,7 +61,7 @@ def _write(model: EditableModel, path: Path, *, select_tf_ops: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what the converter says of the ops, without its traces."""
+    """Return the converter's message about the ops, without its traces."""
     text = str(error)
     said = dict.fromkeys(m[1].strip() for m in _SAID.finditer(text))
     return "; ".join(said)[:1500] or text[:1500]

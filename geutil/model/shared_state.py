@@ -32,7 +32,6 @@ class _Closure:
     """A node of a program whose op has a gradient that exists in Python only.
 
     Attributes:
-        node: the node.
         gradient: the name of the gradient.
         op: the op that it was made from.
         rename: gives the name in the program of a tensor near that op.
@@ -44,7 +43,7 @@ class _Closure:
     rename: Callable[[str], str]
 
     def read(self) -> Iterator[tuple[Tensor, str]]:
-        """Yield what the gradient reads near that op, and what it is in the program."""
+        """Yield the tensors that the gradient reads there, with their program names."""
         for t in custom_gradients.read_by_gradient(self.op):
             # Edits of a program let the node read other tensors than the op does.
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
@@ -90,9 +89,6 @@ def prune(
         program: the program, which is changed.
         origins: where nodes that were in the body of a function come from.
 
-    Returns:
-        The names of what gradients read.
-
     Cost: linear in nodes and edges, once for each gradient that reads what only another
     gradient reads; the gradients are traced.
     """
@@ -137,7 +133,7 @@ def _closures(
 def _origin(
     ancestor: Ancestor, name: str, origin: NodeOrigin | None
 ) -> tuple[Operation, Callable[[str], str]] | None:
-    """Return the op that a node was made from, and what tensors near it are called."""
+    """Return the op that a node was made from, and the names of tensors near it."""
     if origin is not None:
         body = functions.body_graph(ancestor.graph, origin.function)
         if body is None:
@@ -151,7 +147,7 @@ def _origin(
 
 
 def _renaming(body: Graph, origin: NodeOrigin) -> Callable[[str], str]:
-    """Return what finds the names that tensors of a function's FuncGraph have now."""
+    """Return a function that finds the present names of a FuncGraph's tensors."""
     # The FuncGraph calls its arguments otherwise than the function's definition does.
     names = (t.name for t in body.inputs)
     arguments = dict(zip(names, origin.arguments, strict=True))
@@ -176,7 +172,7 @@ def _tensor(graph: Graph, name: str) -> Tensor | None:
 
 @dataclass
 class SharedState:
-    """What a model holds besides its graphs.
+    """The objects that a model holds besides its graphs.
 
     Attributes:
         variables: the variables by name; of those of a strategy, the first copies.
@@ -221,10 +217,7 @@ class SharedState:
 
 
 def holdings_of(root: Any) -> SharedState:
-    """Return what a trackable object and its parts hold.
-
-    Cost: linear in the objects that can be reached.
-    """
+    """Return the resources of a trackable object and its parts."""
     holdings = SharedState()
     variables = []
     for obj in tf.train.TrackableView(root).descendants():

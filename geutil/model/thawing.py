@@ -92,7 +92,7 @@ def _matches(graph_def: Any, pattern: re.Pattern[str]) -> Matches:
 
 
 def _check(program: ModelProgram, matches: Matches, pattern: re.Pattern[str]) -> None:
-    """Refuse a thaw without any variable; log what stays a constant."""
+    """Refuse a thaw without any variable; log weights that stay constants."""
     stay = [f"'{name}' ({reason})" for name, reason in matches.stay.items()]
     listed = ", ".join(stay[:_LISTED]) + (", ..." if len(stay) > _LISTED else "")
     if matches.found:
@@ -147,7 +147,7 @@ def _thawed(
 
 
 def _read_node(name: str, constant: Any) -> Any:
-    """Return the node that reads the variable; it waits for what the constant did."""
+    """Return the node that reads the variable; it has the constant's control inputs."""
     node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=constant.device)
     node.attr["dtype"].type = constant.attr["dtype"].type
     node.input.append(constant.name)

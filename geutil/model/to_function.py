@@ -123,8 +123,6 @@ def build(
     Raises:
         ModelError: an output depends on a placeholder that is no input, or on a tensor
             of another graph.
-
-    Cost: linear in the ops.
     """
     ops = ops_to_run(graph, inputs, sinks, side_effects)
     captures = captures_of(graph, ops)

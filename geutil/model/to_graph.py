@@ -37,14 +37,8 @@ _CONTROL_FLOW = frozenset(
 def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
     """Return the nodes that must run for all effects behind some nodes to happen.
 
-    Args:
-        graph_def: the graph.
-        roots: names of nodes.
-
     Returns:
         Names of nodes, the first ones with an effect that are met going back.
-
-    Cost: linear in nodes and edges.
     """
     effects = Effects({f.signature.name: f for f in graph_def.library.function})
     effective = {node.name for node in graph_def.node if effects.of(node)}
@@ -72,16 +66,9 @@ def without_wrappers(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the ends of a graph without the copies that wrapping adds.
 
-    Args:
-        graph_def: a `GraphDef` whose calls are inlined, or not.
-        outputs: the tensor of each output.
-        side_effects: the nodes that run besides.
-
     Returns:
         The tensors that are copied, and the nodes with an effect that ran besides or
         that the copies waited for.
-
-    Cost: linear in nodes and edges.
     """
     nodes = programs.nodes_by_name(graph_def)
     readers: dict[str, set[str]] = {}
@@ -135,13 +122,11 @@ def materialize(
     Args:
         program: the program, which is not changed.
         inline: whether calls of functions are replaced by the functions' bodies.
-        what: what the program was made from, for messages.
+        what: the source of the program, for messages.
         keep: names of functions whose calls stay.
 
     Raises:
         ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
-
-    Cost: linear in nodes and edges, function bodies included.
     """
     _check_ends(program, what)
     program = replace(program)
@@ -237,7 +222,7 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
     """Write the nodes that stand for something outside, one for each thing.
 
     Returns:
-        For each capture the tensor that stands for it, and what it stands for.
+        For each capture its stand-in tensor, and the captured tensor.
     """
     first: dict[int, str] = {}
     stand_ins: dict[str, tuple[str, Any]] = {}

@@ -2,7 +2,8 @@
 
 A loop becomes a chain of calls of its body, which are inlined. Its counters are
 constants then, and each element of a list that it reads or writes is a tensor of its
-own: what takes an element out reads that tensor, and what stacks the list packs them.
+own: an op that takes an element out reads that tensor, and one that stacks the list
+packs them.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def _with_short_names(parts: Parts, loops: Sequence[str]) -> ModelProgram:
 
 
 def _fold_scalars(parts: Parts) -> None:
-    """Fold what counters and bounds are computed from."""
+    """Fold the ancestors of counters and bounds."""
     rules = constant_folding(max_bytes=_SCALAR)
     rewrite(parts.graph, rules, keep=keep_of(parts))
 
@@ -252,7 +253,7 @@ def _rows(op: Operation, unstacked: dict[int, list[Tensor]]) -> list[Tensor]:
 
 
 def _writers(handle: Tensor) -> Iterator[Operation]:
-    """Yield the ops that made a list what it is, the last one first."""
+    """Yield the ops that wrote a list, the last one first."""
     while True:
         op = handle.op
         yield op

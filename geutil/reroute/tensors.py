@@ -17,11 +17,7 @@ Edge: TypeAlias = tuple[Operation, int]
 
 
 class PlannedPlaceholder:
-    """A placeholder that a plan will make, once nothing stands against it.
-
-    Args:
-        like: the tensor that it will stand in for.
-    """
+    """A placeholder that a plan will make, once nothing stands against it."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
@@ -46,9 +42,6 @@ class ReroutePlan:
     """Edits of one graph that are noted down but not yet applied.
 
     Each step sees the graph as the steps before it will leave it.
-
-    Args:
-        graph: the graph.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -58,10 +51,7 @@ class ReroutePlan:
         self._controls: dict[Operation, tuple[Operation, ...]] = {}
 
     def edges_reading(self, tensor: Tensor) -> list[Edge]:
-        """Return the (op, index) pairs that read `tensor`, planned steps included.
-
-        Cost: linear in the inputs of the ops that read it.
-        """
+        """Return the (op, index) pairs that read `tensor`, planned steps included."""
         edges = [
             (op, index)
             for op in adjacency.consumers(tensor)
@@ -84,9 +74,6 @@ class ReroutePlan:
         Args:
             *redirections: where an old tensor is repeated, its first pair counts; a
                 pair of one tensor with itself does nothing.
-
-        Returns:
-            The number of inputs that change.
         """
         changes: dict[Edge, Source] = {}
         for pairs, may_modify in redirections:
@@ -119,9 +106,6 @@ class ReroutePlan:
 
     def apply(self, placeholders: Sequence[PlannedPlaceholder] = ()) -> None:
         """Check the whole plan and apply it; a refusal leaves the graph untouched.
-
-        Args:
-            placeholders: made between the check and the edit.
 
         Raises:
             FinalizedGraphError, StaleGraphError, CycleError, RerouteError: see
@@ -213,7 +197,7 @@ def reroute_ts(
     Afterwards nobody reads the tensors of `ts1`, except ops that may not be modified.
 
     Args:
-        ts0: a tensor, or tensors: what shall be read.
+        ts0: a tensor, or tensors: the tensors to be read.
         ts1: as many tensors, with the same dtypes and compatible shapes.
         can_modify: the ops that may be rewired; None is all.
         cannot_modify: ops that may not be rewired.

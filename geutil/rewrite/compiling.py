@@ -22,15 +22,15 @@ from geutil.select.networks.provenance import MAX_IDENTITIES, origin_of
 
 
 class Leaf(Pattern):
-    """A tensor whose origin matters. What it captures is the tensor that is read.
+    """A tensor whose origin matters. It captures the tensor that is read.
 
     The op behind it is not part of the match: matches that share it do not overlap.
 
     Args:
         name: captures the tensor.
         where: a predicate that the tensor must pass.
-        through_identity: whether up to eight Identity ops may stand between the
-            origin and the reader, as in frozen graphs (Const -> Identity).
+        through_identity: whether up to eight Identity ops may stand between the origin
+            and the reader, as in frozen graphs (Const -> Identity).
     """
 
     wanted: ClassVar[str]
@@ -68,7 +68,7 @@ class Const(Leaf):
 
 
 class Variable(Leaf):
-    """What a variable holds: a ReadVariableOp, or the reference of a v1 variable.
+    """The value of a variable: a ReadVariableOp, or the reference of a v1 variable.
 
     Example:
         >>> from geutil.rewrite import Variable
@@ -81,7 +81,7 @@ class Variable(Leaf):
 
 
 class Weight(Leaf):
-    """A constant or what a variable holds: a weight, frozen or not.
+    """A constant or the value of a variable: a weight, frozen or not.
 
     Example:
         >>> from geutil.rewrite import Weight
@@ -128,7 +128,7 @@ TypeSet: TypeAlias = frozenset[str] | None
 
 @dataclass(frozen=True, eq=False)
 class RootTest:
-    """What the types of a root's producers must be, before any search.
+    """The types that a root's producers must have, checked before any search.
 
     Attributes:
         inputs: the types for each input of the pattern.
@@ -161,14 +161,13 @@ class RootTest:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A pattern that was checked, and what follows from it.
+    """A checked pattern, with the tables for its search.
 
     Attributes:
-        pattern: its root.
         roots: the Op nodes that the root stands for, in order of choice.
         tests: a test for each of `roots`.
         types: the types of the roots; None is every type.
-        types_of: the types of op that may yield what each node stands for, by `id`.
+        types_of: the types of op that may yield the tensor of each node, by `id`.
         nodes: every node, each once, the root first, depth first.
         ops: those that are an Op.
         depth: how many ops above the root the pattern looks.
@@ -191,14 +190,12 @@ class Compiled:
 
 
 def compile_pattern(pattern: Pattern) -> Compiled:
-    """Check a pattern and work out what follows from it.
+    """Check a pattern and make the tables for its search.
 
     Raises:
         ArgumentTypeError: it is no pattern.
         SelectionError: its root is no op, or must have readers in the match; a name
             stands for an op and for a tensor.
-
-    Cost: linear in the nodes of the pattern.
     """
     if not isinstance(pattern, Pattern):
         raise ArgumentTypeError(

@@ -1,12 +1,13 @@
 """Live ops.
 
-Those that still count, since TensorFlow cannot delete what was replaced.
+Live ops: TensorFlow cannot delete those that were replaced.
 
 An op is retired when a rewrite leaves it without readers. Retired ops stay in the
-graph, but they are never matched again and do not count as readers. The graph
-remembers them from one call to the next; one that somebody reads again counts again.
+graph, but they are never matched again and do not count as readers. The graph remembers
+them from one call to the next; one that somebody reads again counts again.
 
-The territory of a rewrite is what it may match, and what of that must survive.
+The territory of a rewrite holds the ops it may match, and those of them that must
+survive.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FEW = 8
 
 
 class Liveness:
-    """Who reads what in a graph, retired ops left out.
+    """The readers of each op of a graph, retired ones left out.
 
     Args:
         graph: the graph. Retired ops that are read again count again from here on.
@@ -60,7 +61,7 @@ class Liveness:
         return [c for c in adjacency.control_outputs(op) if c not in self._retired]
 
     def take_in(self, ops: Iterable[Operation]) -> None:
-        """Learn what new or rewired ops read now."""
+        """Take in the present inputs of new or rewired ops."""
         for op in ops:
             for tensor in op.inputs:
                 readers = self._readers.get(tensor.op)
@@ -75,11 +76,7 @@ class Liveness:
     def retire(
         self, ops: Iterable[Operation], spared: Callable[[Operation], bool]
     ) -> list[Operation]:
-        """Retire those of `ops` that nobody reads, and what only they read.
-
-        Args:
-            ops: ops that a rewrite replaced.
-            spared: tells which ops may not be retired.
+        """Retire those of `ops` that nobody reads, and ops that only they read.
 
         Returns:
             The retired ops. Stateful ops above `ops` are never among them.
@@ -150,7 +147,7 @@ class Territory:
 
     Args:
         graph: the graph.
-        liveness: who reads what.
+        liveness: the readers of ops.
         within: the ops that a match may be made of; None is all.
         keep: ops and tensors that stay as they are.
     """

@@ -21,14 +21,14 @@ class Match:
     """A place in a graph where a pattern holds.
 
     `match["name"]` is the op or tensor that was captured under a name, and
-    `match[node]` the one that a node of the pattern stands for. What an alternative
-    that was not taken would have captured is missing: `get` returns None for it.
+    `match[node]` the one that a node of the pattern stands for. The captures of
+    alternatives that were not taken are missing: `get` returns None for it.
 
     Attributes:
         root: the op that the root of the pattern stands for.
-        ops: the ops that Op nodes stand for, each once, the root first. What leaves
-            stand for (Any, Const, ...) is no part of the match.
-        captures: what was captured, by name.
+        ops: the ops that Op nodes stand for, each once, the root first. The tensors of
+            leaves (Any, Const, ...) are no part of the match.
+        captures: the captured ops and tensors, by name.
     """
 
     root: Operation
@@ -49,7 +49,7 @@ class Match:
         return self.get(key) is not None
 
     def get(self, key: str | Pattern) -> Any:
-        """Return what a name or a node stands for, or None."""
+        """Return the op or tensor of a name or a node, or None."""
         if isinstance(key, Pattern):
             return self._bound.get(id(key))
         return self.captures.get(key)
@@ -67,12 +67,7 @@ class Match:
 
 
 class Finder:
-    """Finds the match of one pattern at one op.
-
-    Args:
-        compiled: the pattern.
-        territory: what else limits a match.
-    """
+    """Finds the match of one pattern at one op."""
 
     def __init__(self, compiled: Compiled, territory: Territory) -> None:
         self.compiled = compiled
@@ -81,12 +76,9 @@ class Finder:
     def find(self, op: Operation, producers: list[str]) -> Match | str | None:
         """Look for a match whose root is `op`.
 
-        Args:
-            op: an op of an anchor type.
-            producers: the types of the ops that yield its inputs.
-
         Returns:
-            The match; or, if the ops match but a constraint fails, what fails; or None.
+            The match; or, if the ops match but a constraint fails, the constraint; or
+            None.
         """
         if not self.compiled.may_match(producers):
             return None
@@ -210,7 +202,7 @@ class Explanation:
             failed: the node, and the name of its op or tensor, in the order of search.
         node: the node that failed, in words; None where there is a match.
         element: the name of the op or tensor it could not stand for.
-        reason: what failed.
+        reason: the failure.
     """
 
     root: Operation
@@ -250,7 +242,7 @@ class _NearestMiss:
 
 
 def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
-    """Say how far a pattern matches at an op, and what stopped it.
+    """Say how far a pattern matches at an op, and where it stops.
 
     Every way to meet the pattern is tried; the one that came furthest is reported.
 

@@ -70,7 +70,7 @@ class Any(Pattern):
 
 
 class Op(Pattern):
-    """An op of some type, and what it reads; as a tensor, its first output.
+    """An op of some type, and its inputs; as a tensor, its first output.
 
     Args:
         types: a type, several, or a predicate on the op.
@@ -79,8 +79,8 @@ class Op(Pattern):
         name: captures the op.
         where: a predicate that the op must pass.
         only_consumer: nothing outside the match may read an output of the op; ops that
-            a rewrite left without readers do not count. Not for the root, whose
-            readers are never part of the match.
+            a rewrite left without readers do not count. Not for the root, whose readers
+            are never part of the match.
         commutative: the inputs may come in any order; the first order that matches
             counts, in the order of the op's own inputs.
         attrs: for each attribute its value, or a predicate on the value. A str stands
@@ -224,11 +224,11 @@ class Or(Pattern):
 
 
 class Optional(Or):
-    """An op that may be missing: then what it would read stands there itself.
+    """An op that may be missing: then its input matches there itself.
 
     Args:
         pattern: the pattern with the op.
-        otherwise: what stands there without it; None is the first input of the op.
+        otherwise: the pattern without it; None is the first input of the op.
 
     Raises:
         ArgumentTypeError: an argument is no pattern.

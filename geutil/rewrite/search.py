@@ -46,7 +46,7 @@ def predicate_name(function: Any) -> str:
 
 
 def shown(expected: Any) -> str:
-    """Return what is expected of an attribute, for messages."""
+    """Return the expected value of an attribute, for messages."""
     return (
         f"what {predicate_name(expected)} asks"
         if callable(expected)
@@ -59,7 +59,7 @@ MAX_STEPS = 100_000
 
 
 class GoalKind(Enum):
-    """What a goal asks."""
+    """The kinds of goals."""
 
     VALUE = auto()
     OP = auto()
@@ -80,9 +80,9 @@ class Search:
 
     Args:
         compiled: the pattern.
-        territory: what else limits a match.
+        territory: the territory, which limits a match.
         record: told of every failure: the number of bindings before it, the node, the
-            op or tensor, and what failed.
+            op or tensor, and the failure.
 
     Attributes:
         bound: after a search that succeeded, the element of each node, by `id`.
@@ -160,7 +160,7 @@ class Search:
         )
 
     def objection(self, op: Operation) -> str | None:
-        """Return the first constraint that fails for what is bound, or None."""
+        """Return the first constraint that the bound ops fail, or None."""
         for node in self.compiled.nodes:
             where = getattr(node, "where", None)
             if where and id(node) in self.bound:

@@ -197,8 +197,6 @@ def inputs_of(ops: Any) -> list[Tensor]:
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
-
-    Cost: linear in the ops and their inputs.
     """
     return types.unique(t for op in make_list_of_op(ops) for t in op.inputs)
 
@@ -208,8 +206,6 @@ def outputs_of(ops: Any) -> list[Tensor]:
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
-
-    Cost: linear in the ops and their outputs.
     """
     return [t for op in make_list_of_op(ops) for t in op.outputs]
 

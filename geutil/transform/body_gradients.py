@@ -24,14 +24,7 @@ from geutil.transform import custom_gradients, transformer
 
 
 def renew(graph: Graph) -> None:
-    """Let a graph call bodies whose gradients can be built, and saved.
-
-    Args:
-        graph: a FuncGraph that no function was made of yet.
-
-    Cost: linear in the ops of the graph and of the bodies; where a body holds such a
-    gradient, one more graph of it and of those that call it.
-    """
+    """Let a graph call bodies whose gradients can be built, and saved."""
     callers: list[function_calls.Caller] = []
     direct: dict[str, None] = {}
     for caller in function_calls.callers_in(graph):

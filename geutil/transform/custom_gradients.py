@@ -79,7 +79,7 @@ def carried_gradient(
 
 
 def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> str:
-    """Register a gradient that reads what it finds by name; return its name.
+    """Register a gradient that reads tensors by name; return its name.
 
     TensorFlow makes the bodies of functions anew from their definitions, so that the
     tensors that a closure reads are not those of the body that is differentiated.
@@ -145,7 +145,7 @@ def _namesake(outside: Any, graph: Graph, origin: Graph | None, op_name: str) ->
     """Return the tensor of a body for one that a closure reads.
 
     Args:
-        outside: what the closure reads.
+        outside: the tensors that the closure reads.
         graph: the body, made from the definition of `origin`.
         origin: the body that the closure was made for.
         op_name: the op whose gradient it is.
@@ -210,10 +210,8 @@ def _rebuilt(
 def read_by_gradient(op: Operation) -> list[Tensor]:
     """Return the tensors of its graph that the gradient of an op reads.
 
-    None if the gradient is no closure: then it reads what the op reads and makes. None,
-    too, if it cannot be built; whoever differentiates learns why.
-
-    Cost: that of tracing the gradient, the first time.
+    None if the gradient is no closure: then it reads the inputs and outputs of the op.
+    None, too, if it cannot be built; whoever differentiates learns why.
     """
     gradient = gradient_functions.gradient_of(op) if op.type == "IdentityN" else None
     if gradient is None or not gradient_functions.is_closure(gradient):
@@ -246,9 +244,7 @@ class _Traced:
     """A gradient, built in a graph of its own.
 
     Attributes:
-        body: the graph.
         stand_ins: its placeholder for each incoming gradient, None where there is none.
-        results: what the gradient returned.
         read: (outside tensor, placeholder inside) for each that the gradient reads.
     """
 
@@ -336,10 +332,10 @@ def _carry_over(
 def _carry_waits(
     ops: Iterable[Operation], inputs: IdentityMap[Tensor], info: TransformerInfo
 ) -> None:
-    """Let copies wait for what stands for the placeholders that the originals wait for.
+    """Let copies wait for the replacements of placeholders that the originals wait for.
 
-    The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest what it
-    computes anew is there from the forward pass on.
+    The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest its
+    recomputed values are there from the forward pass on.
     """
     stands_for = {t.op: t_.op for t, t_ in inputs.items()}
     for op in ops:

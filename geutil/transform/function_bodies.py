@@ -38,9 +38,8 @@ class ReadBody:
     """The body of a function as a graph whose ends nothing reads yet.
 
     Attributes:
-        graph: the graph.
         inputs: the arguments by name, in order: placeholders.
-        body: the nodes that it was made of, and what they return.
+        body: the nodes that it was made of, and their results.
     """
 
     graph: Graph
@@ -57,11 +56,9 @@ class ReadBody:
         return self.graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
 
     def side_effects(self) -> list[Operation]:
-        """Return the ops that a call runs besides what the results need.
+        """Return the ops that a call runs besides the ancestors of its results.
 
         Functions of version 1 do not name them: TensorFlow runs all that have a state.
-
-        Cost: linear in the ops.
         """
         if self.body.control_results:
             names = dict.fromkeys(node for _, node in self.body.control_results)
@@ -88,16 +85,14 @@ def read_body(
     Args:
         definition: a `FunctionDef`.
         library: those that it calls, however indirectly.
-        passed: what a caller passes for arguments: of resources, the placeholders learn
-            from it what is behind the handle.
+        passed: the arguments that a caller passes: of resources, the placeholders take
+            the handle data from them.
         release: takes from a `GraphDef` the colocation with nodes that are not in it;
             TensorFlow refuses that.
 
     Raises:
         TransformError: the definition is damaged.
         ValueError, TypeError, tf.errors.OpError: TensorFlow refuses its nodes.
-
-    Cost: linear in nodes and edges.
     """
     library = list(library)
     flat = flat_body(definition, {d.signature.name: d for d in library})
@@ -193,8 +188,6 @@ def define_body(
 
     Raises:
         ValueError: TensorFlow refuses the function.
-
-    Cost: linear in the ops of the graph.
     """
     needed = frozenset(needed)
     ends = {t.op for t in inputs.values()} | {*sinks.values(), effects}
@@ -216,11 +209,6 @@ Written = Mapping[str, tuple[Graph, Any]]
 def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list[str]:
     """Give a graph new functions, with all that they call.
 
-    Args:
-        graph: the graph of an op that will call them.
-        names: their names.
-        written: the new functions.
-
     Returns:
         The names of all functions that the graph was given.
     """
@@ -239,15 +227,13 @@ class OpenedFunction:
 
     Attributes:
         name: the name of the function.
-        graph: its body.
-        definition: its `FunctionDef`.
         inputs: its arguments by name, in order: placeholders.
         sinks: for each result by name, in order, the Identity that reads it.
-        effects: an op that waits for what the function runs besides.
+        effects: an op that waits for the function's other ops.
         callers: the ops that call it, in the graph and in opened functions.
-        fixed: whether it cannot be written back: an op that calls it, or calls what
-            calls it, does so by being of a type of its name. Such an op cannot be made
-            to call another function.
+        fixed: whether it cannot be written back: an op that calls it, or a caller of
+            it, has its name as the op's type. Such an op cannot be made to call another
+            function.
     """
 
     name: str
@@ -282,10 +268,8 @@ class Unopened:
     """A function that cannot be opened.
 
     Attributes:
-        name: its name.
         caller: an op that calls it.
-        definitions: its `FunctionDef`, and those of what it calls, however indirectly.
-        reason: why.
+        definitions: its `FunctionDef`, and those of all its callees.
     """
 
     name: str
@@ -297,14 +281,8 @@ class Unopened:
 class OpenedFunctions:
     """The functions that the ops of a graph call, however indirectly.
 
-    Args:
-        graph: the graph, which is not changed before `write_back`.
-
     Attributes:
-        opened: those that can be edited, callers before what they call.
-        unopened: those that cannot.
-
-    Cost: linear in the ops of the graph and of the functions.
+        opened: those that can be edited, callers before callees.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -346,15 +324,10 @@ class OpenedFunctions:
         Functions that call edited ones are rebuilt as well. Within a transaction of
         the graph, the calls go back when it is undone.
 
-        Args:
-            edited: the functions that were edited; none of them `fixed`.
-
         Raises:
             StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
                 forbidden.
             ValueError: TensorFlow refuses a function.
-
-        Cost: linear in the ops of the graph, of these functions and their callers.
         """
         changed = set(edited)
         if not changed:
@@ -404,15 +377,7 @@ def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> 
 
 
 def open_function(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
-    """Return a function that an op of a graph calls, opened by itself.
-
-    Args:
-        host: the graph.
-        caller: the op.
-        name: the name of the function.
-
-    Cost: linear in its ops, and in the functions that it calls.
-    """
+    """Return a function that an op of a graph calls, opened by itself."""
     definition = function_defs.definition_in(host, name)
     behind = function_defs.functions_behind(host, definition)
     passed = caller.passed(definition)
@@ -432,12 +397,6 @@ def trace_bodies(graph: Graph, ops: Iterable[Operation]) -> None:
     TensorFlow keeps the body that a loop was traced with, where elements of lists have
     the shapes that they had then. The body of a copy it makes anew from its definition,
     without these: gradients come out the same, by more ops.
-
-    Args:
-        graph: the graph of the loops.
-        ops: the loops, among other ops.
-
-    Cost: linear in the ops, and in those of the bodies.
     """
     loops = frozenset(op for op in ops if op.type in op_types.LOOPS)
     for caller in callers_in(graph) if loops else ():

@@ -41,7 +41,7 @@ ControlHandler = Callable[[TransformState, Operation], Operation | None]
 
 
 def finish_copies(info: TransformState) -> None:
-    """Give the ops copied as they are what an import loses. Linear in the ops."""
+    """Restore the attributes that an import loses on copied ops. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
     pairs = info.copied.items()
     alike = [p for p in pairs if p[0] not in unlike] if unlike else pairs
@@ -57,7 +57,7 @@ def finish_copies(info: TransformState) -> None:
 
 
 def _carry_handles(alike: Iterable[tuple[Operation, Operation]]) -> None:
-    """Let the handles that copies yield lead to what those of the originals lead to.
+    """Copy the handle data of the originals' results to those of the copies.
 
     TensorFlow infers that for ops that make a resource or hand one on. It does not for
     placeholders of a function's arguments, and so for no loop that such a handle goes
@@ -73,8 +73,8 @@ def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
     """Return the ops whose copies may well have other static shapes.
 
     That is, ops that a caller's function altered, and ops behind those or behind a
-    tensor whose stand-in has another shape. For these, what the original knows about
-    shapes need not hold.
+    tensor whose stand-in has another shape. For these, the shapes of the original need
+    not hold.
     """
     pairs = [(t, info.transformed_ts[t]) for t in (*info.outside_ts, *info.handled_ts)]
     pairs += info.replacements.items()
@@ -102,7 +102,7 @@ def _set_colocation(info: TransformState) -> None:
 def connect_control_inputs(
     info: TransformState, handler: ControlHandler, ops: Iterable[Operation]
 ) -> None:
-    """Make the copies wait for what the handler makes of each control input.
+    """Make the copies wait for the handler's result for each control input.
 
     Args:
         info: the running transformation.
@@ -223,7 +223,7 @@ def copy_contexts(
 def _renaming(
     info: TransformState, members: v1_control_flow.ContextMembers
 ) -> Callable[[str], str | None]:
-    """Return what finds the new name of an op or tensor that a context knows."""
+    """Return a function that finds the new name of an op or tensor of a context."""
     left_out = {
         element.name
         for op in members.ops
@@ -262,8 +262,6 @@ def copy_ops_in_bulk(
     Raises:
         TransformError: TensorFlow refuses the nodes, for example because a replacement
             has a shape that an op cannot take.
-
-    Cost: at most half as much again as `tf.import_graph_def` of the same nodes.
     """
     ops = adjacency.topological_sort(info.sgv.ops)
     graph_def = creation.graph_def_of(info.graph, ops)

@@ -24,7 +24,6 @@ class TransformState:
 
     Attributes:
         sgv: the view that is transformed.
-        sgv_inputs_set: its inputs.
         ops: its ops.
         graph, scope: the source graph, and the scope that names are relative to.
         graph_, scope_: the destination graph and scope.
@@ -132,7 +131,7 @@ MissingFunction = Callable[[Any], Any]
 
 
 class TransformerInfo:
-    """The ops and tensors of a view and what they were transformed into.
+    """The ops and tensors of a view, with their copies.
 
     Args:
         info: the state of the transformation.
@@ -166,12 +165,12 @@ class TransformerInfo:
     def transformed(
         self, original: Any, missing_fn: MissingFunction | None = None
     ) -> Any:
-        """Return what an op or tensor was transformed into.
+        """Return the copy of an op or tensor.
 
         Args:
             original: an op, a tensor, the name of one, or a nested structure of these.
-            missing_fn: called for an element that was not transformed; without it,
-                None stands for that element.
+            missing_fn: called for an element that was not transformed; without it, None
+                stands for that element.
 
         Returns:
             A structure like `original`.
@@ -184,7 +183,7 @@ class TransformerInfo:
     def original(
         self, transformed: Any, missing_fn: MissingFunction | None = None
     ) -> Any:
-        """Return what was transformed into an op or tensor.
+        """Return the original of a copied op or tensor.
 
         Args:
             transformed: an op, a tensor, the name of one, or a nested structure of

@@ -16,7 +16,7 @@ STEP_NAME = "fake_quantization_step"
 
 
 class StepCounter:
-    """A variable that grows by one with each step, and what a step reads of it.
+    """A variable that grows by one with each step, and its value in the step.
 
     Attributes:
         variable: an int64 variable that is not trained.
@@ -45,18 +45,17 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
 
     In the FuncGraph of a `tf.function` the variable is made outside, and the graph
     keeps it alive. In a v1 graph it is a global variable, to be initialized with the
-    others; each `Session.run` that fetches what depends on the counter counts.
+    others; each `Session.run` that depends on the counter counts.
 
     Args:
         graph: the graph; the FuncGraph of a function only while it is traced.
-        variable: what to count in; None makes one, of name `fake_quantization_step`.
-            A function that is traced more than once needs one for all traces.
+        variable: the variable to count in; None makes one, of name
+            `fake_quantization_step`. A function that is traced more than once needs one
+            for all traces.
 
     Raises:
         ArgumentTypeError: `variable` is not a resource variable of type int64.
         TransformError: the graph counts in another variable.
-
-    Cost: constant.
 
     Example:
         >>> import tensorflow as tf
@@ -98,7 +97,7 @@ def counter_of(graph: Graph) -> StepCounter | None:
 
 
 def check_step_variable(variable: Any) -> None:
-    """Raise ArgumentTypeError for what steps cannot be counted in."""
+    """Raise ArgumentTypeError for a variable that cannot count steps."""
     if not isinstance(variable, tf.Variable) or not hasattr(variable, "handle"):
         raise ArgumentTypeError(
             "steps are counted in a resource variable, such as tf.Variable(0, "

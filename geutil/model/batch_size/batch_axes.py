@@ -24,7 +24,6 @@ class ScopeNode:
     """A node of a scope.
 
     Attributes:
-        node: its definition.
         inputs: the tensors that it reads, as `node:k`, control inputs left out.
         written: the same as the scope writes them: `node`, or `node:output:k` inside a
             function.
@@ -43,7 +42,7 @@ class Scope:
         entries: its nodes, producers first; loops of version 1 are cut where they go
             back.
         args: the names of a function's arguments.
-        results: what a function returns, as `node:k`.
+        results: the results of a function, as `node:k`.
     """
 
     entries: tuple[ScopeNode, ...]
@@ -144,7 +143,6 @@ class Sizes:
 
     Attributes:
         old: the size that may be baked in.
-        probe: the prime number.
         new: the new size, None if any.
     """
 
@@ -175,10 +173,7 @@ def shape_of(tensor: Any) -> Shape:
 
 
 def choose_probe(graph_def: Any) -> int:
-    """Return a prime number that divides no dimension and no small constant.
-
-    Cost: linear in the nodes, function bodies included.
-    """
+    """Return a prime number that divides no dimension and no small constant."""
     numbers = set(_numbers(graph_def))
     for prime in _PRIMES:
         if not any(n % prime == 0 for n in numbers):

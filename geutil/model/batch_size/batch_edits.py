@@ -59,7 +59,6 @@ class SetSize:
     """Input `index` of `node`, a number of rows, becomes the batch size.
 
     Attributes:
-        node: the node.
         index: the index of the input.
         source: where the size of the batch is read.
         frame: the loop of version 1 that the node is in; None outside of them.
@@ -80,7 +79,6 @@ class Broadcast:
         index: the index of the input or of the result.
         axis: the axis that is repeated; of several equal rows the first is taken.
         rows: how long that axis is.
-        dims: the shape afterwards.
         source: where the size of the batch is read.
         dtype: the dtype of the tensor.
     """
@@ -116,11 +114,9 @@ class CallAnew:
     """A function that `node` calls is replaced by a changed copy.
 
     Attributes:
-        node: the calling node.
         attribute: the attribute that names the function; None if it is the op's type.
         position: the place in the attribute, for a list of functions.
         function: the name of the function.
-        plan: the changes.
     """
 
     node: str
@@ -144,7 +140,7 @@ Edit: TypeAlias = (
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What cannot be mended, and what to do about it."""
+    """A problem that cannot be mended, and its remedy."""
 
     node: str
     op: str
@@ -163,9 +159,8 @@ class BatchPlan:
 
     Attributes:
         edits: the changes, in the order of the ops.
-        problems: what cannot be mended.
-        growing: the names of the nodes that depend on the batch; what is recorded of
-            their shapes no longer holds.
+        growing: the names of the nodes that depend on the batch; their recorded shapes
+            no longer hold.
     """
 
     edits: list[Edit] = field(default_factory=list)
@@ -247,7 +242,7 @@ class Writer:
         return self._size(name, 1, source, _INT, after)
 
     def enter(self, name: str, tensor: str, frame: str) -> str:
-        """Add what takes a number into a loop of version 1."""
+        """Add an Enter op that takes a number into a loop of version 1."""
         node = self._node(name, "Enter", [tensor])
         node.attr["T"].type = _INT
         node.attr["frame_name"].s = frame.encode()
@@ -264,7 +259,7 @@ class Writer:
         return self._output(node, "output")
 
     def broadcast(self, name: str, tensor: str, shape: str, dtype: int) -> str:
-        """Add what repeats a tensor to a shape."""
+        """Add an op that repeats a tensor to a shape."""
         node = self._node(name, "BroadcastTo", [tensor, shape])
         node.attr["T"].type = dtype
         node.attr["Tidx"].type = _INT
@@ -273,7 +268,7 @@ class Writer:
     def first(
         self, name: str, tensor: str, axis: int, rank: int, dtype: int, after: Any
     ) -> str:
-        """Add what takes the first slice along an axis, and keeps the axis."""
+        """Add an op that takes the first slice along an axis, and keeps the axis."""
         end = [1 if i == axis else 0 for i in range(rank)]
         masked = sum(1 << i for i in range(rank) if i != axis)
         return self._slice(name, tensor, ([0] * rank, end), masked, 0, dtype, after)

@@ -29,8 +29,8 @@ _FRAMES = ENTERS | SWITCHES
 def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
     """Return a copy of a graph with the changes of a plan.
 
-    What is recorded of the shapes of growing nodes is dropped. Functions that change
-    are copied under new names: other callers keep the old ones.
+    The recorded shapes of growing nodes are dropped. Functions that change are copied
+    under new names: other callers keep the old ones.
 
     Cost: linear in the nodes, function bodies included, and in the bytes.
     """

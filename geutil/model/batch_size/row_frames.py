@@ -26,10 +26,10 @@ class _Frame:
     """The reads, writes and comparisons of a loop, by structure alone.
 
     Attributes:
-        reads: (op, name of what it takes an element of, counter) for each read.
+        reads: (op, name of the array, counter) for each read.
         bounds: (op, input, counter, value or None) for each bound of a counter.
         written: the arrays that it writes into.
-        source: what tells the size of the batch, once it is known to take rows.
+        source: the source of the batch size, once it is known to take rows.
     """
 
     reads: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -39,13 +39,7 @@ class _Frame:
 
 
 class RowFrames:
-    """The loops of version 1 in a scope.
-
-    Args:
-        scope: a graph or the body of a function.
-
-    Cost: linear in the scope.
-    """
+    """The loops of version 1 in a scope."""
 
     def __init__(self, scope: Scope) -> None:
         self._entries = {entry.node.name: entry for entry in scope.entries}
@@ -87,14 +81,14 @@ class RowFrames:
                     )
 
     def _traced(self, name: str) -> ScopeNode | None:
-        """Return the op that makes what a tensor is a copy of."""
+        """Return the op that makes the original of a copied tensor."""
         entry = self._entries.get(node_name(name))
         while entry is not None and entry.node.op in _PASSED:
             entry = self._entries.get(node_name(entry.inputs[0]))
         return entry
 
     def _array_behind(self, enter: ScopeNode) -> str:
-        """Return the array that enters a loop; the Enter op of what is no array."""
+        """Return the array that enters a loop; for other tensors the Enter op."""
         array = self._traced(enter.inputs[0])
         is_array = array is not None and array.node.op == "TensorArrayV3"
         return array.node.name if array and is_array else enter.node.name
@@ -104,7 +98,7 @@ class RowFrames:
         return self._frames.setdefault(name, _Frame())
 
     def see(self, site: Site) -> None:
-        """Let the loops that take rows of what an op makes run for each of them."""
+        """Let the loops that take rows of an op's result run for each of them."""
         name = site.node.name
         if site.node.op == "Enter" and site.axis(0) == 0:
             source = site.source(0)

@@ -54,8 +54,6 @@ def row_loop(site: Site, condition: Scope, body: Scope) -> RowLoop:
         site: the loop.
         condition: the body of the function that is its condition.
         body: that of the function that it repeats.
-
-    Cost: linear in the two functions.
     """
     found = RowLoop()
     reads = [read for read in _reads(site, body) if _has_rows(site, read[1])]
@@ -173,7 +171,6 @@ class _Bound:
     """A comparison of a counter.
 
     Attributes:
-        entry: the op.
         index: the input that is the bound.
         counter: the loop variable that is compared.
         variable: the loop variable that is the bound; None if it is a constant.
@@ -233,7 +230,7 @@ def _traced(
 
 
 def _source(site: Site, variable: int, written: str) -> BatchSource:
-    """Return what tells the size of the batch: a list of rows, or a tensor's shape."""
+    """Return the source of the batch size: a list of rows, or a tensor's shape."""
     t = site.operands[variable]
     axis = site.probing.axis(t)
     factor = 1 if axis is None else site.sizes.factor(t.shape[axis])

@@ -31,10 +31,6 @@ _ELEMENTWISE = frozenset(
 class Probing:
     """The graph in which shapes are inferred; nothing of it is ever run.
 
-    Args:
-        sizes: the batch sizes.
-        library: the functions by name.
-
     Attributes:
         row_reads: the ops that take rows of the batch in a loop over all of them, and
             those that take all elements of an array of rows.
@@ -51,7 +47,7 @@ class Probing:
         self.row_reads: set[str] = set()
 
     def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Make an op like `node`; what it reads says whether it depends on the inputs.
+        """Make an op like `node`; its inputs tell whether it depends on the model's.
 
         Raises:
             Exception: one of `REFUSALS`: its shape inference refuses.
@@ -126,7 +122,7 @@ class Probing:
         return tf.get_static_value(tensor)
 
     def dims(self, tensor: Tensor) -> list[int | None] | None:
-        """Return what is known of the elements of a vector.
+        """Return the known elements of a vector.
 
         A -1 that is put into it counts as known.
         """
@@ -201,18 +197,17 @@ _SHOWN = 16
 
 
 class Site:
-    """One op, what it reads, and what is to be changed about it.
+    """One op, its inputs, and the changes to make.
 
     Attributes:
         node: a copy of its definition, which rules may change; the op is tried as it
             stands there.
-        written: how the graph or function writes what it reads.
-        operands: what it reads, in the probing graph; rules may replace them.
-        probing: where shapes are inferred.
+        written: its inputs as the graph or function writes them.
+        operands: its inputs, in the probing graph; rules may replace them.
         fallback: where the batch can be read if none of the operands shows it.
-        producers: the ops that make what it reads, None for an argument.
-        readers: (type, index) of each input that reads what it makes.
-        replaced: the operands that are not what `written` says any more.
+        producers: the ops that make its inputs, None for an argument.
+        readers: (type, index) of each input that reads its results.
+        replaced: the operands that differ from `written` now.
     """
 
     def __init__(
@@ -290,7 +285,7 @@ class Site:
         self.plan.edits.append(edit)
 
     def problem(self, reason: str, remedy: str) -> None:
-        """Note what cannot be mended."""
+        """Note a problem that cannot be mended."""
         self.plan.problems.append(
             batch_edits.Obstacle(
                 self.node.name, self.node.op, reason, remedy, self._constants()
@@ -365,7 +360,7 @@ NO_SOURCE = (
 
 
 def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> BatchSource:
-    """Return a tensor as what tells the size of the batch."""
+    """Return a tensor as a source of the batch size."""
     factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
     return BatchSource(written, axis, factor, tensor.dtype.as_datatype_enum)
 
@@ -379,7 +374,7 @@ def broadcast_for_batch(
     *,
     result: bool = False,
 ) -> tuple[Broadcast, Tensor] | None:
-    """Return the change that repeats a tensor for the batch, and what results.
+    """Return the change that repeats a tensor for the batch, and its result.
 
     Args:
         site: the op that reads it, or that calls the function which returns it.

@@ -31,7 +31,7 @@ class ModelTrial:
         contrast: how far floats that are drawn differ from row to row besides.
 
     Raises:
-        ModelError: `samples` names what is no input.
+        ModelError: `samples` names a tensor that is no input.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ def prove(
 ) -> None:
     """Run a model and the one with another batch size, and compare.
 
-    At the old size the results are the same, and at others each row is what the old
-    model makes of it, up to rounding.
+    At the old size the results are the same, and at others each row equals the old
+    model's result for it, up to rounding.
 
     Args:
         model: the model.
@@ -221,8 +221,6 @@ def prove(
 
     Raises:
         ModelError: they differ, or cannot be compared.
-
-    Cost: some ten executions.
     """
     _refuse_writes(model)
     trial = ModelTrial(model, changed, batched, samples)
@@ -261,7 +259,7 @@ def _refuse_writes(model: EditableModel) -> None:
 def _settle(
     trial: ModelTrial, name: str, verdict: Verdict, size: int, old: int
 ) -> None:
-    """Accept a verdict, or raise what it means."""
+    """Accept a verdict, or raise its error."""
     if verdict.kind is RowVerdict.DIFFERS:
         raise _wrong(
             trial.model,
@@ -362,7 +360,7 @@ def _behind(
 ) -> dict[str, list[str]]:
     """Return the floating-point inputs of some tensors behind one, nearest first.
 
-    Only what depends on the inputs of the model counts.
+    Only tensors that depend on the inputs of the model count.
     """
     growing = _growing(model)
     remaining_names = {op.name for op in changed.graph.get_operations()}

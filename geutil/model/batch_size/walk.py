@@ -24,8 +24,7 @@ class Walk:
     """A finished walk.
 
     Attributes:
-        values: what each tensor, as `node:k`, is in the probing graph.
-        plan: the changes.
+        values: the tensor in the probing graph of each `node:k`.
         source: where the size of the batch can be read.
     """
 
@@ -48,11 +47,11 @@ def walk(
     active: tuple[str, ...] = (),
     starts: Starts | None = None,
 ) -> Walk:
-    """Find what a graph or a function body has to have changed.
+    """Find the changes that a graph or a function body needs.
 
     Args:
         scope: the graph or body.
-        feeds: what stands for placeholders or arguments.
+        feeds: the tensors of placeholders or arguments.
         probing: where shapes are inferred.
         calls: walks through functions.
         active: the functions that the walk is in, for `calls`.
@@ -154,11 +153,7 @@ _SAME_LENGTH = frozenset(("Identity", "TensorListSetItem"))
 
 
 def _joined(site: Site) -> bool:
-    """Repeat operands of the old batch size where they meet one that has the batch.
-
-    Returns:
-        Whether any was repeated.
-    """
+    """Repeat operands of the old batch size where they meet one that has the batch."""
     any_repeated = False
     growing = [i for i in range(len(site.operands)) if site.axis(i) is not None]
     for index, t in enumerate(site.operands):
@@ -177,7 +172,7 @@ def _joined(site: Site) -> bool:
 
 
 def _unknown(site: Site, refusal: Exception) -> list[Tensor]:
-    """Note a refusal, and go on with what is known of the outputs without shapes."""
+    """Note a refusal, and go on with outputs of unknown shape."""
     reason = str(refusal).partition(" for '{{node")[0].partition("\n")[0]
     site.problem(
         f"TensorFlow refuses it for other batch sizes ({reason})",
@@ -205,8 +200,6 @@ def walk_loops(scope: Scope, probing: Probing, walker: Walker) -> Walk:
         scope: the graph.
         probing: where shapes are inferred.
         walker: walks with the batch given to some variables at their start.
-
-    Cost: a walk for each round in which a variable turns out to have the batch.
     """
     loops = list(_variables(scope))
     starts: dict[str, tuple[int, int]] = {}

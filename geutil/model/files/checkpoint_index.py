@@ -1,9 +1,9 @@
-"""The index of a checkpoint: what tensors it lists, read without TensorFlow.
+"""The index of a checkpoint: the tensors that it lists, read without TensorFlow.
 
 An index is a table of sorted keys, as LevelDB writes them: blocks of entries, each of
 them with a checksum, a block that lists the blocks, and a footer that says where that
-one lies. TensorFlow writes them uncompressed. The values of tensors lie in other
-files, the shards, which are not read.
+one lies. TensorFlow writes them uncompressed. The values of tensors lie in other files,
+the shards, which are not read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class CheckpointEntry:
     Attributes:
         name: its key in the checkpoint.
         dtype: the name of its type; None for one that is not known here.
-        shape: its shape.
     """
 
     name: str
@@ -62,8 +61,6 @@ def checked_index(prefix: Path) -> Path:
 
     Raises:
         ModelError: the index or a shard is missing, or the index is truncated.
-
-    Cost: constant; the shards are not read.
     """
     index = prefix.with_name(prefix.name + ".index")
     if not index.is_file():
@@ -79,12 +76,10 @@ def checked_index(prefix: Path) -> Path:
 
 
 def entries(prefix: Path) -> list[CheckpointEntry]:
-    """Return what the index lists, by name.
+    """Return the entries of the index, by name.
 
     Raises:
         ModelError: see `checked_index`; or the index is damaged.
-
-    Cost: linear in the index.
     """
     index = checked_index(prefix)
     entry_class = message_class("BundleEntryProto")
@@ -146,7 +141,7 @@ def _block(data: wire.Buffer, start: int, length: int) -> bytes:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block; a key gives what its last one lacks."""
+    """Yield the keys and values of a block; a key omits the prefix of the one before."""
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (count + 1)
     if end < 0:

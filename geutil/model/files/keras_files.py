@@ -41,18 +41,13 @@ _FAULTS = (
 
 
 def inspect_keras(file: Path) -> Inspection:
-    """Tell what a file of Keras is: its Keras version, its layers, its size.
+    """Describe a file of Keras: its Keras version, its layers, its size.
 
     Also its inputs and outputs. The shape of an output is known if the last layer is of
-    a class that says by its arguments what it makes of its input.
-
-    Args:
-        file: a `.keras` or HDF5 file.
+    a class whose arguments tell its output's shape.
 
     Raises:
         ModelError: it is no such file, or it is damaged.
-
-    Cost: linear in the configuration; weights are not read.
     """
     config, version, weights = configuration(file)
     return Inspection(
@@ -67,7 +62,7 @@ def inspect_keras(file: Path) -> Inspection:
 
 
 def configuration(file: Path) -> tuple[Any, str, int]:
-    """Return what a file of Keras says of its layers, its version, its weights' bytes.
+    """Read layer names, Keras version and weight sizes from a `.keras` or `.h5` file.
 
     Raises:
         ModelError: it is no such file, or it is damaged.
@@ -76,7 +71,7 @@ def configuration(file: Path) -> tuple[Any, str, int]:
 
 
 def configurations(file: Path) -> tuple[Any, Any]:
-    """Return what a file of Keras says of its layers, and of training in its own place.
+    """Return the configurations of a file's layers, and of training where it is apart.
 
     A `.keras` file has the latter within the former; None stands for it.
 
@@ -239,9 +234,9 @@ def _named(ends: Any, layers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInfo:
-    """Return what a layer makes, as far as its configuration tells.
+    """Return the output of a layer, as far as its configuration tells.
 
-    Where that does not tell what it reads, this is of the shape `before`.
+    Where that does not tell the input's shape, it is `before`.
     """
     config, kind = _item(layer, "config"), str(_item(layer, "class_name"))
     shape = _shape(_input_shape(layer)) or before
@@ -265,7 +260,7 @@ def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInf
 
 
 def _input_shape(layer: Any) -> Any:
-    """Return the shape of what a layer reads, as its configuration writes it."""
+    """Return the shape of a layer's input, as its configuration writes it."""
     config = _item(layer, "config")
     for key in ("batch_shape", "batch_input_shape"):
         if _item(config, key) is not None:

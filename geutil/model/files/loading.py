@@ -26,13 +26,8 @@ def open_checkpoint(prefix: Path) -> Any:
     Args:
         prefix: the path that the names of all its files begin with.
 
-    Returns:
-        A `tf.train.CheckpointReader`.
-
     Raises:
         ModelError: the index or a shard is missing, or the index is damaged.
-
-    Cost: linear in the index; the shards are not read.
     """
     index = checkpoint_index.checked_index(prefix)
     try:
@@ -49,14 +44,9 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
         tags: exactly the tags of the MetaGraph; None stands for "serve", or for the
             only one there is.
 
-    Returns:
-        What `tf.saved_model.load` returns.
-
     Raises:
         ModelError: the directory holds no whole SavedModel, or TensorFlow refuses it;
             TensorFlow's error is the cause.
-
-    Cost: linear in the model, beside what `tf.saved_model.load` takes.
 
     Example:
         >>> loaded = load_saved_model("testdata/two_signatures")
@@ -88,8 +78,6 @@ def load_graph_def(path: PathLike) -> Graph:
         ModelError: the file holds no whole GraphDef, or TensorFlow refuses it;
             TensorFlow's error is the cause.
 
-    Cost: linear in the graph, beside what `tf.import_graph_def` takes.
-
     Example:
         >>> load_graph_def("testdata/cond_v1.pbtxt").get_operations()[0].name
         'x'
@@ -102,14 +90,8 @@ def load_graph_def(path: PathLike) -> Graph:
 def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
     """Import a GraphDef that passed `check_graph_def` into a new graph.
 
-    Args:
-        graph_def: the graph with its library.
-        what: how messages call it.
-
     Raises:
         ModelError: TensorFlow refuses it; TensorFlow's error is the cause.
-
-    Cost: that of `tf.import_graph_def`.
     """
     graph = tf.Graph()
     try:
@@ -123,15 +105,9 @@ def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
 def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
     """Check a SavedModel's graphs and its checkpoint.
 
-    Args:
-        saved_model: the proto.
-        folder: the directory that it comes from.
-
     Raises:
         ModelError: a graph cannot be imported, or files of the checkpoint are missing
             or damaged.
-
-    Cost: linear in the graphs and the checkpoint's index; no values are read.
     """
     for meta_graph in saved_model.meta_graphs:
         tags = ", ".join(meta_graph.meta_info_def.tags)

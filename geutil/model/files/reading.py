@@ -1,6 +1,6 @@
-"""Reads the protos of models from files, and says what is wrong with a file.
+"""Reads the protos of models from files, and reports a file's faults.
 
-TensorFlow is imported by what parses a proto, and by nothing else here.
+Only functions that parse a proto import TensorFlow.
 """
 
 from __future__ import annotations
@@ -59,12 +59,6 @@ def saved_model_file(path: PathLike) -> Path:
 
 def read_saved_model(path: PathLike) -> SavedModel:
     """Read the proto of a SavedModel; variables and assets stay where they are.
-
-    Args:
-        path: the directory of the SavedModel.
-
-    Returns:
-        The `SavedModel` proto.
 
     Raises:
         ModelError: there is no such directory, it holds no SavedModel, or the proto is
@@ -125,8 +119,6 @@ def select_meta_graph(
 
     Raises:
         ModelError: no MetaGraph has these tags, or there are several to choose from.
-
-    Cost: linear in the MetaGraphs.
     """
     all_tags = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
     requested_tags = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
@@ -159,7 +151,7 @@ def _read(file: Path, expected_kind: str) -> Any:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return what `file` holds.
+    """Return the bytes of `file`.
 
     Raises:
         ModelError: it cannot be read, or it is empty.
@@ -174,7 +166,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def what_is(file: Path) -> str:
-    """Return what a file is, if it can be told: for messages."""
+    """Return the kind of a file, if it can be told: for messages."""
     with file.open("rb") as opened:
         kind = foreign_kind(opened.read(16))
     return kind or f"a file, and its suffix '{file.suffix}' says no format"
@@ -182,11 +174,6 @@ def what_is(file: Path) -> str:
 
 def check_binary(buffer: Buffer, file: Path, expected_kind: str) -> None:
     """Check which proto a file holds, by the look of it.
-
-    Args:
-        buffer: what the file holds.
-        file: its name.
-        expected_kind: the kind that it should be of.
 
     Raises:
         ModelError: it is of another kind, truncated, or no proto.

@@ -28,11 +28,7 @@ _FIRST_REFERENCE = 100
 
 @dataclass(frozen=True)
 class Signature:
-    """The definition of an op type or of a function.
-
-    Attributes:
-        op_def: the definition.
-    """
+    """The definition of an op type or of a function."""
 
     op_def: OpDef
 
@@ -141,11 +137,7 @@ class Signature:
 
 
 class OpSignatures:
-    """Looks op types up: functions of a library first, then TensorFlow's own ops.
-
-    Args:
-        functions: the functions of the library by name.
-    """
+    """Looks op types up: functions of a library first, then TensorFlow's own ops."""
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self.functions = functions
@@ -224,10 +216,6 @@ def type_name(number: int) -> str:
 def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
     """Check a shape, and return the product of its known sizes.
 
-    Args:
-        shape: the shape.
-        full: unknown sizes are refused too.
-
     Raises:
         ModelError: a size is negative (-1 stands for an unknown one), or there are too
             many dimensions or elements.
@@ -253,8 +241,6 @@ def check_tensor(tensor: TensorProto) -> None:
     Raises:
         ModelError: its type is unknown, its shape is impossible, its payload does not
             agree with them, or it would take more than `MOST_BYTES`.
-
-    Cost: constant; the payload is not read.
     """
     for one in tree([tensor], lambda t: [i for v in t.variant_val for i in v.tensors]):
         _check_one(one)

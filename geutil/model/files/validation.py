@@ -2,8 +2,8 @@
 
 Nodes, edges, cycles.
 
-The importer refuses most of what is wrong, but not all: some of it makes it abort the
-process, or allocate without bound. What passes here is safe to give to it.
+The importer refuses most faults, but not all: some of it makes it abort the process, or
+allocate without bound. A graph that passes here is safe to give to it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ def check_cycles(nodes: Sequence[Any], producers: Sequence[Sequence[int]]) -> No
     Raises:
         ModelError: some nodes wait for each other, by other edges than those from
             NextIteration to Merge.
-
-    Cost: linear in nodes and edges.
     """
     if all(p < i for i, read in enumerate(producers) for p in read):
         return  # In topological order, as most graphs are.
@@ -80,13 +78,8 @@ def _circle(
 def check_recursion(functions: Mapping[str, Any]) -> None:
     """Check that no function calls itself in any case, directly or through others.
 
-    Args:
-        functions: the `FunctionDef` protos by name.
-
     Raises:
         ModelError: one does, so that it never returns.
-
-    Cost: linear in the nodes of the functions.
     """
 
     def refuse(cycle: list[str]) -> None:
@@ -116,11 +109,7 @@ _CONTROL = "^"
 
 
 class InputResolver(ABC):
-    """Resolves the names of inputs among nodes.
-
-    Args:
-        nodes: the nodes by name.
-    """
+    """Resolves the names of inputs among nodes."""
 
     def __init__(self, nodes: Mapping[str, CheckedNode]) -> None:
         self.nodes = nodes
@@ -205,18 +194,12 @@ def check_edges(
 ) -> list[list[int]]:
     """Check the inputs of each node.
 
-    Args:
-        nodes: the nodes by name, in order.
-        inputs: resolves the names of inputs.
-
     Returns:
         For each node the places of the nodes that it reads or waits for.
 
     Raises:
         ModelError: an input does not exist or is of another type than the op takes,
             there are too few or too many, or data comes after a control input.
-
-    Cost: linear in the edges.
     """
     producers = []
     for node in nodes.values():
@@ -294,13 +277,13 @@ def check_graph_def(graph_def: GraphDef, what: str) -> None:
 
     Names are legal and unique; op types are known to this TensorFlow or are functions
     of the library; attributes are complete and of their declared types; constants hold
-    what type and shape ask for; inputs exist, as many as the op takes and of the right
-    type, where the attributes tell; nodes wait for each other only by the back edges of
-    loops; functions that are named exist, and none calls itself for ever. The bodies
-    of functions are checked alike.
+    as many values as type and shape ask for; inputs exist, as many as the op takes and
+    of the right type, where the attributes tell; nodes wait for each other only by the
+    back edges of loops; functions that are named exist, and none calls itself for ever.
+    The bodies of functions are checked alike.
 
-    Attributes that an op does not have (of older or newer versions), devices and
-    shapes that do not fit each other are left to TensorFlow, which refuses them well.
+    Attributes that an op does not have (of older or newer versions), devices and shapes
+    that do not fit each other are left to TensorFlow, which refuses them well.
 
     Args:
         graph_def: the graph with its library; it is not changed.
@@ -309,8 +292,6 @@ def check_graph_def(graph_def: GraphDef, what: str) -> None:
     Raises:
         ModelError: one of these does not hold; the message names the function and the
             node.
-
-    Cost: linear in nodes, edges and attributes; values of constants are not read.
 
     Example:
         >>> import tensorflow as tf

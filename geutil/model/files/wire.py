@@ -2,11 +2,11 @@
 
 Kinds of files, messages without their payloads.
 
-For what a parser would copy whole: a file of a gigabyte of weights is walked over a
-memory map, and the weights are never touched.
+For messages that a parser would copy whole: a file of a gigabyte of weights is walked
+over a memory map, and the weights are never touched.
 
-A file's protos are cut from a memory map piece by piece. Small messages are parsed
-many at a time; of a large one a copy is made first, without its long values.
+A file's protos are cut from a memory map piece by piece. Small messages are parsed many
+at a time; of a large one a copy is made first, without its long values.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ class Field(NamedTuple):
 
     Attributes:
         number: its number in the message's definition.
-        kind: its wire type.
         at: where it begins, tag included.
-        start: where its value begins.
-        end: where it ends.
     """
 
     number: int
@@ -52,9 +49,7 @@ def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message that lies between `start` and `end`.
 
     Raises:
-        ModelError: what lies there is no message, or is cut off.
-
-    Cost: linear in the fields; their values are skipped.
+        ModelError: the bytes are no message, or are cut off.
     """
     at = start
     while at < end:
@@ -142,8 +137,6 @@ def binary_kind(buffer: Buffer) -> str | None:
 
     Raises:
         ModelError: it holds no protobuf, or a part of one.
-
-    Cost: linear in the top fields.
     """
     first: list[Field] = []
     wire_tags = set()
@@ -198,7 +191,7 @@ _DEEPEST = 100
 
 @contextmanager
 def mapped(file: Path) -> Iterator[Buffer]:
-    """Give the bytes of a file as a memory map: what is not looked at is not read.
+    """Map the bytes of a file into memory: only the parts looked at are read.
 
     Raises:
         ModelError: the file cannot be opened, or it is empty.
@@ -219,8 +212,6 @@ def spans(buffer: Buffer, span: Span, number: int) -> list[Span]:
 
     Raises:
         ModelError: the message is truncated or damaged.
-
-    Cost: linear in the fields of the message itself.
     """
     return [
         (f.start, f.end)
@@ -236,8 +227,6 @@ def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
 
     Raises:
         ModelError: the message is truncated or damaged.
-
-    Cost: linear in what is parsed.
     """
     parts = [
         _slim(buffer, field, proto.DESCRIPTOR, 0)[0]
@@ -251,12 +240,6 @@ def elements(
     buffer: Buffer, span: Span, proto: Any, name: str
 ) -> Iterator[tuple[Any, int]]:
     """Yield the messages in a repeated field of the message at `span`.
-
-    Args:
-        buffer: holds the message.
-        span: where it lies.
-        proto: the message's class.
-        name: the name of the field.
 
     Yields:
         Each element without its long values, and how many bytes these take.

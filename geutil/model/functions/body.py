@@ -26,12 +26,10 @@ def materialize_body(
         definition: a `FunctionDef`.
         library: the functions that it calls, however indirectly, by name.
         handles: for arguments that are resources, a tensor that a caller passes: the
-            body learns from it what is behind the handle.
+            body takes the handle data from it.
 
     Raises:
         ModelError: the definition is damaged, or TensorFlow refuses its nodes.
-
-    Cost: linear in nodes and edges.
     """
     name = definition.signature.name
     try:
@@ -52,7 +50,7 @@ def materialize_body(
 
 
 def _behind_copies(t: Tensor) -> Tensor:
-    """Return what a result is before the Identity ops that tracing puts behind it."""
+    """Return a result as it is before the Identity ops that tracing adds."""
     while (
         t.op.type == "Identity"
         and t.op.name.rpartition("/")[2].startswith("Identity")
@@ -94,12 +92,6 @@ class BodyOutputs(Outputs):
 
     They follow edits and can be set, to a tensor of the same dtype. Adding and taking
     away is up to `Body.add_output` and `Body.remove_output`.
-
-    Args:
-        graph: the graph of the body.
-        inputs: the arguments.
-        sinks: for each result the Identity that reads it.
-        what: the body in words, for messages.
     """
 
     def __init__(
@@ -148,9 +140,9 @@ class BodyOutputs(Outputs):
 
 
 class EditableBody(EditableModel):
-    """The body of a function: what is changed here is changed in this graph alone.
+    """The body of a function: changes here stay in this graph.
 
-    `geutil.model.Body` shows users what changes the callers, too.
+    `geutil.model.Body` offers users edits that change the callers, too.
 
     Attributes:
         inputs: the arguments by name, in order: placeholders of the graph.
@@ -181,11 +173,11 @@ class EditableBody(EditableModel):
 
     @property
     def side_effects(self) -> Operation:
-        """The op that waits for what the body runs besides its outputs."""
+        """The op that waits for the body's side effects."""
         return self._side_effects
 
     def state(self) -> Any:
-        """Return what differs after any edit."""
+        """Return a value that changes with each edit."""
         ends = [*self.inputs.values(), *self.outputs.sinks.values()]
         return fingerprint(self.live), tuple(map(id, ends))
 
@@ -195,7 +187,7 @@ class EditableBody(EditableModel):
         return to_function.ops_to_run(self.live, self.inputs, sinks, self._side_effects)
 
     def captured(self) -> dict[str, Tensor]:
-        """Return the stand-ins for what the body reads from outside, by new names."""
+        """Return the stand-ins of the body's captures, by new names."""
         names: dict[str, Tensor] = {}
         if functions.bindings(self.live):
             for _, inside in to_function.captures_of(self.live, self.needed_ops()):
@@ -204,7 +196,7 @@ class EditableBody(EditableModel):
         return names
 
     def forget_capture(self, inside: Tensor) -> Any:
-        """Unbind the stand-in for something outside, and return what it stood for."""
+        """Unbind the stand-in of a capture, and return the captured tensor."""
         outside = next(o for o, i in functions.bindings(self.live) if i is inside)
         functions.unbind(self.live, outside)
         return outside

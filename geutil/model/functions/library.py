@@ -173,7 +173,7 @@ class FunctionLibrary:
         return [self.root, *opened]
 
     def reachable(self, start: Entry | None) -> list[Entry]:
-        """Return what an entry, or the model, calls however indirectly."""
+        """Return all functions that an entry, or the model, calls, also indirectly."""
         if start is None:
             return self.entries()
         called = set(topological_order(self.called_in(start), self._callees))
@@ -191,14 +191,14 @@ class FunctionLibrary:
         self._seen = None
 
     def definitions_for(self, start: Entry | None) -> dict[str, Any]:
-        """Return the definitions of what an entry calls, by name."""
+        """Return the definitions of an entry's callees, by name."""
         return {e.name: e.definition for e in self.reachable(start)}
 
     def open(self, entry: Entry) -> EditableBody:
         """Return the model of a function, made when it is first asked for.
 
-        A body learns what is behind its resources from a caller, so the bodies around
-        it are opened too.
+        A body takes its resources' handle data from a caller, so the bodies around it
+        are opened too.
         """
         if entry.body is not None:
             return entry.body

@@ -29,12 +29,7 @@ from geutil.transform.function_bodies import Written, hold_functions
 
 @dataclass(frozen=True)
 class Family:
-    """Functions that have their arguments in common, and the ops that call them.
-
-    Attributes:
-        entries: the functions.
-        callers: the ops.
-    """
+    """Functions that have their arguments in common, and the ops that call them."""
 
     entries: list[Entry]
     callers: list[Caller]
@@ -108,12 +103,10 @@ class NewOutput:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """What the op that takes a caller's place looks like.
+    """The definition of the op that replaces a caller.
 
     Attributes:
-        inputs: all of its inputs.
-        outputs: all of its outputs.
-        stand_ins: what is read instead of outputs of the old op that are gone.
+        stand_ins: the replacements of outputs of the old op that are gone.
     """
 
     inputs: Sequence[Tensor]
@@ -137,8 +130,6 @@ def replace_caller(
         caller: the old op.
         names: the new names of functions that it calls.
         rebuild: the inputs and outputs of the new op.
-
-    Cost: linear in the edges of the op.
     """
     old = caller.op
     graph = old.graph
@@ -204,9 +195,6 @@ def sync(library: FunctionLibrary) -> None:
 
     Raises:
         ModelError: a body cannot be written; nothing has changed then.
-
-    Cost: constant for each open body that was not edited; else linear in the graph, the
-        edited bodies and those that call them.
     """
     if library.is_written or not library.edited():
         return
@@ -274,9 +262,6 @@ def write(
         library: the functions.
         changed: those whose bodies changed; they are open.
         rebuilds: the new inputs and outputs of callers for which these change.
-
-    Returns:
-        The new op for each that was replaced.
     """
     order = _with_callers(library, changed)
     if not order:
@@ -302,7 +287,7 @@ def write(
 
 
 def take_all_captures(library: FunctionLibrary) -> None:
-    """Turn what bodies read from outside into arguments, up to the model's graph."""
+    """Turn captures of bodies into arguments, up to the model's graph."""
     # Callees first: what a callee reads from outside, the body around it reads then.
     for entry in reversed(library.entries()):
         if entry.body is not None:
@@ -310,7 +295,7 @@ def take_all_captures(library: FunctionLibrary) -> None:
 
 
 def _take_captures(library: FunctionLibrary, entry: Entry) -> None:
-    """Turn what a body reads from outside into arguments that its callers pass."""
+    """Turn the captures of a body into arguments that its callers pass."""
     body = entry.opened()
     captured = body.captured()
     if captured:

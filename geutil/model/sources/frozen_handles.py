@@ -35,7 +35,7 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True)
 class Frozen:
-    """What freezing left of variables.
+    """The traces of variables in a frozen graph.
 
     Attributes:
         values: for the name of each variable that stands for a value its tensor.
@@ -47,13 +47,7 @@ class Frozen:
 
 
 def insert_handles(graph_def: Any) -> Frozen:
-    """Put variables where ops take one and are given a value, in place.
-
-    Args:
-        graph_def: the graph, which nobody has checked.
-
-    Cost: linear in nodes and edges, those of functions included.
-    """
+    """Put variables where ops take one and are given a value, in place."""
     signatures = OpSignatures({f.signature.name: f for f in graph_def.library.function})
     nodes = programs.nodes_by_name(graph_def)
     names = set(nodes)
@@ -86,7 +80,7 @@ _UNKNOWN_SHAPE = tf.TensorShape(None).as_proto().SerializeToString()
 
 
 def _put_into_functions(graph_def: Any, signatures: OpSignatures) -> list[str]:
-    """Let nodes of functions take values as arguments; return what they change."""
+    """Let nodes of functions take values as arguments; return their changes."""
     changes: list[str] = []
     versions = Versions(graph_def.library, changes)
     for function in graph_def.library.function:
@@ -182,18 +176,11 @@ def _variable(producer: Any, kind: str, dtype: int) -> Any:
 def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     """Give all that takes a variable which stands for a value that value, in place.
 
-    An op that changes such a variable computes what it would set. What comes after it
-    in its branch reads that, and nothing keeps it: a warning names the op.
-
-    Args:
-        graph_def: the graph; its variables have handles.
-        frozen: what `insert_handles` returned.
-        what: the source in words.
+    An op that changes such a variable computes the new value. Ops after it in its
+    branch read that, and nothing keeps it: a warning names the op.
 
     Raises:
         ModelError: an op needs a variable itself and not only its value.
-
-    Cost: linear in nodes and edges, those of functions included.
     """
     values = frozen.values
     seeds = {

@@ -32,15 +32,8 @@ _NOTHING = Frozen()
 def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
     """Return a program in which each input is a placeholder.
 
-    Args:
-        program: the program, which is not changed.
-        what: its source in words.
-
     Raises:
         ModelError: an input is no tensor of the graph.
-
-    Cost: linear in nodes and edges; an import of the graph, where a tensor in its
-    middle is an input.
     """
     nodes = programs.nodes_by_name(program.graph_def)
     fed = {
@@ -70,7 +63,7 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
 
 
 def _specs(graph_def: Any, tensors: dict[str, str], what: str) -> dict[str, Any]:
-    """Return what has the dtype and shape of each tensor."""
+    """Return a spec of the dtype and shape of each tensor."""
     with tf.Graph().as_default():
         try:
             elements = tf.import_graph_def(
@@ -188,11 +181,11 @@ def programs_of_graph_def(
             are resource variables.
         signatures: the (inputs, outputs) of each signature.
         what: the source in words.
-        facts: what is known of the variables, by op name.
-        value_of: gives the value of a variable from its op's name and node; None
-            where it has none.
+        facts: the known facts of the variables, by op name.
+        value_of: gives the value of a variable from its op's name and node; None where
+            it has none.
         assets: the file for each constant that names one.
-        frozen: what freezing left of variables.
+        frozen: the facts that freezing left of variables.
 
     Raises:
         ModelError: an op that a signature needs takes a reference and cannot take a
@@ -237,9 +230,9 @@ def programs_of_graph_def(
 def _needed(
     graph_def: Any, ends: Iterable[tuple[dict[str, str], dict[str, str]]]
 ) -> Any:
-    """Return a graph without what neither signatures nor their tables need.
+    """Return a graph without nodes that neither signatures nor tables need.
 
-    All variables stay: they are what the model holds.
+    All variables stay: the model holds them.
     """
     nodes = programs.nodes_by_name(graph_def)
     tensors = [t for pair in ends for part in pair for t in part.values()]
@@ -288,7 +281,7 @@ def _variable(
 
 
 def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
-    """Return what the variable objects of a graph tell of its variables."""
+    """Return the facts in the variable objects of a graph."""
     return {
         v.op.name: VariableFacts(v.op.name, bool(v.trainable), None, "")
         for v in _graph_variables(graph)
@@ -298,7 +291,7 @@ def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
 def values_in_session(
     graph: Graph, session: Any
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
-    """Return what gives the values of a graph's variables in a Session, each once.
+    """Return a function that reads each variable's value in a Session, once.
 
     They are read in one run, if all have been initialized; nothing is added to the
     graph, which may be finalized.

@@ -97,7 +97,7 @@ def program_of_graph(
 
 
 def graph_def_with_shapes(graph: Graph) -> Any:
-    """Return the `GraphDef` of a graph, with what is known of its shapes.
+    """Return the `GraphDef` of a graph, with its known shapes.
 
     Raises:
         ModelError: it holds more than a protobuf can.
@@ -191,8 +191,7 @@ class KerasWeight:
     """A variable of a Keras model.
 
     Attributes:
-        variable: TensorFlow's variable.
-        name: what the model calls it.
+        name: its name in the model.
     """
 
     variable: tf.Variable
@@ -205,7 +204,7 @@ def is_keras_model(source: Any) -> bool:
 
 
 def weights_of(model: Any) -> list[KerasWeight]:
-    """Return what a Keras model lists as its variables."""
+    """Return the variables that a Keras model lists."""
     weights = []
     for v in model.variables:
         # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
@@ -232,7 +231,7 @@ def load_keras_file(path: Path) -> Any:
 
 
 def _advice(path: Path) -> str:
-    """Return what to do with a file of the Keras before Keras 3; "" for others."""
+    """Return the remedy for a file of the Keras before Keras 3; "" for others."""
     version = inspect_keras(path).version or ""
     if not version.startswith("2.") or _uses_legacy_keras():
         return ""
@@ -247,7 +246,7 @@ def _uses_legacy_keras() -> bool:
 
 
 def program_of_keras_model(model: Any) -> tuple[ModelProgram, list[tf.Variable]]:
-    """Return the program of a Keras model called for inference, and what it reads.
+    """Return the program of a Keras model called for inference, and its variables.
 
     Inputs and outputs are named as the model names them. The model does not list all
     variables that it reads: the states of layers that keep one between calls.
@@ -361,8 +360,7 @@ class Source:
 
     Attributes:
         what: the source in words, for messages.
-        signatures: for each signature what makes its program.
-        holdings: what the signatures share.
+        signatures: for each signature the function that makes its program.
         functions: for each signature the function that can be saved as it is, when
             nobody has opened the signature.
         find_layers: finds the calls of Keras layers in a graph of which no program

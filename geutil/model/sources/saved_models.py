@@ -33,7 +33,7 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
     """Return a SavedModel as a source.
 
     Raises:
-        ModelError: it cannot be read, or holds what TensorFlow refuses.
+        ModelError: it cannot be read, or TensorFlow refuses its contents.
     """
     meta_graph = reading.select_meta_graph(reading.read_saved_model(path), tags)
     what = f"SavedModel '{path}'"
@@ -116,7 +116,7 @@ def _program(function: Any, name: str, what: str) -> ModelProgram:
     """Return the program of a signature.
 
     Raises:
-        ModelError: the function is not what a signature is.
+        ModelError: the function is no signature's.
     """
     try:
         program = program_of_function(function)
@@ -134,7 +134,7 @@ def _program(function: Any, name: str, what: str) -> ModelProgram:
 
 
 def _key(name: str) -> list[Any]:
-    """Return what names are sorted by: `output_9` goes before `output_10`."""
+    """Return the sort key of a name: `output_9` goes before `output_10`."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
@@ -188,7 +188,7 @@ def _tensors(infos: Any, what: str, signature: str) -> dict[str, str]:
 def _checkpoint_values(
     path: Path, facts: dict[str, VariableFacts], what: str
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
-    """Return what reads the value of a variable from the checkpoint of a SavedModel."""
+    """Return a function that reads variables from a SavedModel's checkpoint."""
     prefix = path / "variables" / "variables"
     if not prefix.with_suffix(".index").exists():
         return lambda _name, _node: None

@@ -187,17 +187,11 @@ def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, st
 
     References go through branches and loops of version 1, as handles do.
 
-    Args:
-        graph_def: the graph.
-        ends: names of tensors whose values are asked for.
-
     Returns:
         For each of `ends` that is a reference the tensor that is its value.
 
     Raises:
         ModelError: an op takes a reference and has no twin that takes a handle.
-
-    Cost: linear in nodes and edges.
     """
     variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:
@@ -270,12 +264,7 @@ def _handed_on(
 class _Turned:
     """A graph whose reference variables are being turned into resource variables.
 
-    Args:
-        graph_def: the graph.
-        references: the tensors that are references, by name.
-
     Attributes:
-        added: new nodes by name.
         read_from: by the names of nodes that read a variable its handle.
         changing: the names of nodes that change a variable.
     """
@@ -376,9 +365,9 @@ class _Turned:
 class _Buffers:
     """The values of variables that are their buffers, and change with them.
 
-    An `Identity`, `Switch` or `Enter` of a reference shares its buffer: what reads that
-    after a change sees the new value. A resource variable is read once, so what comes
-    after a change, by any way, gets a read of its own.
+    An `Identity`, `Switch` or `Enter` of a reference shares its buffer: a read after a
+    change sees the new value. A resource variable is read once, so ops that come after
+    a change, by any way, get a read of their own.
 
     Args:
         graph_def: a graph whose reference variables were turned into resources.
@@ -403,10 +392,7 @@ class _Buffers:
         self._names = set(self._nodes)
 
     def read_anew(self) -> None:
-        """Give what comes after a change reads of its own, in place.
-
-        Cost: linear in nodes and edges.
-        """
+        """Give ops that come after a change reads of their own, in place."""
         if not self._after:
             return
         added: list[Any] = []

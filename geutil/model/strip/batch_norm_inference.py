@@ -28,16 +28,15 @@ from geutil.select.walks import get_forward_walk_ops
 
 @dataclass
 class Turned:
-    """What became of the batch norms.
+    """The fate of the batch norms.
 
     Attributes:
-        entries: for the report.
         updates: the updates of moving averages of norms that were turned: for the name
             of each the norm.
         kept_updates: those of norms that were kept, likewise.
         fused: for the name of each fused batch norm the names of the tensors that are
-            its mean and variance now; the attributes of an op in a graph cannot
-            change, so this is for its program.
+            its mean and variance now; the attributes of an op in a graph cannot change,
+            so this is for its program.
     """
 
     entries: list[Stripped] = field(default_factory=list)
@@ -52,7 +51,6 @@ class _Source:
 
     Attributes:
         name: the name of the variable.
-        value: what the variable holds.
     """
 
     name: str
@@ -73,8 +71,6 @@ def turn_batch_norms(
     Raises:
         ModelError: there is a norm whose moving averages cannot be told; the message
             lists all of them. The graph may have been changed.
-
-    Cost: linear in ops and edges.
     """
     live, norms = _norms(parts)
     averages = _by_statistic(moving_averages.moving_averages(parts.graph))
@@ -114,7 +110,7 @@ def _left(
     turned: Turned,
     averages: Mapping[Tensor, list[MovingVariable]],
 ) -> list[str]:
-    """Return what still depends on the batch, in words."""
+    """Return the ops that still depend on the batch, in words."""
     live, norms = _norms(parts)
     faults = [
         f"'{norm.name}': its statistics are still read"

@@ -51,7 +51,6 @@ class Switches:
 
     Attributes:
         nodes: the names of the nodes that are constants now.
-        entries: for the report.
     """
 
     nodes: list[str]
@@ -61,17 +60,11 @@ class Switches:
 def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
     """Make the switches of a program constants, in place.
 
-    Args:
-        program: the program; it loses the inputs that are switches.
-        options: names further switches, with their values.
-
     Returns:
         The switches, and boolean inputs that may be some but are not known to be.
 
     Raises:
         ModelError: a switch does not exist, or its value does not fit.
-
-    Cost: linear in the nodes.
     """
     nodes = nodes_by_name(program.graph_def)
     values = _named(program, nodes, options.switches)
@@ -168,12 +161,10 @@ def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelPr
     Args:
         program: the program, which may be changed.
         switches: the names of the constants that decide.
-        what: what it is made from, for messages.
+        what: its source, for messages.
 
     Raises:
         ModelError: TensorFlow refuses the graph.
-
-    Cost: linear in nodes and edges, for each level of conditionals in conditionals.
     """
     rules = (constant_folding(max_bytes=_SCALAR), dead_branch_folding(), _selection())
     calls = set(_calls(program))

@@ -43,7 +43,7 @@ def live_ops(parts: Parts) -> frozenset[Operation]:
 
 @dataclass(frozen=True)
 class StripOptions:
-    """What to do apart from what the graph tells.
+    """The caller's choices, which the graph does not tell.
 
     Attributes:
         switches: the value for each input or placeholder that is to be a constant.

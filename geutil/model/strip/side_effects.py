@@ -2,7 +2,7 @@
 
 Which stay, since outputs need them, and which are dropped with all that served them.
 
-What writes a variable that nothing reads, or reports and asserts, serves training and
+Writes of variables that nothing reads, reports and assertions serve training and
 diagnosis alone.
 """
 
@@ -24,7 +24,7 @@ _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 
 
 def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) -> None:
-    """Drop nodes, and what outputs and the effects that stay do not need, in place.
+    """Drop nodes, and those that outputs and kept effects do not need, in place.
 
     A node is waited for no more, unless an effect that stays happens before it, its
     value is needed anyway, or it decides whether the waiting node runs: the branches
@@ -34,8 +34,6 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
         program: the program.
         dropped: the names of nodes whose outputs nobody reads.
         kept: the names of the nodes whose effects stay.
-
-    Cost: linear in nodes and edges.
     """
     graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
     nodes = programs.nodes_by_name(graph_def)
@@ -133,9 +131,6 @@ def is_write(node: Any) -> bool:
 class EffectKinds:
     """Tells of each node which kinds of effects it has.
 
-    Args:
-        functions: the definitions of the functions that nodes may call.
-
     Cost: linear in the nodes of the functions, once.
     """
 
@@ -189,7 +184,7 @@ _HANDING_ON = frozenset(("Enter", "Identity", "Switch"))
 
 @dataclass
 class Known:
-    """What is known of side effects before their graph is looked at.
+    """Known facts of side effects before their graph is looked at.
 
     Attributes:
         dropped: for nodes that go in any case the reason.
@@ -211,7 +206,6 @@ class Decision:
     Attributes:
         dropped: the names of those that go.
         kept: the names of those that stay.
-        entries: for the report.
     """
 
     dropped: list[str]
@@ -222,10 +216,7 @@ class Decision:
 def decide_effects(
     program: ModelProgram, options: StripOptions, known_effects: Known
 ) -> Decision:
-    """Decide about each node with a side effect that a call of a program runs.
-
-    Cost: linear in nodes and edges, function bodies included.
-    """
+    """Decide about each node with a side effect that a call of a program runs."""
     return _Decider(program, options, known_effects).decide()
 
 
@@ -256,7 +247,7 @@ class _Decider:
         self._kept: dict[str, Stripped | None] = {}
 
     def decide(self) -> Decision:
-        """Decide about each node: first what stays for sure, then pending writes."""
+        """Decide about each node: first those that surely stay, then pending writes."""
         self._need(self._outputs)
         for node in self._running:
             kinds = self._kinds.of(node)
@@ -314,7 +305,7 @@ class _Decider:
             self._pending.setdefault(variable, []).append(node.name)
 
     def _need(self, names: Iterable[str]) -> None:
-        """Take in what nodes are computed from; keep what writes what that reads."""
+        """Take in the ancestors of nodes; keep writes of variables that they read."""
         waiting = list(names)
         while waiting:
             name = waiting.pop()

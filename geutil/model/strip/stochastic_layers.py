@@ -26,10 +26,9 @@ _DROPOUT = "dropout_removal"
 
 @dataclass
 class Bypassed:
-    """What was bypassed.
+    """The ops that were bypassed.
 
     Attributes:
-        entries: for the report.
         generators: the ops that yield the handles of the variables which the random
             numbers of the bypassed ops were seeded from.
     """
@@ -43,8 +42,6 @@ def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
 
     Raises:
         ModelError: a value does not fit its op.
-
-    Cost: as `geutil.rewrite.rewrite`.
     """
     if not options.neutral:
         return Bypassed()
@@ -79,7 +76,7 @@ def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
 
 
 def _neutral(op: Operation, value: Any) -> Tensor | str:
-    """Return what an op yields at inference, or why it cannot."""
+    """Return the result of an op at inference, or why there is none."""
     if len(op.outputs) != 1:
         return f"it has {len(op.outputs)} results; name an op with one"
     (result,) = op.outputs
@@ -101,10 +98,7 @@ def _neutral(op: Operation, value: Any) -> Tensor | str:
 
 
 def bypass_layers(parts: Parts, options: StripOptions) -> Bypassed:
-    """Let dropout, noise and checks pass on what they get, in place.
-
-    Cost: as `geutil.rewrite.rewrite`.
-    """
+    """Let dropout, noise and checks pass on their input, in place."""
     check = Rule(
         Op(PASSING, AnyTensor("x"), ...), lambda match: match["x"], name=_CHECK
     )

@@ -1,4 +1,4 @@
-"""Stripping: a model without what serves its training, in its functions, too."""
+"""Stripping: a model without the parts that serve training, in its functions, too."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _SHOWN = 5
 
 
 def candidates_in_bodies(graph_def: Any) -> list[Stripped]:
-    """Return an entry for each node whose functions hold what would be stripped.
-
-    Cost: linear in the nodes, and for each node that calls functions in their nodes.
-    """
+    """Return an entry for each node whose functions hold strippable parts."""
     functions = {f.signature.name: f for f in graph_def.library.function}
     kinds = EffectKinds(functions)
     entries = []
@@ -82,7 +79,7 @@ def strip_training(
     keep: Iterable[str],
     neutral: Mapping[str, Any] | None,
 ) -> M:
-    """Return a model without what serves training; see `Model.strip_training`."""
+    """Return a model without the parts for training; see `Model.strip_training`."""
     options = checked_options(model, switches, statistics, keep, neutral)
     names = {id(v.handle): name for name, v in model.variables.items()}
     original = model.program(checked=False)
@@ -139,7 +136,7 @@ def _known(
     turned: Turned,
     bypassed: Bypassed,
 ) -> Known:
-    """Return what is known of side effects from what was done before."""
+    """Return the known facts of side effects from the earlier steps."""
     inside = {id(outside): t.op.name for outside, t in bindings(parts.graph)}
     elsewhere = {
         inside[handle]: signature
@@ -168,7 +165,7 @@ def _captured_elsewhere(model: EditableModel) -> dict[int, str]:
 
 
 def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped]:
-    """Drop the inputs that only what was stripped needed, in place."""
+    """Drop the inputs that only stripped parts needed, in place."""
     before = {node.name for node in _needed(original).node}
     after = {node.name for node in _needed(program).node}
     gone = [
@@ -183,7 +180,7 @@ def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped
 
 
 def _needed(program: ModelProgram) -> Any:
-    """Return the graph of what a call of a program runs."""
+    """Return the graph that a call of a program runs."""
     ends = [*map(node_name, program.outputs.values()), *program.side_effects]
     stops = [node_name(t) for t in program.captures]
     graph_def = type(program.graph_def)()

@@ -45,9 +45,9 @@ def constant_folding(
 ) -> Rule:
     """Return a rule that replaces an op that depends on constants alone by its value.
 
-    The op is folded together with the ops above it, and TensorFlow computes them on
-    the CPU. Larger subgraphs are folded from the top down, piece by piece. What the
-    folded ops waited for, the new constant waits for.
+    The op is folded together with the ops above it, and TensorFlow computes them on the
+    CPU. Larger subgraphs are folded from the top down, piece by piece. The new constant
+    waits for the control inputs of the folded ops.
 
     Never folded: stateful ops (variables, assertions), random ops, ops that call
     functions, placeholders, fake quantization, references, resources and variants, ops
@@ -106,7 +106,7 @@ class _Subgraph:
 def _subgraph(
     root: Operation, max_ops: int, excluded: Collection[str]
 ) -> _Subgraph | None:
-    """Return what `root` depends on, or None unless that is few ops and constants."""
+    """Return the ancestors of `root`, or None unless they are few ops and constants."""
     ops: dict[Operation, None] = {root: None}
     constants: dict[Operation, None] = {}
     queue = [root]

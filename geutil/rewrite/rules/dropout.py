@@ -1,4 +1,4 @@
-"""Dropout removal: what dropout does at inference, which is nothing."""
+"""Dropout removal: at inference, dropout does nothing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TOLERANCE = 1e-2
 def dropout_removal() -> tuple[Rule, ...]:
     """Return rules that let dropout pass its input on.
 
-    They know what these build:
+    They know the ops that these build:
 
     - Keras 3 (`Dropout`, `SpatialDropout*` with training=True), `tf.nn.dropout`,
-      `tf.nn.experimental.stateless_dropout` and `general_dropout`:
-      `SelectV2(uniform >= rate, x * scale, 0)`;
+      `tf.nn.experimental.stateless_dropout` and `general_dropout`: `SelectV2(uniform >=
+      rate, x * scale, 0)`;
     - earlier releases: `x * scale * Cast(uniform >= rate)`;
     - TensorFlow 1: `x / keep_prob * Floor(keep_prob + uniform)`;
     - stochastic depth: any product of `x`, a mask and a constant, where the mask is
@@ -80,7 +80,7 @@ def _select() -> Pattern:
 
 
 def _chosen(rate: Pattern, kept: Pattern, zero: Pattern) -> Pattern:
-    """Return the pattern of a choice between what is kept and zero."""
+    """Return the pattern of a choice between a kept value and zero."""
     keeps, drops = _decisions(rate)
 
     def select(mask: Pattern, first: Pattern, second: Pattern) -> Pattern:
@@ -90,7 +90,7 @@ def _chosen(rate: Pattern, kept: Pattern, zero: Pattern) -> Pattern:
 
 
 def _decisions(rate: Pattern) -> tuple[Pattern, Pattern]:
-    """Return the patterns of what is true where values are kept, and dropped."""
+    """Return the patterns of the masks of kept values, and of dropped ones."""
     drawn, likely = uniform(), _number("likely")
     above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
     below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)

@@ -1,15 +1,15 @@
 """Batch norms: fused ops, roots of variances, and moments of a batch.
 
-What a batch norm is, clients see differently, since they change different things of it:
+Clients define a batch norm differently, since they change different parts of it:
 
 - a fold needs the run of ops that scale and shift channels, so as to replace it
   (`geutil.batchnorm.norm_finding`);
 - stripping needs the mean and the variance over the batch, whatever a norm does with
   them, so as to put other values in their place (`batch_moments`);
-- re-estimation needs the variables of a norm at inference, and what they are
-  statistics of, in folded layers too (`geutil.quantize.reestimated_norms`).
+- re-estimation needs the variables of a norm at inference, and the data of these
+  statistics, in folded layers too (`geutil.quantize.reestimated_norms`).
 
-What they have in common they ask here; the variables that follow moments are in
+Their common questions are answered here; the variables that follow moments are in
 `geutil.select.networks.moving_averages`.
 """
 
@@ -94,8 +94,6 @@ def is_layer_norm(op: Operation) -> bool:
     So tf_keras writes a layer norm: examples become the channels of a batch of one,
     scaled by ones and shifted by zeros, as many as there are examples. No parameter and
     no moving average has such a length, so no batch norm looks like this.
-
-    Cost: linear in the ops that compute the length.
     """
     fused = fused_norm(op)
     if fused is None or not fused.trains or not data_format(op).startswith("NC"):
@@ -135,12 +133,7 @@ SHAPING = frozenset(
 
 
 def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor:
-    """Return the tensor whose numbers another one holds in another shape or dtype.
-
-    Args:
-        tensor: the other one.
-        passing: the types of ops that are looked through.
-    """
+    """Return the tensor whose numbers another one holds in another shape or dtype."""
     while tensor.op.type in passing:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -169,7 +162,7 @@ def is_constant(tensor: Tensor) -> bool:
 
 
 def batch_mean(tensor: Tensor) -> Tensor | None:
-    """Return what a mean over the batch is the mean of, or None.
+    """Return the tensor that `tensor` is a mean of over the batch, or None.
 
     The mean may be weighted, as Keras does it under a mask: a sum over a sum. Both may
     be summed over replicas.
@@ -247,7 +240,6 @@ class BatchMoments:
     Attributes:
         name: the fused op, or the op that yields the variance.
         mean: the mean, as the reduction yields it.
-        variance: the variance, likewise.
         fused: the op that also normalizes, if there is one.
     """
 
@@ -262,14 +254,8 @@ def batch_moments(
 ) -> Iterator[BatchMoments]:
     """Yield the moments of the batch that some ops compute, in the order of the ops.
 
-    Layer, group and instance norms do not reduce over the batch; what is computed from
-    variables alone, such as the statistics of a kernel, has no batch.
-
-    Args:
-        ops: the ops.
-        fed: the ops that depend on an input.
-
-    Cost: linear in the ops.
+    Layer, group and instance norms do not reduce over the batch; tensors computed from
+    variables alone, such as the statistics of a kernel, have no batch.
     """
     for op in ops:
         if op not in fed:
@@ -322,7 +308,7 @@ def _differences(squares: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _unmasked(tensor: Tensor) -> Tensor:
-    """Return what a mask lets through of a tensor: Keras puts zeros for the rest."""
+    """Return the tensor that a mask is applied to: Keras puts zeros for the rest."""
     tensor = behind_shaping(tensor)
     if tensor.op.type in SELECTS:
         return behind_shaping(tensor.op.inputs[1])

@@ -1,9 +1,9 @@
 """Moving averages: variables that follow statistics of a batch, and their updates.
 
-An update reads the statistic `s` and mostly the variable `v` itself: it is
-`assign(v, v * m + s * (1 - m))`, `assign_sub(v, (v - s) * (1 - m))`, or an assignment
-of what a fused batch norm averaged by itself. Three questions are asked, by clients
-that rely on different things, so they accept different updates:
+An update reads the statistic `s` and mostly the variable `v` itself: it is `assign(v, v
+* m + s * (1 - m))`, `assign_sub(v, (v - s) * (1 - m))`, or an assignment of the
+averages of a fused batch norm. Three questions are asked, by clients that rely on
+different things, so they accept different updates:
 
 | | `MovingStatistics.of` | `moving_average` | `moving_averages` |
 | --- | --- | --- | --- |
@@ -42,10 +42,10 @@ class MovingVariable:
 
     Attributes:
         statistic: the mean or variance of the batch.
-        updates: the ops that move the variable on, at least one; input 1 of each is
-            what it assigns, adds or subtracts.
-        value: what the first update reads of the variable, the average before the step;
-            None if it does not, or if that was not asked for.
+        updates: the ops that move the variable on, at least one; input 1 of each is the
+            value that it assigns, adds or subtracts.
+        value: the variable's value that the first update reads, the average before the
+            step; None if it does not, or if that was not asked for.
     """
 
     statistic: Tensor
@@ -78,12 +78,6 @@ class MovingStatistics:
 
     A variable follows a statistic if the graph assigns it a value that depends on the
     statistic, and on no other data.
-
-    Args:
-        graph: the graph.
-        origins: of its tensors.
-
-    Cost: linear in the ops between statistics and assignments.
     """
 
     def __init__(self, graph: Graph, origins: Origins) -> None:
@@ -103,7 +97,7 @@ class MovingStatistics:
         """Return the moving averages of a norm; None if they are not known.
 
         Args:
-            parameters: what the norm combines the data with.
+            parameters: the operands that the norm combines the data with.
             fused: the norm, if it is a single op.
         """
         if fused is not None:
@@ -131,7 +125,7 @@ class MovingStatistics:
         return list(average_of.values()) if covered else None
 
     def _of_fused(self, norm: FusedNorm) -> list[MovingVariable] | None:
-        """Return what follows the moments of a fused norm, if it reads no averages."""
+        """Return the variables that follow a fused norm's moments, if it reads none."""
         if all(_is_vector(t, norm.op.inputs[1]) for t in norm.given):
             are_parameters = all(self._origins.is_parameter(t) for t in norm.given)
             return [] if are_parameters else None
@@ -146,7 +140,7 @@ class MovingStatistics:
     def _behind(
         self, tensors: Iterable[Tensor], ends: Iterable[int] = ()
     ) -> dict[int, Tensor]:
-        """Return by id what statistics there are behind tensors, roots included."""
+        """Return the statistics behind tensors by id, roots included."""
         stop = frozenset(ends)
 
         def inputs_of(t: Tensor) -> list[Tensor]:
@@ -181,7 +175,7 @@ _BINARY = op_types.ADDITIONS | op_types.SCALINGS | {"Sub"}
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """Return what a statistic or a handle is but another form of."""
+    """Return the statistic or handle behind reshapes and copies."""
     return batch_norms.behind_shaping(tensor, _UNARY)
 
 
@@ -190,7 +184,6 @@ class NoAverage:
     """Why a statistic has no moving average that is known.
 
     Attributes:
-        reason: why.
         op: the op that the reason is about.
     """
 
@@ -205,14 +198,6 @@ def moving_average(
 
     Its update reads the variable and the statistic, and nothing but arithmetic lies
     between.
-
-    Args:
-        statistic: the mean or variance of the batch.
-        kind: "mean" or "variance", for the reason.
-        stops: ops that belong to another statistic.
-        origins: of the graph's tensors.
-
-    Cost: linear in the ops that read the statistic.
     """
     update_by_variable: dict[Operation, Operation] = {}
     for op, tensor in _readers_onwards(statistic, stops, origins):
@@ -242,18 +227,7 @@ def moving_average(
 def _readers_onwards(
     start: Tensor, stops: Collection[Operation], origins: Origins
 ) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield who reads a statistic, and what is computed of it and of parameters.
-
-    Args:
-        start: the statistic.
-        stops: ops that are not passed.
-        origins: of the graph's tensors.
-
-    Yields:
-        Each reader with what it reads.
-
-    Cost: linear in the readers.
-    """
+    """Yield the readers of a statistic and of tensors computed from it."""
     reached: set[Operation] = set()
     queue = [start]
     for tensor in queue:
@@ -276,10 +250,10 @@ def _readers_onwards(
 
 
 def _channelwise_inputs(tensor: Tensor) -> list[Tensor]:
-    """Return what a value is computed of, channel by channel.
+    """Return the operands of a value that is computed channel by channel.
 
-    A fused batch norm adds a part of what it reads as its mean or variance, if its
-    averaging factor is not 1.
+    A fused batch norm adds a part of its mean or variance input, if its averaging
+    factor is not 1.
     """
     op = tensor.op
     if op.type in _UNARY:
@@ -307,10 +281,8 @@ _MAX_OPS = 64
 def moving_averages(graph: Graph) -> list[MovingVariable]:
     """Return the moving averages of a graph, in the order of their updates.
 
-    What is assigned must be made of the variable itself, one statistic of the batch
+    The assigned value must be made of the variable itself, one statistic of the batch
     and coefficients, by sums, differences, products and choices alone.
-
-    Cost: linear in the ops.
     """
     averages = []
     for op in graph.get_operations():
@@ -324,17 +296,10 @@ def moving_averages(graph: Graph) -> list[MovingVariable]:
 def unknown_averages(
     graph: Graph, live: frozenset[Operation], known_averages: Iterable[MovingVariable]
 ) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield (update, tensor) where a variable tracks what outputs are computed from.
+    """Yield (update, tensor) where a variable tracks an ancestor of outputs.
 
     Nothing live reads the variable, as with the moving average of a batch norm in
     training; but the tensor is no statistic that is known.
-
-    Args:
-        graph: the graph.
-        live: the ops that outputs are computed by.
-        known_averages: averages whose updates are left out.
-
-    Cost: linear in the ops and the readers of what is tracked.
     """
     left_out = frozenset(
         update for average in known_averages for update in average.updates
@@ -355,7 +320,7 @@ def unknown_averages(
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """What a value is a linear combination of, coefficients left out."""
+    """The operands of a linear combination, coefficients left out."""
 
     reads: list[Tensor]
     statistics: list[Tensor]
@@ -363,7 +328,7 @@ class _Parts:
 
 
 def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
-    """Return what an update makes its value of; None if it is too much."""
+    """Return the operands of an update's value; None if it is too much."""
     parts = _Parts([], [], [])
     leaves = walk_by_identity([value], _linear_inputs)
     for count, leaf in enumerate(leaves, 1):
@@ -381,7 +346,7 @@ def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
 
 
 def _linear_inputs(tensor: Tensor) -> list[Tensor]:
-    """Return what a value is a linear combination of, down to statistics."""
+    """Return the operands of a linear combination, down to statistics."""
     op = tensor.op
     if batch_norms.is_batch_moment(tensor):
         return []
