@@ -1,4 +1,4 @@
-"""Statistics of a batch that norms in training use, and moving averages instead."""
+"""Batch statistics that batch norms in training use, and moving averages instead."""
 
 from __future__ import annotations
 

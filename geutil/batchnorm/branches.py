@@ -2,7 +2,7 @@
 
 A scale and a shift of each channel are moved in front of the op that joins, to each
 tensor that it reads: norm(a + b) = (scale * a + offset) + scale * b, and of channels
-that are joined each tensor takes its part. There they are norms behind one layer.
+that are joined each tensor takes its part. There they are batch norms behind one layer.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ def build_branches(
 ) -> tuple[Tensor, list[tuple[Operation, tuple[Norm, ...]]]]:
     """Build a norm behind the layer of each branch, and join these.
 
-    Norms that branches join on the way are taken along.
+    Batch norms that branches join on the way are taken along.
 
     Args:
         branched: the norm and its branches.
-        norm_by_end: by their last ops the norms that may lie on the way.
+        norm_by_end: by their last ops the batch norms that may lie on the way.
 
     Returns:
         The tensor that replaces the norm's; and the last op of each norm that was

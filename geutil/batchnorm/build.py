@@ -33,8 +33,9 @@ class Fold:
     """Batch norms, and the layer that takes them in.
 
     Attributes:
-        links: of norms behind the layer: the ops from the layer to the end of the last
-            norm. Of one before it: the ops from the start of the norm to the layer.
+        links: of batch norms behind the layer: the ops from the layer to the end of the
+            last norm. Of one before it: the ops from the start of the norm to the
+            layer.
         bias: of a norm before the layer: the ops behind the layer up to the one that
             adds its bias; else none.
         forward: whether the norm is before the layer.
@@ -65,7 +66,7 @@ def build(fold: Fold) -> Tensor:
 
 
 def _behind(fold: Fold) -> Tensor:
-    """Fold norms into the layer before them: weights * scale, and one bias."""
+    """Fold batch norms into the layer before them: weights * scale, and one bias."""
     layer = fold.layer
     with creation.surroundings_of(layer.op):
         affine, weights = _parameters(fold)
@@ -79,7 +80,7 @@ def _behind(fold: Fold) -> Tensor:
 
 
 def _before(fold: Fold) -> Tensor:
-    """Fold norms into the layer behind them: their scale and shift are the data's."""
+    """Fold batch norms into the layer behind them: they scale and shift its data."""
     layer = fold.layer
     with creation.surroundings_of(layer.op):
         affine, old = _parameters(fold)
@@ -231,7 +232,7 @@ def _axis_after(op: Operation, axis: int) -> int:
 
 
 def build_waiting(fold: Fold) -> Tensor:
-    """Build the replacement of a layer and its norms, with their control inputs."""
+    """Build the replacement of a fold, with the control inputs of its ops."""
     awaited = _awaited(fold)
     before = state.count_ops(fold.end.graph)
     result = build(fold)
@@ -296,7 +297,7 @@ def held_ends(
 
 
 def build_in_place(fold: Fold) -> Operation | None:
-    """Fold norms, and let the end of the fold read the layer and its bias.
+    """Fold batch norms, and let the end of the fold read the layer and its bias.
 
     Returns:
         The end; None, and nothing is changed, if the replacement does not end in a sum.

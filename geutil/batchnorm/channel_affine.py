@@ -62,7 +62,7 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
 
     Returns:
         The axis of the channels in the op's output, counted from the end; None if the
-        op does something else, or if that cannot be told from static shapes.
+        op does something else, or if that is not known from static shapes.
     """
     kind = op.type
     if kind in SAME:

@@ -29,14 +29,14 @@ _KEPT = (
 
 
 class Folder:
-    """Folds the norms of one graph.
+    """Folds the batch norms of one graph.
 
     Args:
         place: the graph.
         choices: the caller's choices.
         kept_tensors: tensors whose values must stay.
-        training: how norms in training are folded for training; None if they are not.
-            In the bodies of functions they never are.
+        training: how batch norms in training are folded for training; None if they are
+            not. In the bodies of functions they never are.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Folder:
         self._unmoved: dict[Operation, str] = {}
 
     def run(self) -> FoldReport:
-        """Fold the norms that can be folded."""
+        """Fold the batch norms that can be folded."""
         before = state.count_ops(self._graph)
         with creation.neutral(self._graph):
             in_training = self._train()
@@ -87,7 +87,7 @@ class Folder:
         return FoldReport(folded, self._report(refused, left), counter)
 
     def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
-        """Fold the norms in training; return those that are left."""
+        """Fold the batch norms in training; return those that are left."""
         if self._training is None:
             return {}
         scope = self._choices.scope
@@ -122,7 +122,7 @@ class Folder:
         behind: list[tuple[Norm, Obstacle]],
         left: list[tuple[Norm, Obstacle]],
     ) -> tuple[Refused, ...]:
-        """Return the norms that are left, with the reason that tells more.
+        """Return the batch norms that are left, with the reason that tells more.
 
         That is the one about the layer before the norm, if there is such a layer.
         """
@@ -142,10 +142,10 @@ class Folder:
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _clear(self, plan: FoldPlan) -> bool:
-        """Change the ops between norms and their layers; tell whether anything did.
+        """Change the ops between batch norms and layers; tell whether any did.
 
         Calls of one convolution give way to it, slices of a stack to the stacked
-        tensor, and norms of several layers are moved to each of them.
+        tensor, and batch norms of several layers are moved to each of them.
         """
         in_the_way = _in_the_way(plan.refused)
         cleared = 0
@@ -158,7 +158,7 @@ class Folder:
         return bool(self._move(branched) or cleared)
 
     def _move(self, branched: Sequence[Branched]) -> bool:
-        """Move norms to the layers of their branches; tell whether any was moved.
+        """Move batch norms to the layers of their branches; tell whether any was moved.
 
         Those that lie between another one and its layers go along with that.
         """
@@ -252,7 +252,7 @@ class Folder:
     def _replace(
         self, built: Mapping[Operation, Tensor]
     ) -> tuple[dict[Operation, Operation], dict[str, str]]:
-        """Let readers of the ends of norms read the replacements.
+        """Let readers of the ends of batch norms read the replacements.
 
         Returns:
             The ops that make that; and for each end that is left, by name, the reason.
@@ -278,7 +278,7 @@ class Folder:
         )
         edits.set_results(self._graph, [done.current(t) for t in results])
         reasons = {end.name: reason for end, reason in done.refused.items()}
-        # What was built in vain counts no more.
+        # Ops that were built in vain no longer count.
         Liveness(self._graph).retire(
             [t.op for end, t in built.items() if end.name in reasons], lambda op: False
         )

@@ -32,13 +32,13 @@ from geutil.select.networks.provenance import Origin, Origins
 
 
 class WaysOn:
-    """Plans the folds of norms into the layers behind them.
+    """Plans the folds of batch norms into the layers behind them.
 
     Args:
         origins: of the tensors of the graph.
         liveness: the readers of ops.
         kept_ids: the ids of the tensors that are read from outside.
-        steps: the ops of all norms.
+        steps: the ops of all batch norms.
         moving: the replacements of statistics of the batch, for each norm.
     """
 
@@ -61,7 +61,8 @@ class WaysOn:
 
         Args:
             norm: the norm.
-            ahead: the folds that are planned for norms behind it, by their first ops.
+            ahead: the folds that are planned for batch norms behind it, by their first
+                ops.
         """
         links = as_links(norm.steps)
         axis = next((step.axis for step in norm.steps if step.axis is not None), None)
@@ -206,11 +207,11 @@ class WaysOn:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """The planned folds, and the norms that are left.
+    """The planned folds, and the batch norms that are left.
 
     Attributes:
         refused: each norm that is left, with the obstacle.
-        branched: norms that can be folded once they are moved to several layers.
+        branched: batch norms that can be folded once they are moved to several layers.
     """
 
     folds: list[Fold] = field(default_factory=list)
@@ -266,7 +267,7 @@ class Planner:
         )
 
     def behind_layers(self) -> FoldPlan:
-        """Plan to fold norms into the layers before them."""
+        """Plan to fold batch norms into the layers before them."""
         plan = FoldPlan()
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
@@ -296,11 +297,12 @@ class Planner:
         return plan
 
     def before_layers(self, norms: Sequence[Norm]) -> FoldPlan:
-        """Plan to fold norms into the layers behind them.
+        """Plan to fold batch norms into the layers behind them.
 
         Args:
-            norms: the norms that no layer before them takes in; by the names of the
-                ops they end in, since other folds may have come in between.
+            norms: the batch norms that no layer before them takes in; by the
+                names of the ops they end in, since other folds may have come in
+                between.
         """
         plan = FoldPlan()
         ends = {norm.result.op for norm in norms}

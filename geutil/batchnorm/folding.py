@@ -46,18 +46,18 @@ def fold_batch_norms(
     is folded into each of them, and one behind average pooling or a resized image into
     the layer before that.
 
-    With `is_training` norms that normalize by the statistics of the batch are folded,
-    too, before gradients are built: in a v1 graph, or in the FuncGraph of a function
-    while it is traced (`tf.gradients` sees the fold, a tape that was open before does
-    not). Weights take in the moving variance, so that they can be quantized as they
-    will be deployed; the difference of the batch's is corrected behind the layer
-    (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients stay.
-    The old layer goes on being computed, for the statistics, or these are taken of the
-    folded layer, which then runs alone.
+    With `is_training` batch norms that normalize by the statistics of the batch are
+    folded, too, before gradients are built: in a v1 graph, or in the FuncGraph of a
+    function while it is traced (`tf.gradients` sees the fold, a tape that was open
+    before does not). Weights take in the moving variance, so that they can be quantized
+    as they will be deployed; the difference of the batch's is corrected behind the
+    layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients
+    stay. The old layer goes on being computed, for the statistics, or these are taken
+    of the folded layer, which then runs alone.
 
-    Norms in the bodies of loops, of conditionals and of functions that are called are
-    folded there, if their layer is in the same body and its weights reach the body as
-    constants or variables. All signatures of a model are folded.
+    Batch norms in the bodies of loops, of conditionals and of functions that are called
+    are folded there, if their layer is in the same body and its weights reach the body
+    as constants or variables. All signatures of a model are folded.
 
     A norm that nothing reads, such as one that is fetched, or returned by a function
     that is being traced, is folded too. Where it ends in a sum that op stays, and
@@ -66,10 +66,10 @@ def fold_batch_norms(
 
     Args:
         graph_or_model: a graph, or a `geutil.model.Model`.
-        is_training: fold norms in training for training. Norms at inference, of frozen
-            layers for example, are folded as always.
-        freeze_batch_norm_delay: the training step, counted from 1, from which on norms
-            take the moving statistics, which stop moving. An int64 variable
+        is_training: fold batch norms in training for training. Norms at inference, of
+            frozen layers for example, are folded as always.
+        freeze_batch_norm_delay: the training step, counted from 1, from which on batch
+            norms take the moving statistics, which stop moving. An int64 variable
             `fake_quantization_step` counts the steps; `tf.where` chooses, so that both
             are computed at each step. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
@@ -86,18 +86,18 @@ def fold_batch_norms(
             the whole tensor channels whose moving variance is too high get too few
             steps, until the averages have settled.
         scope: a name scope, with or without a slash at its end, or a Keras layer, by
-            its name, its path or as it is: only norms in it; None is all.
+            its name, its path or as it is: only batch norms in it; None is all.
         strict: raise if a norm was refused.
-        assume_inference: fold norms that normalize by the statistics of the batch as
-            well, with their moving ones: those that a fused norm reads, or variables
+        assume_inference: fold batch norms that normalize by the statistics of the batch
+            as well, with their moving ones: those that a fused norm reads, or variables
             that the graph updates. Ops that update them stay, and are run if somebody
             asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
         keep: ops, tensors, names of these and Keras layers whose values must stay,
             since they are fetched by name. Norms that cannot be folded without changing
             them are refused.
-        outputs: tensors of a graph: only the norms that they depend on are looked at.
-            None are all; in a replica of `tf.distribute`, those of that replica.
+        outputs: tensors of a graph: only the batch norms that they depend on are looked
+            at. None are all; in a replica of `tf.distribute`, those of that replica.
 
     Returns:
         Every batch norm, folded or refused with the reason.
@@ -144,7 +144,7 @@ def _fold(
     *,
     strict: bool,
 ) -> FoldReport:
-    """Fold the requested norms in all places."""
+    """Fold the requested batch norms in all places."""
     scopes = choices.scope
     folders = [
         Folder(place, choices, kept_tensors, training) for place in places.listed
@@ -217,7 +217,7 @@ def _training(
 
 
 def _scopes(scope: Any, places: Places) -> tuple[str, ...] | None:
-    """Return the scopes that a scope or layer stands for, as reports name them."""
+    """Return the scopes that a scope or layer corresponds to, as reports name them."""
     if isinstance(scope, str):
         graphs = [place.graph for place in places.listed if not place.prefix]
         if any(p.prefix and p.prefix.startswith(scope) for p in places.listed):

@@ -109,7 +109,7 @@ class _Finder:
                 self._steps[op] = step
 
     def find(self) -> list[Norm]:
-        """Return the norms."""
+        """Return the batch norms."""
         norm_steps = [self._whole(group) for group in self._groups()]
         norm_ops = {step.op for steps in norm_steps for step in steps}
         bare = [
@@ -133,7 +133,7 @@ class _Finder:
         ]
 
     def _groups(self) -> Iterable[list[AffineStep]]:
-        """Return fused norms, and runs of steps that share the root of a variance."""
+        """Return fused batch norms, and steps that share the root of a variance."""
         groups: list[list[AffineStep]] = []
         group_of: dict[Operation, list[AffineStep]] = {}
         for op, step in self._steps.items():

@@ -84,7 +84,7 @@ class Ways:
     Attributes:
         origins: of the tensors of the graph.
         kept_ids: the ids of tensors that are read from outside, such as outputs.
-        barred: the steps of norms that may not be folded.
+        barred: the steps of batch norms that may not be folded.
     """
 
     origins: Origins

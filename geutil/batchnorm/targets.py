@@ -1,4 +1,4 @@
-"""The graphs that norms are folded in.
+"""The graphs that batch norms are folded in.
 
 Of a model and of its functions, with constants passed to them.
 
@@ -27,7 +27,7 @@ SIGNS = op_types.FUSED_NORMS | ROOTS
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A graph that norms are folded in.
+    """A graph that batch norms are folded in.
 
     Attributes:
         prefix: the prefix of its ops' names in reports.
@@ -57,7 +57,7 @@ class Places:
 
     Attributes:
         listed: the places, that of the graph or model itself first.
-        unopened: functions that may hold norms and cannot be opened.
+        unopened: functions that may hold batch norms and cannot be opened.
 
     Raises:
         ArgumentTypeError: it is neither.
@@ -177,9 +177,9 @@ Sunk = list[tuple[Tensor, Tensor]]
 
 
 def constants_passed(places: Sequence[Place]) -> list[Passed]:
-    """Return, for each place, the arguments that are constants, if norms may read them.
+    """Return for each place the constant arguments that batch norms may read.
 
-    An argument is a constant if all callers pass the same one, and loops hand it on as
+    An argument is a constant if all callers pass the same one, and loops forward it as
     it is. Nothing is changed.
 
     Cost: linear in the ops of the bodies, and in the bytes of the constants.
@@ -221,7 +221,7 @@ def raise_constants(sunk: Sunk) -> None:
 
 
 def _wanted(places: Sequence[Place]) -> frozenset[int]:
-    """Return the ids of the bodies that may hold norms, and of those that call them."""
+    """Return the ids of bodies that may hold batch norms, and of their callers."""
     graph_ids: set[int] = set()
     for place in reversed(places):
         if id(place.graph) in graph_ids or _may_hold_norms(place.graph):

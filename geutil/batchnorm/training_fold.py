@@ -36,7 +36,7 @@ from geutil.transform.step_counter import (
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """The planned folds, and the norms that are left; without norms at inference.
+    """The planned folds, and the batch norms in training that are left.
 
     Attributes:
         refused: for the last op of each norm that is left, the norm and the obstacle.
@@ -56,11 +56,11 @@ def plan_training(
     freezes: bool,
     one_pass: bool = False,
 ) -> TrainingPlan:
-    """Plan to fold the norms in training of a graph into the layers before them.
+    """Plan to fold the batch norms in training of a graph into the layers before them.
 
     Args:
         graph: the graph.
-        scope: name scopes: only norms in them; None is all.
+        scope: name scopes: only batch norms in them; None is all.
         freezes: whether moving averages are to stop.
         one_pass: whether statistics are taken of the folded layers.
     """
@@ -201,7 +201,7 @@ class Training:
             check_step_variable(self.step)
 
     def plan(self, graph: Graph, scope: tuple[str, ...] | None) -> TrainingPlan:
-        """Return the plan: folds, and norms that are left."""
+        """Return the plan: folds, and batch norms that are left."""
         return plan_training(
             graph,
             scope,
@@ -252,7 +252,7 @@ class Training:
 def fold_in_training(
     graph: Graph, scope: tuple[str, ...] | None, training: Training
 ) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
-    """Fold the norms in training of a graph.
+    """Fold the batch norms in training of a graph.
 
     Returns:
         The folds; and for the last op of each norm that was refused, the norm and the

@@ -1,4 +1,4 @@
-"""The powers of files of Keras and TFLite."""
+"""The capabilities of files of Keras and TFLite."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FOREIGN = frozenset(
 
 
 def powers_of_keras(file: Path) -> tuple[list[Power], int]:
-    """Return the powers of a `.keras` or HDF5 file, and how many layers it has.
+    """Return the capabilities of a `.keras` or HDF5 file, and how many layers it has.
 
     Raises:
         ModelError: it is no such file, or it is damaged.
@@ -116,9 +116,10 @@ def _in_links(content: Hdf5File, name: str) -> Iterator[Power]:
 
 
 def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
-    """Return the powers of a TFLite file, and how many ops it has.
+    """Return the capabilities of a TFLite file, and how many ops it has.
 
-    TFLite's own kernels compute. Flex ops are TensorFlow's, and have their powers.
+    TFLite's own kernels compute. Flex ops are TensorFlow's, and have their
+    capabilities.
 
     Raises:
         ModelError: it is no whole TFLite file.
@@ -152,7 +153,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
         data = bytes(parts[1].AsStringBytes)
         node = wire.parsed(message_class("NodeDef"), data)
     except Exception:
-        # What is damaged raises whatever its reader comes across.
+        # A damaged file raises any error that its reader comes across.
         return op_table.UNKNOWN, "its options hold no op of TensorFlow"
     kind, detail = power_of_node(node)
     if node.op != op.kind.removeprefix(FLEX):

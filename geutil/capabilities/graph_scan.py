@@ -1,4 +1,4 @@
-"""Ops with powers in graphs and functions, read as protos; no graph is built."""
+"""Ops with capabilities in graphs and functions, read as protos; no graph is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from geutil.model.files.wire import Buffer, Span
 
 _UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
 _ATTRIBUTES = {
-    # Which attribute decides, and what each beginning of its value stands for.
+    # The attribute that decides, and the kind for each beginning of its value.
     "PrintV2": ("output_stream", {b"file://": op_table.WRITE}, op_table.PRINT),
     "DecodeProtoV2": (
         "descriptor_source",
@@ -62,7 +62,7 @@ _FILE_INPUTS = {
 _STRING = 7
 """The number of the type of strings."""
 _TOO_LONG = (b"", b"/..")
-"""What stands for strings that were left out, being long: no one value, and no path."""
+"""The value of strings that were left out, being long: no known value or path."""
 _CACHES = ("CacheDataset", "CacheDatasetV2")
 _DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")
 _PASSING = frozenset(("Identity", "Snapshot", "StopGradient", "PlaceholderWithDefault"))
@@ -132,7 +132,7 @@ class Body:
         proto: the name of its proto.
         nodes_field: the field of its nodes.
         arguments: the names of the arguments of a function.
-        found: the ops with powers.
+        found: the ops with capabilities.
         calls: the nodes that call functions, with the names of these.
         count: how many nodes it has.
         gradients: the functions of its library that are gradients of ops or functions.
@@ -223,7 +223,7 @@ class Body:
 
 
 def scan(body: Body) -> None:
-    """Note the ops with powers in a body, and its calls.
+    """Note the ops with capabilities in a body, and its calls.
 
     Cost: linear in the nodes; memory for a few of them at a time.
     """

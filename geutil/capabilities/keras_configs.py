@@ -1,7 +1,7 @@
-"""The powers of layers of Keras, told from configurations: JSON that Keras builds from.
+"""The capabilities of Keras layers, read from their configurations in JSON.
 
 A configuration names classes and functions; Keras imports, makes and calls them. Layers
-that only compute are known by the module that they come from; the rest is told.
+that only compute are known by the module that they come from; the rest is reported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SYMBOLS = frozenset(
         *("signal", "sparse", "strings"),
     )
 )
-"""Modules of TensorFlow whose functions are ops, told by the table of these."""
+"""Modules of TensorFlow whose functions are ops, reported by the table of these."""
 _OP_LAYERS = ("TFOpLambda", "SlicingOpLambda")
 _METHODS_OF = ("RaggedTensor", "SparseTensor", "TensorShape")
 _FILES = ("vocabulary", "vocabulary_file", "idf_weights")
@@ -101,7 +101,7 @@ def powers_of_config(config: Any, place: str) -> Iterator[Power]:
 def _told(
     item: dict[str, Any], kind: str, inner: Any
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the powers of one object, when they come to bear, and details."""
+    """Yield the capabilities of one object, when they come to bear, and details."""
     module = item.get("module")
     if kind in _CODE:
         yield op_table.CODE, LOADED, ""
@@ -199,7 +199,7 @@ def _plain(name: str) -> str:
 
 
 def powers_of_metadata(buffer: Buffer) -> Iterator[Power]:
-    """Yield the powers of layers whose configuration stands beside a SavedModel.
+    """Yield the capabilities of layers whose configuration stands beside a SavedModel.
 
     Keras 2 makes layers of it when it loads the SavedModel.
 
@@ -212,7 +212,7 @@ def powers_of_metadata(buffer: Buffer) -> Iterator[Power]:
 
 
 def powers_of_text(text: bytes, place: str) -> Iterator[Power]:
-    """Yield the powers of the configuration that a text holds, if it is JSON.
+    """Yield the capabilities of the configuration that a text holds, if it is JSON.
 
     Other objects have other metadata, which nobody builds from.
     """

@@ -1,4 +1,4 @@
-"""The powers of ops: a table of all that TensorFlow registers.
+"""The capabilities of ops: a table of all that TensorFlow registers.
 
 `ops.tsv` has a line for each op of TensorFlow 2.16 to 2.21: its one power, the
 attributes that hold functions it calls, and the evidence: the attribute or input that
@@ -30,14 +30,14 @@ RANDOM = "draw random numbers"
 UNKNOWN = "unknown"
 
 HARMLESS = frozenset((COMPUTE, KEEP_STATE))
-"""What every model does, which is told of none."""
+"""Kinds that every model has, reported of none."""
 TOLERATED = frozenset((CLOCK, RANDOM))
-"""What is told, and is no more than computing."""
+"""Kinds reported as harmless: random numbers, the clock."""
 POWERS = (
     *(CODE, WRITE, READ, LIST, CONNECT, PROCESS, SHARED, DEVICE, PRINT, UNKNOWN),
     *(RANDOM, CLOCK),
 )
-"""What else there is, in the order of reports: the gravest first."""
+"""The other kinds, in the order of reports: the gravest first."""
 _TABLE = Path(__file__).with_name("ops.tsv")
 
 

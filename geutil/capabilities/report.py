@@ -1,4 +1,4 @@
-"""Reports of powers: the capabilities of a model beyond computing, op by op."""
+"""Reports of capabilities: the capabilities of a model beyond computing, op by op."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Power:
 
     @property
     def is_tolerated(self) -> bool:
-        """Whether it is told, and is no more than computing: chance, the time."""
+        """Whether it is reported, and is no more than computing: chance, the time."""
         return self.kind in TOLERATED
 
     def __str__(self) -> str:

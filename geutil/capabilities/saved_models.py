@@ -39,7 +39,7 @@ _METADATA = "keras_metadata.pb"
 
 
 def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
-    """Return the powers of a SavedModel, and how many ops it has.
+    """Return the capabilities of a SavedModel, and how many ops it has.
 
     All its MetaGraphs are looked at, whichever would be loaded.
 
@@ -65,7 +65,7 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
 
 
 def powers_of_file(file: Path) -> tuple[list[Power], int]:
-    """Return the powers of a file with a GraphDef, and how many ops it has.
+    """Return the capabilities of a file with a GraphDef, and how many ops it has.
 
     MetaGraphs of version 1, as checkpoints have them, are looked at, too.
 
@@ -118,7 +118,7 @@ _BACKWARD = "whoever differentiates it"
 
 
 def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
-    """Yield the ops of a body that are to be told, functions called by name apart."""
+    """Yield the ops of a body to be reported, functions called by name apart."""
     for found in body.found:
         if found.kind == op_table.UNKNOWN and found.node.op in functions:
             continue

@@ -1,4 +1,4 @@
-"""The powers of a model, told from its files, of whatever kind they are."""
+"""The capabilities of a model, read from its files, of whatever kind they are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def powers(source: PathLike) -> Powers:
     Of files of Keras the configuration is looked through, at any depth: for layers that
     hold code or read files, and for classes and functions of modules that do more than
     compute; of HDF5 files, those in archives too, the links, and of archives the
-    entries. Of TFLite files custom ops are told, and ops of TensorFlow by the same
+    entries. Of TFLite files custom ops are reported, and ops of TensorFlow by the same
     table.
 
     Args:
@@ -46,8 +46,8 @@ def powers(source: PathLike) -> Powers:
         ModelError: there is nothing there, it is damaged, or of another kind.
 
     Cost: linear in the nodes; memory for some of them at a time. Graphs in which ops
-    with powers are found are held whole, without their long constants. HDF5 is read in
-    another process, which takes a third of a second.
+    with capabilities are found are held whole, without their long constants. HDF5 is
+    read in another process, which takes a third of a second.
 
     Example:
         >>> from geutil.model import powers

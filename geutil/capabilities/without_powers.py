@@ -18,7 +18,7 @@ from geutil.select.names import LayerNames
 
 
 def without_powers(model: M) -> M:
-    """Return a model without the powers that no output needs; see `Model`."""
+    """Return a model without the capabilities that no output needs; see `Model`."""
     program = model.program()
     inside = _prune_bodies(program)
     kinds = _kinds(program)
@@ -75,7 +75,7 @@ def _kinds(program: ModelProgram) -> dict[str, str]:
 
 
 def _prune_bodies(program: ModelProgram) -> list[Stripped]:
-    """Take the powers that no result needs out of the bodies of functions, in place.
+    """Remove the capabilities that no result needs from bodies of functions, in place.
 
     The nodes stay as such that only wait, so that ops that wait for them still can.
     """
@@ -83,7 +83,7 @@ def _prune_bodies(program: ModelProgram) -> list[Stripped]:
     _, bodies = bodies_of(data, (0, len(data)))
     definitions = {f.signature.name: f for f in program.graph_def.library.function}
     effects = EffectKinds(definitions)
-    # What functions still can do; those that call themselves, all that they could.
+    # The capabilities left in functions; recursive ones keep all that they had.
     left = {name: set(_of_body(bodies, name)) for name in definitions}
 
     def callees(name: str) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _kinds_in(body: Body, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
 def _unneeded(
     definition: Any, kinds: Mapping[str, set[str]], effects: EffectKinds
 ) -> set[str]:
-    """Return the nodes with powers that neither results nor other effects need.
+    """Return the nodes with capabilities that neither results nor other effects need.
 
     A write of a variable is one of these effects.
     """

@@ -6,7 +6,7 @@ Protobufs only: no graph is made and nothing is run.
 
 A call runs every stateful op of its body, whichever of its outputs is asked for, after
 all that it reads and before all that reads it. Once the body stands in the caller's
-place, only data and control edges order it, and only what an output needs is run.
+place, only data and control edges order it, and only ancestors of an output run.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Effects:
         return not (self.depends(node) or signature is None or signature.is_stateful)
 
     def depends(self, node: Any) -> bool:
-        """Tell whether a node does what its functions do, and nothing else."""
+        """Tell whether a node has the effects of its functions, and no others."""
         return node.op in _AS_THEIR_FUNCTIONS or node.op in self._functions
 
     def _by_itself(self, node: Any) -> bool:
@@ -211,10 +211,10 @@ _FUNCTION = frozenset(("f", "body", "cond", "then_branch", "else_branch", "branc
 
 
 def changes_state(op: Operation) -> bool:
-    """Tell whether running an op changes what others see: a variable, a file, a queue.
+    """Tell whether running an op changes state that others see: a variable, a file.
 
-    A call does what its function does, which is not looked at: it counts if TensorFlow
-    calls it stateful.
+    A call has the effects of its function, which is not looked at: it counts if
+    TensorFlow calls it stateful.
     """
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
@@ -227,7 +227,7 @@ def changes_state(op: Operation) -> bool:
 Instance: TypeAlias = tuple[str, tuple[tuple[str, bytes], ...]]
 """A function, and the attributes that it is polymorphic in."""
 
-# What tf.function writes there by itself; TensorFlow does not heed it.
+# Written by tf.function itself; TensorFlow does not heed it.
 _OWN_GRADIENT = re.compile(rb"(Stateful)?PartitionedCall-\d+")
 
 
@@ -262,7 +262,7 @@ class Library:
         self._library = library
 
     def call(self, node: Any) -> Call | None:
-        """Return what a node calls, or None when it is no call.
+        """Return the call of a node, or None when it is none.
 
         Raises:
             TransformError: the library does not hold the function.

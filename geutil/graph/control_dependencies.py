@@ -16,7 +16,7 @@ from geutil.graph.inlining_plan import CallerPlan
 from geutil.graph.walks import node_name
 
 _MAX_SEPARATE = 1000
-"""What is told apart, effects or arguments; where there is more, all wait for all."""
+"""The most effects or arguments with ties of their own; above it, all wait for all."""
 
 
 @dataclass(frozen=True)

@@ -404,7 +404,7 @@ def make_stand_in(
     """
     graph, device = tensor.graph, tensor.op.device
     if not device:
-        # What reads a variable is placed with it, and has no device of its own.
+        # Readers of a variable are placed with it, and have no device of their own.
         device = next((op.device for op in tensor.consumers() if op.device), "")
     with neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
         return tf.raw_ops.PlaceholderWithDefault(

@@ -28,7 +28,7 @@ _SHOWN = 8
 class InputEdit:
     """Input `index` of `op` shall be `tensor`.
 
-    In a check, None stands for the output of an op that will be made for it and needs
+    In a check, None means the output of an op that will be made for it and needs
     nothing: a placeholder.
     """
 

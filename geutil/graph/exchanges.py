@@ -96,7 +96,7 @@ _EXCHANGING = (
 
 
 def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tensor:
-    """Return what a replica gave to a sum over replicas.
+    """Return the summand of a replica in a sum over replicas.
 
     Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
 

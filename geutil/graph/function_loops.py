@@ -19,7 +19,7 @@ _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """Return the tensor that a tensor is, behind ops that hand it on."""
+    """Return the tensor that a tensor is, behind ops that forward it."""
     while tensor.op.type in op_types.FORWARDING and tensor.op.inputs:
         tensor = tensor.op.inputs[0]
     return tensor

@@ -8,8 +8,8 @@ table that the whole process shares: two copies that share bodies could not both
 differentiated (TensorFlow 2.21: "Attempting to add a duplicate function").
 
 A FuncGraph reads objects outside (variables, tables) through *captures*: a tensor
-inside stands for an eager tensor outside. A function is built from a FuncGraph once; so
-the graph that is edited and the graph that a function is built from are two.
+inside corresponds to an eager tensor outside. A function is built from a FuncGraph
+once; so the graph that is edited and the graph that a function is built from are two.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def make_capture_placeholder(
 
 
 def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
-    """Return the tensor of a FuncGraph that stands for one outside, made if need be."""
+    """Return the tensor of a FuncGraph for one outside, made if need be."""
     for outside, inside in bindings(graph):
         if outside is external:
             return inside
@@ -262,7 +262,7 @@ def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
 
 
 def bind(graph: Graph, inside: Tensor, external: Any) -> None:
-    """Make a tensor of a FuncGraph stand for one outside."""
+    """Make a tensor of a FuncGraph correspond to one outside."""
     if inside.op.type == "Placeholder" and isinstance(external, tf.Tensor):
         _tf.copy_handle_data(external, inside)
     graph.replace_capture(external, inside)
@@ -386,7 +386,7 @@ def build_function(
     resource_variables.carry_loop_handles(graph)
     publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
-    # What saving a signature asks for.
+    # Saving a signature needs these.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function

@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 def is_closure(gradient_type: str) -> bool:
-    """Tell whether a gradient name stands for a closure over tensors of one graph."""
+    """Tell whether a gradient's name is that of a closure over tensors of one graph."""
     return gradient_type.startswith(_CLOSURES) and gradient_type in registered_names()
 
 

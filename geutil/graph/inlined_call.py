@@ -25,7 +25,7 @@ class Group:
     """Ops that are waited for together.
 
     Attributes:
-        name: of the NoOp that stands for them if there is not just one.
+        name: of the NoOp that corresponds to them if there is not just one.
         reserved: whether the name is kept free for it.
         forced: whether there is a NoOp in any case.
     """
@@ -69,7 +69,7 @@ class Wiring:
         return [*data, *self._controls(controls)] if controls else data
 
     def tensor(self, reference: str) -> str:
-        """Return the tensor that `reference` stands for in the end."""
+        """Return the tensor that `reference` corresponds to in the end."""
         tensor_by_reference = self.tensors
         if reference not in tensor_by_reference:
             return reference

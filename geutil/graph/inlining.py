@@ -115,7 +115,7 @@ class Inliner:
         return _in_order(nodes)
 
     def translated(self) -> dict[str, str]:
-        """Return the tensor that stands for each output of a call of the graph."""
+        """Return the tensor that corresponds to each output of a call of the graph."""
         result = {}
         for name, call in self._main.plan.calls.items():
             for index in range(len(self._plans.of(call).body.results)):
@@ -238,7 +238,7 @@ def _in_order(nodes: Sequence[NewNode]) -> list[NewNode]:
 
 
 _MAX_BYTES = 2**31 - 1
-"""What one protobuf can hold."""
+"""The most bytes of one protobuf."""
 
 
 @dataclass(frozen=True)

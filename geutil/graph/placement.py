@@ -158,7 +158,7 @@ def _merged(ops: Sequence[Operation], default: str) -> dict[str, str]:
     for group in members.values():
         spec = _spec(group[0].device)
         for other in group[1:]:
-            # What the first op says counts: that is the one that makes a variable.
+            # The first op decides: it is the one that makes a variable.
             spec = _spec(other.device).make_merged_spec(spec)
         device = _with_kernels(full_name(str(spec.to_string()), default), group)
         places |= dict.fromkeys((op.name for op in group), device)

@@ -90,7 +90,7 @@ PARSE_ERRORS: tuple[type[Exception], ...] = (
     RecursionError,
     text_format.ParseError,
 )
-"""What parsing a damaged proto raises, binary or text."""
+"""Errors that parsing a damaged proto raises, binary or text."""
 
 DATA_TYPES: frozenset[int] = frozenset(DataType.values())
 """The numbers of the data types that this TensorFlow knows."""
@@ -171,7 +171,7 @@ def _backslashes(text: str, start: int, stop: int) -> int:
 
 
 def _put_in(message: Any, text: str, long_strings: list[tuple[int, int]]) -> bool:
-    """Replace marks in the fields of a proto by the strings that they stand for.
+    """Replace marks in the fields of a proto by the strings that they correspond to.
 
     Returns:
         Whether all were found: a key of a map, for one, cannot be replaced.

@@ -204,7 +204,7 @@ def dtype_behind(handle: Any) -> tf.DType | None:
     """
     data = getattr(handle, "_handle_data", None)
     if data is None and types.is_tensor(handle):
-        # What a function captures has the data in the graph alone.
+        # A capture of a function has the data in the graph alone.
         data = get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
     # Of a table there are two, of keys and of values.

@@ -167,7 +167,7 @@ def collection(graph: Graph, name: str) -> Iterable[Any]:
 
 
 def variable_tensor(graph: Graph, variable: Any) -> Any:
-    """Return the tensor of `graph` that stands for a variable, or None.
+    """Return the tensor of `graph` that corresponds to a variable, or None.
 
     That is its handle, the FuncGraph's capture of the handle, or, for a version 1
     variable without a handle, the reference to it.
@@ -307,8 +307,8 @@ def is_on_mesh(graph: Graph) -> bool:
     """Tell whether a function reads variables of a mesh of DTensor.
 
     TensorFlow has DTensor compile such a function, with rules for the ops that it
-    knows. A function of a mesh that reads no variable cannot be told from another one
-    while it is traced.
+    knows. A function of a mesh that reads no variable cannot be distinguished from
+    another one while it is traced.
     """
     around: Any = graph
     while is_func_graph(around):

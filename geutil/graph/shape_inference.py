@@ -43,20 +43,20 @@ class Content:
 
 
 Behind: TypeAlias = Content | None
-"""What a handle leads to, None where that is not known."""
+"""The content behind a handle, None where it is not known."""
 _Facts: TypeAlias = MutableIdentityMap[Content]
 
 _HANDLES = (tf.resource, tf.variant)
 _SAME = frozenset(("Identity", "IdentityN", "StopGradient", "ZerosLike", "AddN"))
-"""Ops whose result leads to what is as large as what their input leads to."""
+"""Ops whose result leads to contents as large as those behind their input."""
 _OTHER_VALUES = frozenset(("AddN", "ZerosLike"))
 """Those of them that compute other values."""
 _TAKEN = {"TensorListGetItem": 0, "TensorListPopBack": 1, "ReadVariableOp": 0}
-"""Ops that tell what is behind their first input, and which of their outputs does."""
+"""Ops that yield the content behind their first input, and the output that does."""
 _MADE = frozenset(("EmptyTensorList", "TensorListReserve"))
 """Ops that make a list of elements of the shape that is their first input."""
 _SHAPE_BEHIND = frozenset(("TensorListElementShape", "VariableShape"))
-"""Ops that tell the shape of what is behind their first input."""
+"""Ops that yield the shape of the content behind their first input."""
 _STOPS = frozenset((*_TAKEN, *_SHAPE_BEHIND, "ResourceGather", "TensorListStack"))
 """Ops, besides those that call functions, at which TensorFlow stops."""
 _CALLERS = op_types.LOOPS | op_types.CALLS | op_types.BRANCHINGS
@@ -149,8 +149,8 @@ class _Refiner:
     def _infer(self, graph: Graph, facts: _Facts) -> None:
         """Import a copy of a graph part by part, and take over its shapes.
 
-        All is told of one part before the next one is made, whose shapes TensorFlow
-        infers from it.
+        The facts of one part are set before the next one is made, whose shapes
+        TensorFlow infers from it.
         """
         scratch = creation.new_graph()
         callers = {caller.op: caller for caller in function_calls.callers_in(graph)}
@@ -162,7 +162,7 @@ class _Refiner:
             library = type(library)()
             members = frozenset(part)
             for node in graph_def.node:
-                # What an op waits for does not matter for its shape.
+                # Control inputs do not matter for shapes.
                 data = [name for name in node.input if not name.startswith("^")]
                 del node.input[:]
                 node.input.extend(data)
@@ -219,7 +219,7 @@ class _Refiner:
         """Return the facts of a loop's results that no iteration changes."""
         (name,) = (f.name for f in caller.callees if f.attribute == "body")
         body = _UNKNOWN
-        # What is put into a list that is empty at first is known after one time.
+        # The elements of a list that is empty at first are known after one iteration.
         for _ in range(3):
             found = self._body(caller.op.graph, name, arguments, passed)
             if found is None:

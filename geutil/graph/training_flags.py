@@ -25,7 +25,7 @@ _KINDS = (
     ("keras", "Layer", "_trainable_variables"),
     ("tf_keras", "layers.Layer", "_trainable_weights"),
 )
-"""Package and class of what has a flag, and the attribute with its variables."""
+"""Package and class of each owner of a flag, and the attribute with its variables."""
 
 
 def set_trainable(variable: tf.Variable, trainable: bool) -> None:

@@ -3,7 +3,7 @@
 Their types, when two are the same, their names, shapes and nested structures.
 
 In a FuncGraph `hash(tensor)` raises and `t0 == t1` adds an Equal op to the graph, so
-tensors are told apart by `is` and `id` alone. A collection below holds its elements,
+tensors are distinguished by `is` and `id` alone. A collection below holds its elements,
 which keeps their ids valid.
 
 Dicts, named tuples, lists and tuples nest; anything else is a leaf. Tensors and
@@ -38,7 +38,7 @@ def dereference(key: Any) -> Any:
 
 
 class IdentityMap(Mapping[Any, V], Generic[V]):
-    """A mapping whose keys are told apart by identity.
+    """A mapping whose keys are distinguished by identity.
 
     Keys may be tensors of a FuncGraph, which cannot be hashed. A look-up takes the
     tensor or its `ref()`. Iteration is in insertion order.
@@ -117,7 +117,7 @@ class MutableIdentityMap(IdentityMap[V]):
 
 
 class IdentitySet:
-    """A set of elements told apart by identity, in insertion order."""
+    """A set of elements distinguished by identity, in insertion order."""
 
     def __init__(self, elements: Iterable[Any] = ()) -> None:
         self._elements = {id(e): e for e in map(dereference, elements)}
@@ -241,7 +241,7 @@ def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
     for op, op_ in ops:
         for t, t_ in zip(op.outputs, op_.outputs, strict=True):
             if t._shape != t_._shape:
-                # What set_shape does, without a TensorShape in between.
+                # As set_shape does, without a TensorShape in between.
                 t_._shape_val = None
                 t_._set_shape(*t._shape)
 

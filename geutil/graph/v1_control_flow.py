@@ -374,7 +374,7 @@ def _pivots(context: Any) -> list[list[Any]]:
             [p]
             for p in (context._pivot_for_pred, context._pivot_for_body, context._pivot)
         ]
-    # Whatever is switched into a branch is alive only if the branch is, and can do the
+    # Any tensor switched into a branch is alive only if the branch is, and can do the
     # work of the pivot, which nobody needs when the branch makes nothing of its own.
     return (
         [[context.pivot, *context._external_values.values()]]

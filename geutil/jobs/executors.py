@@ -19,7 +19,7 @@ T = TypeVar("T")
 TRIES = 3
 """How often a model is begun at most whose workers die."""
 _GRACE = 10.0
-"""Seconds for processes to end that are told to stop."""
+"""Seconds for processes to end that are asked to stop."""
 
 
 class RayExecutor(Executor):

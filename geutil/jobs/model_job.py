@@ -72,12 +72,12 @@ class Job:
 def run_job(job: Job) -> BatchEntry:
     """Run the process of a model, and move the files that it wrote into their place.
 
-    Whatever the process does is told by the entry. It does not outlive this call, nor
-    the process that this runs in.
+    Whatever the process does is reported by the entry. It does not outlive this call,
+    nor the process that this runs in.
     """
     work = job.output / WORK / job.run
     mark = hashlib.sha256(job.entry.name.encode()).hexdigest()[:16]
-    # What is there was left by workers that died.
+    # Files that are there were left by workers that died.
     tries = 1 + sum(place.name.startswith(mark) for place in work.iterdir())
     place = Path(tempfile.mkdtemp(prefix=f"{mark}-", dir=work))
     (place / JOB).write_bytes(pickle.dumps(job))

@@ -2,7 +2,7 @@
 
 TensorFlow takes seconds to import. A server does it once for a batch on this machine,
 and forks for each model. A fork is safe while the server has no other thread: importing
-TensorFlow starts none, and OpenBLAS is told to start none. The server counts its
+TensorFlow starts none, and OpenBLAS is asked to start none. The server counts its
 threads before each fork; if there are more, and on systems other than Linux, processes
 are started.
 """
@@ -34,7 +34,7 @@ _KB = 1024
 _STARTED = 120.0
 """Seconds for a server to import TensorFlow."""
 _STOPPED = 5.0
-"""Seconds for a server to end that is told to."""
+"""Seconds for a server to end that is asked to."""
 
 
 class ModelProcess(ABC):
@@ -43,7 +43,7 @@ class ModelProcess(ABC):
     Attributes:
         pid: its number; 0 before it runs.
         code: its exit status, negative for a signal; None while it runs.
-        peak_bytes: the most bytes that it had resident, if that is told at its end.
+        peak_bytes: the most bytes that it had resident, if that is reported at its end.
     """
 
     pid = 0
@@ -135,7 +135,7 @@ class ForkedProcess(ModelProcess):
             return
         data = self._connection.recv(64)
         if not data:
-            # Whether the process goes on nobody knows.
+            # Nobody knows whether the process goes on.
             self.kill()
             raise ConnectionError("the server of processes does not fork any more")
         self._received += data
@@ -163,7 +163,7 @@ class ForkServer:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(128)
-            # What it says while it starts is said again by processes without it.
+            # Its messages at the start are repeated by processes without it.
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", CHILD, SERVE, str(listener.fileno())],
                 stdin=subprocess.PIPE,

@@ -26,7 +26,7 @@ Data: TypeAlias = PathLike | Callable[[str], Any] | None
 
 _SUFFIXES = frozenset((".pb", ".pbtxt", ".keras", ".h5", ".hdf5"))
 RANDOM = "random"
-"""What stands for drawn data."""
+"""The name of drawn data."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _expanded(path: PathLike, leave_out: Path) -> Iterator[tuple[Path, str]]:
     elif place.is_dir() and not _is_saved_model(place):
         yield from _within(place, leave_out)
     else:
-        # What is named is a model, or its opening says why not.
+        # A named path is a model, or its opening says why not.
         yield place, ""
 
 

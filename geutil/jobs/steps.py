@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from geutil.errors import ArgumentTypeError, ModelError
 
 Pipeline: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
-"""What a caller gives: text, a function, or several of these in their order."""
+"""Steps as a caller gives them: text, a function, or several of these in order."""
 
 SCHEMES = (
     "int8",
@@ -217,7 +217,7 @@ def pickled_function(function: Any) -> bytes:
     name = getattr(function, "__qualname__", type(function).__name__)
     try:
         pickled = pickle.dumps(function)
-    # Whatever the object's own code raises.
+    # The object's own code may raise any error.
     except Exception as error:
         raise _not_importable(name, f"it cannot be pickled: {error}") from error
     if any(argument == "__main__" for _, argument, _ in pickletools.genops(pickled)):

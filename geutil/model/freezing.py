@@ -38,9 +38,9 @@ def replace_handles(
             readers are changed, and functions that took handles get versions that take
             values.
         seeds: the value by the name of each node that was a handle.
-        changes: where changes of variables are told that are given up: an op that waits
-            for one reads the value that it would set, and nothing is kept. If None,
-            they are refused.
+        changes: where changes of variables are reported that are given up: an op that
+            waits for one reads the value that it would set, and nothing is kept. If
+            None, they are refused.
 
     Returns:
         The names of the nodes that read a variable and now read a value.
@@ -434,7 +434,7 @@ def _check_size(
 def _insert_constants(
     program: ModelProgram, sources: Mapping[str, Captured]
 ) -> dict[str, str]:
-    """Put constants in the place of the nodes that stand for variables.
+    """Put constants in the place of the nodes that correspond to variables.
 
     Returns:
         For each such node the name of the constant.

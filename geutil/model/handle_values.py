@@ -172,7 +172,7 @@ class Versions:
 
     Args:
         library: the functions that there are.
-        changes: where changes of variables are told that are given up; None if they
+        changes: where changes of variables are reported that are given up; None if they
             are refused.
     """
 
@@ -285,7 +285,7 @@ def _one_shape(value: Value) -> Any:
 
 
 OUTPUT_NAMES = {"ReadVariableOp": "value", "VarIsInitializedOp": "is_initialized"}
-"""Names of outputs of ops that are called `output` in what takes their place."""
+"""Names of outputs of ops that are called `output` in their replacements."""
 
 
 def set_op_type(node: Any, op: str, **types: int) -> None:
@@ -334,7 +334,9 @@ READS: dict[str, Callable[[Any, Value], None]] = {
     "VariableShape": _shape,
     "VarIsInitializedOp": _is_initialized,
 }
-"""By type of op: what turns a node that reads a handle into one that reads a value."""
+"""By type of op: the function that turns a node that reads a handle into one that reads
+a value.
+"""
 
 
 def turn_into_value_read(

@@ -761,9 +761,9 @@ class Model(EditableModel):
             A new model. If there is nothing to strip, it equals this one.
 
         Raises:
-            ModelError: a batch norm's moving averages cannot be told: the message lists
-                all such norms with the reasons; or a name does not exist, or a value
-                does not fit its switch or op.
+            ModelError: a batch norm's moving averages are unknown: the message lists
+                all such batch norms with the reasons; or a name does not exist, or a
+                value does not fit its switch or op.
 
         Cost: linear in ops and edges, for each level of conditionals that are decided.
 
@@ -875,8 +875,8 @@ class Model(EditableModel):
 
         Raises:
             ModelError: nothing is selected, an op is selected that no output needs or
-                that stands for an input or variable, or the replacement returns other
-                dtypes, shapes or numbers of tensors.
+                that corresponds to an input or variable, or the replacement returns
+                other dtypes, shapes or numbers of tensors.
 
         Cost: linear in the ops, plus the replacements.
 

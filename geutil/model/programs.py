@@ -75,7 +75,7 @@ class ModelProgram:
         graph_def: the nodes and the function library.
         inputs: for each input its placeholder's tensor name, as in `x:0`.
         outputs: for each output its tensor name.
-        captures: for each tensor name that stands for something outside, the eager
+        captures: for each tensor name that corresponds to something outside, the eager
             tensor: the handle of a variable or table, or a captured value.
         side_effects: the names of ops that run besides the ancestors of the outputs.
         ancestors: the graphs that the nodes come from; they know the gradients that

@@ -56,7 +56,7 @@ def random_inputs(
         bound = (bounds or {}).get(name)
         if bound is not None and (t.dtype.is_integer or t.dtype.is_floating):
             whole = rng.integers(0, min(bound, t.dtype.max), sizes)
-            # What is cut off to a whole number must not change by rounding.
+            # The fraction that is cut off must not change by rounding.
             between = 0.25 if t.dtype in (tf.float32, tf.float64) else 0
             arrays[name] = (whole + between).astype(t.dtype.as_numpy_dtype)
         else:

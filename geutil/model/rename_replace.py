@@ -49,7 +49,7 @@ def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
 
 
 def _selected(model: EditableModel, ops: Any) -> list[Operation]:
-    """Return the ops that are meant; see `Model.replace_op`."""
+    """Return the ops that are selected; see `Model.replace_op`."""
     selected_ops: list[Operation] = []
     if isinstance(ops, str):
         selected_ops = [op for op in model.graph.get_operations() if op.type == ops]

@@ -68,7 +68,7 @@ def _reason(error: Exception) -> str:
 
 
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-"""What TensorFlow can call an input of a signature; it changes other names."""
+"""Names that TensorFlow accepts for inputs of signatures; it changes others."""
 _logger = logging.getLogger("geutil")
 
 

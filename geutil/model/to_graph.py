@@ -28,7 +28,7 @@ from geutil.model import programs, shared_state
 from geutil.model.programs import ModelProgram
 from geutil.transform.function_bodies import SIDE_EFFECTS
 
-# What is behind them runs in a frame of its own, or perhaps not at all.
+# Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
     ("Exit", "Merge", "RefExit", "RefMerge", "RefSwitch", "Switch")
 )
@@ -74,7 +74,7 @@ def without_wrappers(
     readers: dict[str, set[str]] = {}
     for node in graph_def.node:
         for text in node.input:
-            # What waits for a copy does not mind that nobody reads it.
+            # Ops that wait for a copy do not mind that nobody reads it.
             if not text.startswith("^"):
                 readers.setdefault(node_name(text), set()).add(node.name)
     waited: dict[str, None] = dict.fromkeys(side_effects)
@@ -199,7 +199,7 @@ def _imported(
     """Make a FuncGraph of a `GraphDef`, with its captures bound.
 
     Returns:
-        The graph, and the tensor that stands for each capture.
+        The graph, and the tensor that corresponds to each capture.
 
     Raises:
         ModelError: TensorFlow refuses the nodes.
@@ -219,7 +219,7 @@ def _imported(
 
 
 def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Write the nodes that stand for something outside, one for each thing.
+    """Write the nodes that correspond to something outside, one for each thing.
 
     Returns:
         For each capture its stand-in tensor, and the captured tensor.

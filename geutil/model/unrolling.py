@@ -75,7 +75,7 @@ def unroll(model: M, loops: Any, max_ops: int) -> M:
 
 
 def _selected(model: EditableModel, loops: Any) -> frozenset[str] | None:
-    """Return the names of the loops that are meant; None for all."""
+    """Return the names of the loops that are selected; None for all."""
     callers = _loops_in(model.graph)
     if not callers:
         raise ModelError(f"{model!r} has no loop to unroll{_elsewhere(model.graph)}")
@@ -159,7 +159,7 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
             for attribute in ("Tin", "Tout"):
                 call.attr[attribute].CopyFrom(loop.attr["T"])
             values = [f"{call.name}:{i}" for i in places]
-        # What waits for the loop waits for what it yields.
+        # Ops that wait for the loop wait for its results.
         last = type(loop)(op="IdentityN", name=name, device=loop.device)
         last.input.extend([*values, *controls])
         last.attr["T"].CopyFrom(loop.attr["T"])

@@ -164,7 +164,7 @@ class Compiled:
     """A checked pattern, with the tables for its search.
 
     Attributes:
-        roots: the Op nodes that the root stands for, in order of choice.
+        roots: the Op nodes that the root corresponds to, in order of choice.
         tests: a test for each of `roots`.
         types: the types of the roots; None is every type.
         types_of: the types of op that may yield the tensor of each node, by `id`.
@@ -194,8 +194,8 @@ def compile_pattern(pattern: Pattern) -> Compiled:
 
     Raises:
         ArgumentTypeError: it is no pattern.
-        SelectionError: its root is no op, or must have readers in the match; a name
-            stands for an op and for a tensor.
+        SelectionError: its root is no op, or must have readers in the match; a name is
+            that of an op and of a tensor.
     """
     if not isinstance(pattern, Pattern):
         raise ArgumentTypeError(
@@ -275,7 +275,7 @@ def _steps_to(child: Pattern) -> int:
 
 
 def _types(node: Pattern, types: dict[int, TypeSet]) -> TypeSet:
-    """Return the types of op that may yield the tensor a node stands for."""
+    """Return the types of op that may yield the tensor a node corresponds to."""
     if isinstance(node, Op):
         return node.types
     if isinstance(node, Leaf):

@@ -21,13 +21,13 @@ class Match:
     """A place in a graph where a pattern holds.
 
     `match["name"]` is the op or tensor that was captured under a name, and
-    `match[node]` the one that a node of the pattern stands for. The captures of
+    `match[node]` the one that a node of the pattern corresponds to. The captures of
     alternatives that were not taken are missing: `get` returns None for it.
 
     Attributes:
-        root: the op that the root of the pattern stands for.
-        ops: the ops that Op nodes stand for, each once, the root first. The tensors of
-            leaves (Any, Const, ...) are no part of the match.
+        root: the op that the root of the pattern corresponds to.
+        ops: the ops that Op nodes correspond to, each once, the root first. The tensors
+            of leaves (Any, Const, ...) are no part of the match.
         captures: the captured ops and tensors, by name.
     """
 
@@ -102,13 +102,13 @@ def match(
     first when alternatives are taken in the order of the pattern, and commutative
     inputs in the order of the graph. Two matches overlap when they share an op; that
     they share a constant, a variable or an input does not count. Of matches that
-    overlap the one further downstream counts: roots are visited consumers first, and
-    a match that shares an op with a match found before is left out. So a pattern
+    overlap the one further downstream counts: roots are visited consumers first, and a
+    match that shares an op with a match found before is left out. So a pattern
     `Op("Relu", conv) | conv` takes the Relu along where there is one.
 
-    No match crosses a version 1 control-flow context. Bodies of functions are graphs
-    of their own: match in them separately. Ops that `rewrite` left without readers
-    are not matched.
+    No match crosses a version 1 control-flow context. Bodies of functions are graphs of
+    their own: match in them separately. Ops that `rewrite` left without readers are not
+    matched.
 
     Args:
         graph_or_ops: a graph; or ops of one, and then every op of a match is among
@@ -121,8 +121,8 @@ def match(
 
     Raises:
         ArgumentTypeError: an argument is of another type.
-        SelectionError: the pattern cannot be used (its root is no op, a name stands
-            for an op and a tensor), the ops belong to different graphs, or a search
+        SelectionError: the pattern cannot be used (its root is no op, a name is that of
+            an op and of a tensor), the ops belong to different graphs, or a search
             takes too long.
 
     Cost: linear in the ops; at each op of an anchor type bounded by the pattern, and
@@ -198,10 +198,11 @@ class Explanation:
     Attributes:
         root: the op that was to be the root.
         match: the match, if there is one after all.
-        reached: for each node of the pattern that stood for something when the search
-            failed: the node, and the name of its op or tensor, in the order of search.
+        reached: for each node of the pattern that corresponded to something when the
+            search failed: the node, and the name of its op or tensor, in the order of
+            search.
         node: the node that failed, in words; None where there is a match.
-        element: the name of the op or tensor it could not stand for.
+        element: the name of the op or tensor it could not correspond to.
         reason: the failure.
     """
 
@@ -249,7 +250,7 @@ def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
     Args:
         graph: the graph of `op`.
         pattern: the pattern.
-        op: the op that the root of the pattern should stand for.
+        op: the op that the root of the pattern should correspond to.
 
     Raises:
         ArgumentTypeError: an argument is of another type.

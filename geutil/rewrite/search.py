@@ -2,7 +2,7 @@
 
 Backtracking, with conditions, within one region of the graph.
 
-A goal says that a node of the pattern stands for a tensor or an op. Goals lie in a
+A goal says that a node of the pattern corresponds to a tensor or an op. Goals lie in a
 linked list; where a goal can be met in several ways, the list for each further way goes
 onto a stack, with the number of bindings made so far. A failure takes the next list
 from the stack and takes the bindings since then back. Nothing recurses, neither over
@@ -150,7 +150,7 @@ class Search:
         return False
 
     def ops(self) -> tuple[Operation, ...]:
-        """Return the ops that Op nodes stand for, each once, the root first."""
+        """Return the ops that Op nodes correspond to, each once, the root first."""
         return tuple(
             dict.fromkeys(
                 self.bound[id(node)]
@@ -204,7 +204,7 @@ class Search:
         return self._value(node, element)
 
     def _value(self, node: Pattern, tensor: Tensor) -> Ways:
-        """Return the goals that are left if a node stands for a tensor, or None."""
+        """Return the goals that are left if a node corresponds to a tensor, or None."""
         if isinstance(node, Op):
             return self._output(node, 0, tensor)
         if isinstance(node, Output):
@@ -234,7 +234,7 @@ class Search:
         return self._op(node, tensor.op)
 
     def _op(self, node: Op, op: Operation) -> Ways:
-        """Return the goals that are left if a node stands for an op, or None."""
+        """Return the goals that are left if a node corresponds to an op, or None."""
         if id(node) in self.bound:
             if self.bound[id(node)] is op:
                 return _MET
@@ -288,13 +288,13 @@ class Search:
         return ways or None
 
     def _is_possible(self, node: Pattern, tensor: Tensor) -> bool:
-        """Tell whether a node may stand for a tensor by the type of its op."""
+        """Tell whether a node may correspond to a tensor by the type of its op."""
         kinds = self.compiled.types_of[id(node)]
         # A nearest miss is told by what fails, one by one.
         return self._record is not None or kinds is None or tensor.op.type in kinds
 
     def _bind(self, node: Pattern, element: typing.Any) -> bool:
-        """Let a node stand for an op or a tensor; refuse if it stands for another."""
+        """Bind a node to an op or a tensor; refuse if it is bound to another."""
         before = self.bound.get(id(node))
         if before is not None:
             if before is not element:

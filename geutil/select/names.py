@@ -85,7 +85,7 @@ def _pairs(
         inputs = _recorded(by_name, call.inputs)
         if inputs is None:
             inputs = _read(ops, call.scope)
-        # What computes nothing is here as long as what it passes on is.
+        # An op that only forwards is here as long as its input is.
         if ops or (outputs and call.outputs == call.inputs):
             yield (
                 call,
@@ -157,7 +157,7 @@ def is_name(item: Any) -> bool:
 def tensor_of(
     graph: Graph, item: Any, what: str = "the graph", others: Iterable[str] = ()
 ) -> Tensor:
-    """Return the one tensor that is meant.
+    """Return the one tensor that is selected.
 
     Args:
         graph: the graph.
@@ -372,7 +372,7 @@ def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Oper
 def scopes_meant(
     graphs: Iterable[Graph], item: Any, what: str = "the graph"
 ) -> tuple[str, ...] | None:
-    """Return the name scopes that a scope or layer stands for; None for None.
+    """Return the name scopes that a scope or layer corresponds to; None for None.
 
     Args:
         graphs: the graphs of a model.

@@ -215,7 +215,7 @@ def _select(
             )
         elements += selected
         first += selected[:1]
-    # Whatever one leaf selects is of one graph.
+    # All elements that one leaf selects are of one graph.
     conversions.graph_of_all(first)
     if options.positive_filter is not None:
         elements = [element for element in elements if options.positive_filter(element)]

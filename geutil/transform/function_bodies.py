@@ -369,7 +369,7 @@ def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> 
         has_new_calls = True
         added_names = hold_functions(graph, new, written)
         if is_func_graph(graph):
-            # What is traced finds the functions it calls outside its graph.
+            # A traced function finds its callees outside its graph.
             functions.publish_functions(graph, added_names)
         edits.note_undo(graph, recalling(caller))
         call_others(caller, names)

@@ -106,7 +106,7 @@ def connect_control_inputs(
 
     Args:
         info: the running transformation.
-        handler: returns the op that stands for a control input, or None.
+        handler: returns the op that corresponds to a control input, or None.
         ops: the originals of the copies that have control inputs to connect. Control
             edges that the copy has are not made again.
     """
@@ -252,7 +252,8 @@ def copy_ops_in_bulk(
 
     Args:
         info: the running transformation; its maps are filled.
-        transform_outside: gives the tensor that stands for one from outside the view.
+        transform_outside: gives the tensor that corresponds to one from outside the
+            view.
         keep_control_inputs: whether control edges between the ops are copied.
         nodedef_fn: changes the `NodeDef` of each copy before the op is made.
 
@@ -411,7 +412,8 @@ def transform_ops_one_by_one(
 
     Args:
         info: the running transformation; its maps are filled.
-        transform_outside: gives the tensor that stands for one from outside the view.
+        transform_outside: gives the tensor that corresponds to one from outside the
+            view.
         op_handler: returns `(op_, outputs_)`.
 
     Raises:

@@ -170,7 +170,7 @@ class TransformerInfo:
         Args:
             original: an op, a tensor, the name of one, or a nested structure of these.
             missing_fn: called for an element that was not transformed; without it, None
-                stands for that element.
+                means that element.
 
         Returns:
             A structure like `original`.
@@ -189,7 +189,7 @@ class TransformerInfo:
             transformed: an op, a tensor, the name of one, or a nested structure of
                 these.
             missing_fn: called for an element that is no result of the transformation;
-                without it, None stands for that element.
+                without it, None means that element.
 
         Returns:
             A structure like `transformed`.
@@ -277,7 +277,7 @@ def carry_functions(info: TransformState) -> None:
         graph_def.library.CopyFrom(library)
         creation.import_ops(info.graph_, graph_def, {})
         if types.is_func_graph(info.graph_):
-            # What is traced finds the functions it calls outside its graph.
+            # A traced function finds its callees outside its graph.
             functions.publish_functions(
                 info.graph_, [f.signature.name for f in library.function]
             )

@@ -139,7 +139,7 @@ class BatchSource:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The old batch size and the one that stands for all.
+    """The old batch size and the one that corresponds to all.
 
     Attributes:
         old: the size that may be baked in.

@@ -22,7 +22,7 @@ from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk
 
 OPAQUE = (tf.resource, tf.variant)
-"""Handles: their shapes say nothing about what they stand for."""
+"""Handles: their shapes say nothing about what they correspond to."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit
 
 _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
-"""What TensorFlow raises for a node that its shape inference refuses."""
+"""Errors that TensorFlow raises for a node that its shape inference refuses."""
 _EQUAL_ROWS = frozenset(("Tile", "BroadcastTo"))
 _LOOP_EDGES = frozenset(("Enter", "Exit", "NextIteration"))
 _COPIES = ("Identity", "Enter", "StopGradient", "Snapshot", "Cast")
@@ -316,7 +316,7 @@ class Site:
         self.node.attr[name].CopyFrom(value)
 
     def probed(self, dims: Dims) -> list[int]:
-        """Return dimensions with the size that stands for the batch."""
+        """Return dimensions with the size that corresponds to the batch."""
         return [
             d.factor * self.sizes.probe if isinstance(d, Grown) else d for d in dims
         ]

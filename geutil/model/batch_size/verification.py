@@ -368,7 +368,7 @@ def _behind(
     waiting = [start]
     for t in waiting:
         inputs = list(t.op.inputs)
-        # What the new model does not have is looked through.
+        # Tensors that the new model lacks are looked through.
         for u in inputs:
             if u.op.name not in remaining_names:
                 inputs += u.op.inputs

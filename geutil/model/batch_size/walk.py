@@ -111,7 +111,7 @@ def _visit(
     if outputs is None:
         outputs = _tried(site)
     if any(name not in done.values for name in entry.inputs):
-        # What comes round a loop is not known here; it may depend on the inputs.
+        # A value that comes round a loop is unknown here; it may depend on the inputs.
         probing.mark(outputs)
     for index, t in enumerate(outputs):
         done.values[f"{entry.node.name}:{index}"] = t

@@ -141,7 +141,7 @@ def _block(data: wire.Buffer, start: int, length: int) -> bytes:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block; a key omits the prefix of the one before."""
+    """Yield the keys and values of a block; a key omits the shared prefix."""
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (count + 1)
     if end < 0:

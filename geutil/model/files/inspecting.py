@@ -29,8 +29,8 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef, a
             `.keras` or `.h5` file, or a `.tflite` file, of which a `TFLiteInspection`
             is returned.
-        tags: exactly the tags of the MetaGraph of a SavedModel; None stands for
-            "serve", or for the only one there is.
+        tags: exactly the tags of the MetaGraph of a SavedModel; None means "serve", or
+            the only one there is.
 
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.

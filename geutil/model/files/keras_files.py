@@ -73,7 +73,7 @@ def configuration(file: Path) -> tuple[Any, str, int]:
 def configurations(file: Path) -> tuple[Any, Any]:
     """Return the configurations of a file's layers, and of training where it is apart.
 
-    A `.keras` file has the latter within the former; None stands for it.
+    A `.keras` file has the latter within the former; None means it.
 
     Raises:
         ModelError: it is no such file, or it is damaged.
@@ -176,7 +176,7 @@ def _layers(config: Any) -> list[LayerInfo]:
 
 
 _SIGNATURE = "serving_default"
-"""What a Keras model is called where signatures have names, as `model.open` does."""
+"""The name of a Keras model among signatures, as in `model.open`."""
 _SAME_SHAPE = frozenset(
     (
         *("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax", "Dropout"),

@@ -41,8 +41,8 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
 
     Args:
         path: the directory of the SavedModel.
-        tags: exactly the tags of the MetaGraph; None stands for "serve", or for the
-            only one there is.
+        tags: exactly the tags of the MetaGraph; None means "serve", or the only one
+            there is.
 
     Raises:
         ModelError: the directory holds no whole SavedModel, or TensorFlow refuses it;

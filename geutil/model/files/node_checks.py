@@ -232,8 +232,8 @@ def check_attributes(
         attributes: the `AttrValue` protos by name.
         signature: the definition of the node's op type.
         signatures: knows which functions there are.
-        in_function: the node is in a function's body, where an attribute may stand for
-            one of the function's own.
+        in_function: the node is in a function's body, where an attribute may correspond
+            to one of the function's own.
 
     Raises:
         ModelError: one is missing, of another type, or has an impossible value.

@@ -114,8 +114,8 @@ def select_meta_graph(
 
     Args:
         saved_model: the proto.
-        tags: exactly the tags of the MetaGraph. None stands for the one with the tag
-            "serve" alone, or else for the only one there is.
+        tags: exactly the tags of the MetaGraph. None means the one with the tag "serve"
+            alone, or else the only one there is.
 
     Raises:
         ModelError: no MetaGraph has these tags, or there are several to choose from.
@@ -166,7 +166,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def what_is(file: Path) -> str:
-    """Return the kind of a file, if it can be told: for messages."""
+    """Return the kind of a file, if it is known: for messages."""
     with file.open("rb") as opened:
         kind = foreign_kind(opened.read(16))
     return kind or f"a file, and its suffix '{file.suffix}' says no format"

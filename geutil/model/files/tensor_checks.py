@@ -162,7 +162,7 @@ def base_type(number: int) -> int:
 
 
 MOST_BYTES = 2**31
-"""What a constant may take in memory: one stored in full cannot be larger."""
+"""The most bytes of a constant: one stored in full cannot be larger."""
 
 MOST_DIMENSIONS = 254
 _MOST_ELEMENTS = 2**63 - 1
@@ -217,8 +217,8 @@ def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
     """Check a shape, and return the product of its known sizes.
 
     Raises:
-        ModelError: a size is negative (-1 stands for an unknown one), or there are too
-            many dimensions or elements.
+        ModelError: a size is negative (-1 corresponds to an unknown one), or there are
+            too many dimensions or elements.
     """
     if full and shape.unknown_rank:
         raise ModelError("holds a constant of unknown shape")

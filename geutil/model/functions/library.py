@@ -258,7 +258,7 @@ class Functions(Mapping[str, Opened], Generic[Opened]):
         return {e.key: e for e in self._library.reachable(self._start)}
 
     def __getitem__(self, name: str) -> Opened:
-        # Which class its bodies are of, only who made the library knows.
+        # Only the maker of the library knows the class of its bodies.
         return cast(Opened, self._library.open(self._found()[name]))
 
     def __iter__(self) -> Iterator[str]:

@@ -5,9 +5,9 @@ those that change it, in a branch for training, or that read it by its handle.
 TensorFlow refuses such a graph (`Input 0 of node ... was passed float from ...
 incompatible with expected float_ref`, or `expected resource`).
 
-So that a graph can be checked, such ops get a variable that stands for the value. Then
-all are made to take the value. In functions they are at once: TensorFlow's own freezing
-makes values of the arguments alone, whatever branches and loops do with them.
+So that a graph can be checked, such ops get a variable that corresponds to the value.
+Then all are made to take the value. In functions they are at once: TensorFlow's own
+freezing makes values of the arguments alone, whatever branches and loops do with them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Frozen:
     """The traces of variables in a frozen graph.
 
     Attributes:
-        values: for the name of each variable that stands for a value its tensor.
+        values: for the name of each variable that corresponds to a value its tensor.
         changes: the ops in functions that changed a variable.
     """
 
@@ -66,7 +66,7 @@ def insert_handles(graph_def: Any) -> Frozen:
                 )
                 names.add(handle.name)
             node.input[index] = handles[text, kind].name
-    # What reads a reference may wait for a change.
+    # Readers of a reference may wait for a change.
     references = {t: h.name for (t, kind), h in handles.items() if kind == "VariableV2"}
     for node in graph_def.node if references else ():
         for index, text in enumerate(node.input):
@@ -106,7 +106,7 @@ def _put_into_functions(graph_def: Any, signatures: OpSignatures) -> list[str]:
 
 
 def _insert_into_function(function: Any, signatures: OpSignatures) -> dict[str, Value]:
-    """Let nodes read handles that stand for arguments; return these by their names."""
+    """Let nodes read handles in place of arguments; return these by their names."""
     types = {arg.name: arg.type for arg in function.signature.input_arg}
     seeds = {}
     for node in function.node_def:
@@ -174,7 +174,7 @@ def _variable(producer: Any, kind: str, dtype: int) -> Any:
 
 
 def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
-    """Give all that takes a variable which stands for a value that value, in place.
+    """Give all that takes a variable which corresponds to a value that value, in place.
 
     An op that changes such a variable computes the new value. Ops after it in its
     branch read that, and nothing keeps it: a warning names the op.

@@ -161,7 +161,7 @@ def _has_outputs(op_type: str) -> bool:
 
 
 _NO_RESULT = frozenset(("Const", "NextIteration", "Placeholder", "VarHandleOp"))
-"""Types of ops that end a graph without being what it computes."""
+"""Types of ops that end a graph without being its result."""
 
 
 def programs_of_graph_def(

@@ -374,7 +374,7 @@ class Source:
     find_layers: Callable[[Graph], tuple[LayerCall, ...]] | None = None
 
     def chosen(self, signature: str | None) -> str:
-        """Return the signature that is asked for, or the one that is meant.
+        """Return the signature that is asked for, or the one that is selected.
 
         Raises:
             ModelError: there is none of that name; or none is asked for and there are

@@ -330,7 +330,7 @@ class _Turned:
         return name
 
     def _handle(self, text: str) -> str:
-        """Return the handle behind a reference, after the change that it stands for."""
+        """Return the handle behind a reference, after the change that it marks."""
         name, is_new = self._name(text, "geutil_handle")
         if is_new:
             node = self._new(name)
@@ -404,7 +404,7 @@ class _Buffers:
                     continue
                 if node.op in ("Identity", "Switch", "Enter") and indices[0] == 0:
                     waiting += self._share(node, text, added)
-                # What a Merge reads of another branch may never come.
+                # The input of a Merge from another branch may never come.
                 if node.name in self._after and node.op != "Merge":
                     self._read(node, indices, text, added)
         self._graph_def.node.extend(added)
@@ -432,7 +432,7 @@ class _Buffers:
         self, node: Any, indices: Sequence[int], text: str, added: list[Any]
     ) -> None:
         """Let a node read a variable when all else that it waits for is there."""
-        # What was read so far may have waited for a change itself.
+        # Earlier reads may have waited for a change themselves.
         waited = map(node_name, node.input)
         read = type(node)(
             name=self._name(f"{node.name}/geutil_read"), op="ReadVariableOp"
@@ -460,7 +460,7 @@ class _Buffers:
 
 
 def _read_from(node: Any, index: int, reference: _Reference) -> None:
-    """Read the handle, after the change that the reference stands for."""
+    """Read the handle, after the change that the reference marks."""
     node.input[index] = reference.handle
     wait = f"^{reference.change}"
     if reference.change and wait not in node.input:

@@ -31,9 +31,9 @@ class Turned:
     """The fate of the batch norms.
 
     Attributes:
-        updates: the updates of moving averages of norms that were turned: for the name
-            of each the norm.
-        kept_updates: those of norms that were kept, likewise.
+        updates: the updates of moving averages of batch norms that were turned: for the
+            name of each the norm.
+        kept_updates: those of batch norms that were kept, likewise.
         fused: for the name of each fused batch norm the names of the tensors that are
             its mean and variance now; the attributes of an op in a graph cannot change,
             so this is for its program.
@@ -64,12 +64,13 @@ def turn_batch_norms(
 
     Args:
         parts: the graph and its ends.
-        options: norms to keep, and variables for norms that the graph does not tell.
+        options: batch norms to keep, and variables for batch norms that the graph does
+            not tell.
         variable_names: the names of variables by the identity of their handles, those
             in the graph and those outside.
 
     Raises:
-        ModelError: there is a norm whose moving averages cannot be told; the message
+        ModelError: there is a norm whose moving averages are unknown; the message
             lists all of them. The graph may have been changed.
     """
     live, norms = _norms(parts)

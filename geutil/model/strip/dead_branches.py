@@ -41,7 +41,7 @@ KNOWN = frozenset(
         "training_mode",
     )
 )
-"""What switches are called that are found without being named."""
+"""Default names of training switches."""
 _PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 
 
@@ -183,7 +183,7 @@ def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelPr
         keep = {f for name in calls & called.keys() for f in called[name]}
         parts = materialize(program, inline=True, keep=keep, what=what)
         program = program_of_parts(parts)
-        # What could not be inlined stays a call.
+        # A call that could not be inlined stays.
         calls |= _calls(program).keys()
 
 

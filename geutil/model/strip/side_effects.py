@@ -53,7 +53,7 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
     )
     awaited_or_needed = awaited | needed.keys()
     for node in graph_def.node:
-        # What an emptied node read, it need not wait for.
+        # An emptied node need not wait for its old inputs.
         before = awaited if node.name in emptied else awaited_or_needed
         inputs = [t for t in node.input if t[0] != "^" or node_name(t) in before]
         if len(inputs) < len(node.input):

@@ -156,7 +156,7 @@ def _grow(queue: list[Tensor], tensor: Tensor, seen: set[Operation]) -> bool:
     seen.add(op)
     if op.type not in ("Merge", "RefMerge"):
         queue.extend(op.inputs)
-        # What a control input waits for decides too; any of its outputs tells.
+        # The op of a control input decides too; any of its outputs tells.
         queue.extend(
             c.outputs[0]
             for c in op.control_inputs

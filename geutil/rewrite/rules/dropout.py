@@ -35,11 +35,12 @@ def dropout_removal() -> tuple[Rule, ...]:
       `SelectV2(uniform < keep_prob, 1, 0)`; and a `SelectV2` between `x` and 0 that is
       scaled before or behind, or whose mask is the `Floor`.
 
-    `x / (1 - rate)` and `DivNoNan` may stand for `x * scale`, a `LogicalNot` may turn a
-    mask, and `uniform` may be shifted and scaled by constants to [0, 1). Identities,
-    casts, reshapes of the mask and FakeQuant ops may lie in between. Refused where
-    constants do not fit, so that the values that are kept would not be those at
-    inference: `scale * (1 - rate)` is not 1, or `uniform` is not between 0 and 1.
+    `x / (1 - rate)` and `DivNoNan` may correspond to `x * scale`, a `LogicalNot` may
+    turn a mask, and `uniform` may be shifted and scaled by constants to [0, 1).
+    Identities, casts, reshapes of the mask and FakeQuant ops may lie in between.
+    Refused where constants do not fit, so that the values that are kept would not be
+    those at inference: `scale * (1 - rate)` is not 1, or `uniform` is not between 0 and
+    1.
 
     The random ops stay without readers. In a function that is being traced, TensorFlow
     still runs those with a state, and the update of a Keras seed generator.
@@ -121,7 +122,7 @@ def _floor() -> Pattern:
 
 def _product() -> Pattern:
     """Return the pattern of x, a mask and a constant factor, in any order."""
-    # What is rarest stands first, since the search begins with it. A larger constant
+    # The rarest op comes first, since the search begins with it. A larger constant
     # may be what the mask is put on.
     x, scale, keep = Any("x"), _number("scale"), _number("keep")
     rate = _number("rate")
@@ -207,7 +208,7 @@ def _unfit_scale(match: Match) -> str | None:
     """Return why the values that dropout keeps do not balance those it drops."""
     likely, scale = _value(match, "likely"), _value(match, "scale")
     if "one" in match or ("rate" not in match and likely is None):
-        # What scales is computed from the very tensor that decides.
+        # The scale is computed from the very tensor that decides.
         return None
     rate = _value(match, "rate") if likely is None else 1.0 - likely
     if rate is None:

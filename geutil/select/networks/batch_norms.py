@@ -191,7 +191,7 @@ def is_batch_moment(tensor: Tensor) -> bool:
 
 
 def measured_moment(tensor: Tensor) -> Tensor | None:
-    """Return the moment that another one is told from, or None.
+    """Return the moment that another one is derived from, or None.
 
     Where a norm was folded for training in one pass, moments are taken of scaled data,
     and divided by the scale, which has no gradients. So they are those of the data.
@@ -200,14 +200,14 @@ def measured_moment(tensor: Tensor) -> Tensor | None:
     if op.type != "RealDiv" or op.inputs[1].op.type != "StopGradient":
         return None
     moment = op.inputs[0]
-    # What is added and multiplied between the layer and the norm.
+    # The sums and products between the layer and the norm.
     for kind in ("AddV2", "Mul"):
         moment = moment.op.inputs[0] if moment.op.type == kind else moment
     return moment if batch_mean(moment) is not None else None
 
 
 def _measured_mean(mean: Tensor) -> Tensor | None:
-    """Return the moment that is told from a mean, or None."""
+    """Return the moment that is derived from a mean, or None."""
     readers = [mean]
     for tensor in readers:
         for op in tensor.consumers():

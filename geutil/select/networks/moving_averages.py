@@ -74,7 +74,7 @@ class MovingVariable:
 
 
 class MovingStatistics:
-    """Finds the moving averages of norms that normalize by statistics of the batch.
+    """Finds the moving averages of batch norms in training.
 
     A variable follows a statistic if the graph assigns it a value that depends on the
     statistic, and on no other data.
@@ -106,7 +106,7 @@ class MovingStatistics:
         average_of: dict[int, MovingVariable] = {}
         for root in [t for t in used.values() if self._is_root(t)]:
             for update, behind in self._updates.get(id(root), ()):
-                # What the norm and the update have in common last is followed.
+                # The last statistic that the norm and the update share is followed.
                 statistic = _last([t for key, t in used.items() if key in behind])
                 if statistic is None:
                     return None

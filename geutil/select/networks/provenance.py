@@ -6,8 +6,8 @@ Layers and batch norms differ from other ops by their operands: data with someth
 is the same for every example of a batch.
 
 A graph that is fed nothing computes with them: `x = tf.zeros([1, 224, 224, 3])` is how
-networks are built to be looked at, or timed. Layers cannot be told from products of
-weights there, unless it is known which tensor is the data.
+networks are built to be looked at, or timed. Layers cannot be distinguished from
+products of weights there, unless it is known which tensor is the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA_SLOTS = {
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum"), 0),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), 2),
 }
-"""Which input of a layer is the data, by its type, if all may be."""
+"""The data input of a layer, by its type, if all may be."""
 _FED = "Placeholder"
 _READ = "ReadVariableOp"
 _MADE = frozenset(("Fill",))
