@@ -283,13 +283,7 @@ def can_stay(fold: Fold) -> bool:
 def held_ends(
     graph: Graph, folds: Iterable[Fold], kept_tensors: Iterable[Tensor] = ()
 ) -> frozenset[Operation]:
-    """Return the ends of folds that somebody holds.
-
-    Args:
-        graph: the graph of the folds.
-        folds: folds whose ends can stay.
-        kept_tensors: tensors that are held besides the results of the graph.
-    """
+    """Return the ends of folds that somebody holds."""
     liveness = Liveness(graph)
     named = {t.op for t in (*results_of(graph), *kept_tensors)}
     ends = (fold.end for fold in folds)

@@ -129,10 +129,6 @@ def shift_through(weights: Value, shift: Value, output_axes: Sequence[int]) -> V
 class Affine:
     """The affine map of a run of steps, for each channel: x * scale + offset.
 
-    Args:
-        scale: a vector of channels or a scalar; None is 1.
-        offset: likewise; None is 0.
-
     Example:
         >>> Affine().plus(3.0).times(2.0).plus(1.0)
         Affine(2.0, 7.0)

@@ -229,13 +229,7 @@ class Choices:
 
 
 class Planner:
-    """Plans the folds of a graph as it is now.
-
-    Args:
-        graph: the graph.
-        kept_ids: the ids of the tensors that are read from outside.
-        choices: the caller's choices.
-    """
+    """Plans the folds of a graph as it is now."""
 
     def __init__(
         self, graph: Graph, kept_ids: Collection[int], choices: Choices

@@ -196,12 +196,7 @@ def _training(
     statistics: str,
     assume_inference: bool,
 ) -> Training | None:
-    """Return the caller's choices in training; None if that is nothing.
-
-    Raises:
-        ArgumentTypeError: an argument is of another type.
-        FoldError: arguments contradict each other.
-    """
+    """Return the caller's choices in training; None if that is nothing."""
     if is_training and assume_inference:
         raise FoldError("is_training=True and assume_inference=True exclude each other")
     training = Training(delay, step, statistics)

@@ -71,11 +71,6 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
     divide by the root of a value that depends on each example. Where constants were
     folded no root is left: a layer, and then a multiplication and an addition of
     vectors.
-
-    Args:
-        graph: the graph.
-        origins: of its tensors.
-        liveness: ops that earlier folds left without readers are left out.
     """
     return _Finder(graph, origins, liveness).find()
 

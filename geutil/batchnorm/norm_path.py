@@ -67,7 +67,6 @@ class Start:
     """Where a way begins.
 
     Attributes:
-        tensor: the data there.
         links: the ops from there on, in order.
         layer: the layer that makes it; None if no layer does.
     """
@@ -143,16 +142,7 @@ class Ways:
     def readers_between(
         self, start: Tensor, links: Sequence[Link], *, training: bool = False
     ) -> list[Operation] | Obstacle:
-        """Return the other readers of the data from a tensor to the last of some links.
-
-        Args:
-            start: the tensor.
-            links: the ops that it goes through, in order.
-            training: whether statistics may be read on the way.
-
-        Returns:
-            The readers; or the op whose result is asked for as it is.
-        """
+        """Return the other readers of the data from a tensor to the last link."""
         on_the_way = [start, *(link.op.outputs[0] for link in links[:-1])]
         for t in on_the_way:
             if id(t) in self.kept_ids:

@@ -63,7 +63,6 @@ class Measured(NamedTuple):
     """The statistics of a norm's input, taken of a layer with scaled weights.
 
     Attributes:
-        variance: the biased variance, shape [C].
         count: how many values each is of, an int64 scalar.
     """
 
@@ -103,10 +102,6 @@ def corrected(
 
 def scale_for_weights(scale: Value, made: Made) -> Value:
     """Return the scale of a norm without gradients, and never near zero.
-
-    Args:
-        scale: gamma / s(variance), of the norm and the steps before it.
-        made: the norm with this variance.
 
     Example:
         >>> import tensorflow as tf

@@ -34,7 +34,6 @@ class Place:
         signature: of a model, the signature that it belongs to.
         fixed: why nothing can be changed in it; "" if it can.
         function: of the body of a function that a graph calls, the function.
-        inputs: of a body, its arguments.
         sinks: of a body, the ops that read its results, and nothing else.
         callers: of a body, all that calls it.
     """
@@ -52,15 +51,9 @@ class Place:
 class Places:
     """The places of a graph or model.
 
-    Args:
-        graph_or_model: a graph, or a model with its signatures and functions.
-
     Attributes:
         listed: the places, that of the graph or model itself first.
         unopened: functions that may hold batch norms and cannot be opened.
-
-    Raises:
-        ArgumentTypeError: it is neither.
     """
 
     def __init__(self, graph_or_model: Any) -> None:

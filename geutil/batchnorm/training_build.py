@@ -98,10 +98,6 @@ def corrected(
 def unbiased(variance: Value, count: Value) -> Value:
     """Return a variance with Bessel's correction: variance * count / (count - 1).
 
-    Args:
-        variance: the mean of squared differences from the mean.
-        count: of how many values; of one alone, nothing is corrected.
-
     Example:
         >>> import tensorflow as tf
         >>> float(unbiased(tf.constant(3.0), tf.constant(4.0)))
@@ -115,7 +111,6 @@ class Made:
     """A norm with some statistics.
 
     Attributes:
-        steps: its effect on the data.
         deviation: 1 / s of the variance, or s if `inverted`; a vector of channels.
         inverted: whether the graph divides by the root.
     """
@@ -354,11 +349,7 @@ def build_training(
 
 
 def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
-    """Stop the moving averages at the freeze, and let ref variables be read first.
-
-    Raises:
-        CycleError: readers of an average depend on its update.
-    """
+    """Stop the moving averages at the freeze, and let ref variables be read first."""
     statistics = fold.statistics
     graph = fold.end.graph
     variance = statistics.moving_variance

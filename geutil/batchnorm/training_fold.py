@@ -56,14 +56,7 @@ def plan_training(
     freezes: bool,
     one_pass: bool = False,
 ) -> TrainingPlan:
-    """Plan to fold the batch norms in training of a graph into the layers before them.
-
-    Args:
-        graph: the graph.
-        scope: name scopes: only batch norms in them; None is all.
-        freezes: whether moving averages are to stop.
-        one_pass: whether statistics are taken of the folded layers.
-    """
+    """Plan to fold a graph's batch norms in training into the layers before them."""
     planner = _Planner(graph, scope, freezes, one_pass)
     plan = TrainingPlan()
     for norm in find_norms(graph, planner.origins, planner.liveness):
@@ -166,13 +159,7 @@ class Training:
     statistics: str = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse impossible choices.
-
-        Raises:
-            ArgumentTypeError: an argument is of another type.
-            FoldError: the delay is negative, there is a step without one, or there are
-                no such statistics.
-        """
+        """Refuse impossible choices."""
         delay = self.delay
         if not isinstance(self.statistics, str):
             raise ArgumentTypeError(
@@ -286,11 +273,7 @@ def _replace(
     training: Training,
     freeze: Freeze,
 ) -> dict[Operation, Operation | Obstacle]:
-    """Let readers of the ends of folds read the replacements.
-
-    Returns:
-        For each end its replacement, or the reason that there is none.
-    """
+    """Let readers of the ends of folds read the replacements."""
     if not folds:
         return {}
     built: dict[Operation, Built] = {}

@@ -40,11 +40,7 @@ _FOREIGN = frozenset(
 
 
 def powers_of_keras(file: Path) -> tuple[list[Power], int]:
-    """Return the capabilities of a `.keras` or HDF5 file, and how many layers it has.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
-    """
+    """Return the capabilities of a `.keras` or HDF5 file, and its number of layers."""
     config, training = configurations(file)
     is_archive = file.suffix == ".keras"
     place = _CONFIG if is_archive else "its configuration"
@@ -120,9 +116,6 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
 
     TFLite's own kernels compute. Flex ops are TensorFlow's, and have their
     capabilities.
-
-    Raises:
-        ModelError: it is no whole TFLite file.
     """
     content = read_tflite(file)
     entries = []

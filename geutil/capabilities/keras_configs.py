@@ -202,9 +202,6 @@ def powers_of_metadata(buffer: Buffer) -> Iterator[Power]:
     """Yield the capabilities of layers whose configuration stands beside a SavedModel.
 
     Keras 2 makes layers of it when it loads the SavedModel.
-
-    Raises:
-        ModelError: the file is damaged.
     """
     for span in wire.spans(buffer, (0, len(buffer)), 1):
         for start, end in wire.spans(buffer, span, 5):

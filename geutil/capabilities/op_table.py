@@ -45,7 +45,6 @@ class OpEntry(NamedTuple):
     """A line of the table.
 
     Attributes:
-        power: the capability of the op.
         functions: the attributes that hold functions which it calls.
     """
 

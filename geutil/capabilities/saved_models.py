@@ -42,9 +42,6 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
     """Return the capabilities of a SavedModel, and how many ops it has.
 
     All its MetaGraphs are looked at, whichever would be loaded.
-
-    Raises:
-        ModelError: the directory holds no whole SavedModel.
     """
     file = reading.saved_model_file(folder)
     if file.suffix == ".pbtxt":
@@ -68,9 +65,6 @@ def powers_of_file(file: Path) -> tuple[list[Power], int]:
     """Return the capabilities of a file with a GraphDef, and how many ops it has.
 
     MetaGraphs of version 1, as checkpoints have them, are looked at, too.
-
-    Raises:
-        ModelError: the file holds no whole GraphDef.
     """
     if file.suffix in (".pbtxt", ".txt"):
         data = reading.read_graph_def(file).SerializeToString()

@@ -170,13 +170,6 @@ def topological_sort(
 
     Loop back edges do not count. The order of creation is kept, except that an op made
     after one that needs it comes just ahead of that one.
-
-    Args:
-        ops: the ops.
-        edited: the predecessors that some have once an edit is made.
-
-    Raises:
-        SelectionError: `ops` hold a cycle.
     """
     listed = graph_order(dict.fromkeys(ops))
     members = frozenset(listed)
@@ -263,10 +256,6 @@ class TopologicalOrder:
         self, rewiring: Rewiring, *, keep: bool = True
     ) -> list[Operation] | None:
         """Mend the order for the edges that a rewiring brings.
-
-        Args:
-            rewiring: what the ops will depend on.
-            keep: whether they are about to be made; otherwise the order stays.
 
         Returns:
             None, or the ops of a cycle that the rewiring would close, in the

@@ -236,7 +236,6 @@ class Call:
     """What a node calls.
 
     Attributes:
-        function: the name of the function.
         attributes: the attributes that the function is polymorphic in.
     """
 
@@ -262,11 +261,7 @@ class Library:
         self._library = library
 
     def call(self, node: Any) -> Call | None:
-        """Return the call of a node, or None when it is none.
-
-        Raises:
-            TransformError: the library does not hold the function.
-        """
+        """Return the call of a node, or None when it is none."""
         if node.op in self.functions:
             name, attributes = node.op, node.attr
         elif node.op in op_types.CALLS or node.op == "SymbolicGradient":

@@ -230,9 +230,6 @@ def import_ops(
         input_map: a tensor of `graph` for each name of an outside input.
         scope: the absolute scope that is put before the names of the nodes, with a
             slash at its end.
-
-    Returns:
-        The new ops, in the order of the nodes.
     """
     before = len(graph.get_operations())
     with neutral(graph), _contexts_hidden(input_map.values()):
@@ -271,13 +268,7 @@ def set_element_type(op: Operation, dtype: tf.DType) -> None:
 
 
 def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
-    """Make one op from its definition, free of the surroundings of the caller.
-
-    Args:
-        graph: the graph to add to.
-        node_def: its definition; the inputs named there are left out of account.
-        inputs: its inputs.
-    """
+    """Make one op from its definition, free of the surroundings of the caller."""
     del node_def.input[:]
     with neutral(graph), _contexts_hidden(inputs):
         op = tf.Operation.from_node_def(node_def, graph, inputs=list(inputs))
@@ -289,9 +280,6 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
     """Make an op of another type with the inputs, device and attributes of `op`.
 
     Attributes that the type does not have are left out.
-
-    Raises:
-        TransformError: there is no such type, or it does not take the inputs.
     """
     definition = op_def_of(op_type)
     if definition is None:
@@ -367,12 +355,7 @@ DERIVED = "_geutil_derived"
 
 
 def set_mark(op: Operation, mark: str) -> None:
-    """Mark an op in an attribute of its own, which stays in files.
-
-    Args:
-        op: the op.
-        mark: a name that begins with an underscore: TensorFlow lets those be.
-    """
+    """Mark an op in an attribute of its own, which stays in files."""
     op._set_attr(mark, AttrValue(b=True))
 
 

@@ -54,18 +54,7 @@ def apply_edits(
     inputs: Sequence[InputEdit] = (),
     controls: Sequence[ControlEdit] = (),
 ) -> None:
-    """Check the edits as a whole, then apply them.
-
-    Args:
-        graph: the graph that all ops and tensors belong to.
-        inputs: input edits, each (op, index) at most once.
-        controls: control edits, each op at most once.
-
-    Raises:
-        FinalizedGraphError, StaleGraphError: see `check_editable`.
-        CycleError: the edits together would close a cycle.
-        RerouteError: a tensor would be read from another loop's frame.
-    """
+    """Check the edits as a whole, then apply them."""
     if not inputs and not controls:
         return
     _check(graph, inputs, controls, keep_order=True)
@@ -312,12 +301,7 @@ def _told_if_it_fails(*ops: Operation) -> Iterator[None]:
 
 
 def set_devices(graph: Graph, devices: Mapping[Operation, str]) -> None:
-    """Put ops on devices; a transaction that fails puts them back.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-    """
+    """Put ops on devices; a transaction that fails puts them back."""
     check_editable(graph, list(devices))
     for op, device in devices.items():
         undo = partial(creation.set_device, op, op.device)

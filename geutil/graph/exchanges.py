@@ -99,9 +99,6 @@ def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tens
     """Return the summand of a replica in a sum over replicas.
 
     Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
-
-    Returns:
-        The summand; the tensor itself if there is none.
     """
 
     def behind(t: Tensor) -> list[Tensor]:

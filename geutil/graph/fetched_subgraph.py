@@ -25,9 +25,6 @@ def bound_arguments(
         kwargs: and by keyword.
         traced_from: the `tf.function` that it is a trace of, which knows the defaults;
             else None.
-
-    Raises:
-        TypeError: the arguments do not fit the function.
     """
     captured = list(function.captured_inputs)
     inputs = list(function.inputs)
@@ -79,9 +76,6 @@ def value_behind(handle: Any) -> Any:
     """Return the value of the variable that an eager handle leads to, as an array.
 
     None if it leads to no variable, but to a table or the like.
-
-    Raises:
-        tf.errors.FailedPreconditionError: the variable has no value yet.
     """
     dtype = resource_variables.dtype_behind(handle)
     if dtype is None:

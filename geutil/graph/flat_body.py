@@ -152,7 +152,6 @@ class Result:
     Attributes:
         tensor: where it comes from: `node`, `node:k` or the name of an argument.
         dtype: the number of its `tf.DType`.
-        handle_data: as that of an argument.
     """
 
     name: str
@@ -179,7 +178,6 @@ class FlatBody:
     """A function as plain nodes, for one choice of its attributes.
 
     Attributes:
-        name: the name of the function.
         control_results: (name, node) of each op that a call waits for.
     """
 
@@ -217,11 +215,6 @@ def flat_body(
     Returns:
         A `FlatBody`. Its definitions are those of `function_def`, not copies, where no
         attribute had to be filled in.
-
-    Raises:
-        TransformError: a node, an op, an output or an attribute that the body names
-            does not exist, two nodes share a name, or an argument or a result is a list
-            of tensors.
     """
     signature = function_def.signature
     bound = _bound_attributes(signature, attributes or {})

@@ -63,9 +63,6 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     Functions that nothing calls are left out, and calls forget the gradient that
     tracing named (see `geutil.graph.gradient_functions`). Definitions that are known
     under their name keep it.
-
-    Returns:
-        The new name of each function that was renamed.
     """
     if len(_known) > len(_used) + _SLACK:
         _forget_unused()
@@ -222,20 +219,7 @@ def define(
     control_outputs: Sequence[Operation],
     like: Any,
 ) -> Any:
-    """Return the `FunctionDef` of a part of a graph, which is not changed.
-
-    Args:
-        graph: the graph.
-        name: the name of the function.
-        ops: its ops, without the placeholders of its arguments.
-        inputs: its arguments.
-        outputs: its results by name.
-        control_outputs: ops that it runs besides.
-        like: the `FunctionDef` that it is made from, for its attributes.
-
-    Raises:
-        ValueError: TensorFlow refuses the function.
-    """
+    """Return the `FunctionDef` of a part of a graph, which is not changed."""
     with graph._c_graph.get() as c_graph:
         function = _tf.TF_GraphToFunction_wrapper(
             c_graph,

@@ -102,21 +102,13 @@ def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
 
     Imported functions are known to their graph alone until somebody reads their
     definition.
-
-    Args:
-        graph: the graph.
-        names: the names of the functions; all of them if None.
     """
     for name in list(graph._functions) if names is None else names:
         _ = graph._get_function(name).definition
 
 
 def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
-    """Return a function whose loops and conditionals have bodies of their own.
-
-    Returns:
-        The new definition, under the same name, and a library of its callees.
-    """
+    """Return a function whose loops and conditionals have bodies of their own."""
     called: dict[str, None] = {}
     renamed: dict[str, None] = {}
     for node in definition.node_def:
@@ -360,15 +352,7 @@ def build_function(
     control_outputs: Sequence[Operation],
     variables: Sequence[tf.Variable],
 ) -> Any:
-    """Build a ConcreteFunction from a FuncGraph, which must not be edited thereafter.
-
-    Args:
-        graph: the FuncGraph.
-        inputs: its arguments; each becomes a keyword.
-        outputs: its results; the function returns a dictionary of them.
-        control_outputs: ops that run besides.
-        variables: the variables that it reads, for `tf.GradientTape`.
-    """
+    """Build a ConcreteFunction from a FuncGraph, which must not be edited any more."""
     # TensorFlow flattens dictionaries by sorted key in some places and in order of
     # insertion in others; sorted, both are the same.
     inputs = dict(sorted(inputs.items()))

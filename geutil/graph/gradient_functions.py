@@ -95,11 +95,7 @@ def set_gradient(op: Any, name: str) -> None:
 
 
 def gradient_function(op: Any) -> Callable[..., Any] | None:
-    """Return the gradient function of an op; None if its gradient is nothing.
-
-    Raises:
-        LookupError: none is registered.
-    """
+    """Return the gradient function of an op; None if its gradient is nothing."""
     if is_symbolic_call(op):
         return _symbolic_gradient
     function: Callable[..., Any] | None = _tf.get_gradient_function(op)

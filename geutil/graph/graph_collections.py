@@ -24,7 +24,6 @@ class VariableFacts:
     """The facts of one variable in a collection.
 
     Attributes:
-        key: its name in a checkpoint.
         offset: where it begins in the variable that it is a part of, if it is a part.
         initializer: the name of the op that initializes it.
     """

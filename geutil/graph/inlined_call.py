@@ -48,7 +48,6 @@ class Wiring:
     Attributes:
         tensors: the tensor that replaces each output of a call.
         groups: the replacements of a call in control inputs.
-        barriers: the NoOps made so far.
     """
 
     def __init__(self, space: Namespace) -> None:
@@ -146,9 +145,6 @@ class BodySite:
         around: where the call stands among the effects of its caller.
         ties: nodes and arguments that have to be tied to its results.
         name: the name of the call in the result, reserved for its replacement.
-        op: the op of the call.
-        inputs: the tensors that it reads.
-        controls: references to its control inputs.
         branched: whether it may be in a version 1 loop or branch.
         names: the name in the result of each node of the body.
         frames: the names in the result of the frames of its loops.
@@ -310,11 +306,7 @@ class Expansion:
         return None
 
     def connect(self, forced: bool) -> None:
-        """Note the replacements of the call's outputs and of the call itself.
-
-        Args:
-            forced: whether a NoOp has to bear the name of the call.
-        """
+        """Note the replacements of the call's outputs and of the call itself."""
         site, ties = self._site, self._site.ties
         effects = f"^{site.name}\0"
         members = [self._tied(name, "\0") for name in ties.effects]

@@ -78,12 +78,7 @@ def _colocated(name: str, node: NewNode, wiring: Wiring) -> str:
 
 
 class Inliner:
-    """Makes the nodes of a graph whose calls are replaced.
-
-    Args:
-        plans: the calls to replace.
-        protected: the nodes and tensors that will be asked for by name.
-    """
+    """Makes the nodes of a graph whose calls are replaced."""
 
     def __init__(self, plans: Plans, protected: Collection[str]) -> None:
         main = plans.main
@@ -247,7 +242,6 @@ class Kept:
 
     Attributes:
         node: the name of its node in the result.
-        function: the name of the function.
         reason: why it is still a call.
     """
 
@@ -329,12 +323,6 @@ def inline_calls(
         The new graph, the calls that stayed with the reasons, and the names of the
         tensors that replace outputs of calls. The library holds only functions that are
         still called.
-
-    Raises:
-        TransformError: the result would have more than `limit` nodes or more bytes than
-            a protobuf can hold; a function is missing or damaged; a call does not fit
-            its function; a protected name does not exist; names are not unique; calls
-            depend on themselves.
 
     Example:
         >>> import tensorflow as tf

@@ -302,11 +302,7 @@ _MAX_VERSIONS = 1000
 
 
 class Plans:
-    """The plans of a graph and of every function that is inlined into it.
-
-    Raises:
-        TransformError: a function is missing or damaged, or a call does not fit it.
-    """
+    """The plans of a graph and of every function that is inlined into it."""
 
     def __init__(self, main: FlatBody, library: Library, keep: frozenset[str]) -> None:
         self._library = library

@@ -35,7 +35,6 @@ class LayerCall:
 
     Attributes:
         path: the names of the models and layers around it and its own, between slashes.
-        class_name: its class; "" where nothing tells.
         scope: the name scope of its ops; the name of its op if it has no scope.
         inputs: the tensors that it was called with, by name; None if not known.
         outputs: the tensors that it returned, by name; None if not known.

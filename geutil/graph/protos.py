@@ -120,9 +120,6 @@ def parse_text(text: str, message: Any) -> Any:
     Protobuf's own parser takes 120 times the memory of a long string, such as the
     values of a constant. They are cut out before, and put in behind it.
 
-    Raises:
-        Exception: one of `PARSE_ERRORS`.
-
     Cost: linear in the text; twice its memory besides it.
     """
     long_strings: list[tuple[int, int]] = []

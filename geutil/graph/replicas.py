@@ -158,10 +158,6 @@ def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
     """Return the answer to the messages of all replicas of this process.
 
     Each has to ask the same number of times.
-
-    Args:
-        content: the message of this one.
-        answer: called once, with the strategy and the messages, in replica order.
     """
 
     def merged(strategy: Any, messages: Any) -> None:
@@ -176,12 +172,7 @@ def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
 
 
 def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
-    """Return the message of the first replica of this process.
-
-    Args:
-        content: the message of this one.
-        check: called with all messages; raises if they do not fit together.
-    """
+    """Return the message of the first replica of this process."""
 
     def first(_: Any, contents: list[Any]) -> Any:
         check(contents)

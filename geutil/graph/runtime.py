@@ -81,14 +81,7 @@ def has_tangents(values: Iterable[Any]) -> bool:
 def record_on_tapes(
     name: str, outputs: Sequence[Tensor], inputs: Sequence[Any], backward: Backward
 ) -> None:
-    """Tell all open tapes that an op has made `outputs` of `inputs`.
-
-    Args:
-        name: the name of the op in messages.
-        outputs: tensors; their origin is replaced on each tape.
-        inputs: tensors.
-        backward: takes the gradient of each output, returns that of each input.
-    """
+    """Tell all open tapes that an op has made `outputs` of `inputs`."""
     _tf.record_operation(name, list(outputs), list(inputs), backward)
 
 
@@ -150,12 +143,7 @@ def plain_gradients(
 
 
 def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
-    """Return the gradients of `ys` to start with: ones where None is given.
-
-    Raises:
-        TypeError: one is of a wrong type, or there is no default one, as for complex
-            numbers.
-    """
+    """Return the gradients of `ys` to start with: ones where None is given."""
     seeds: list[Any] = _tf.default_grad_ys(list(grad_ys), list(ys), True)
     return seeds
 
@@ -203,16 +191,6 @@ _GPU = "GPU:"
 
 def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     """Return a `GraphDef` as a Session with default options would run it.
-
-    Args:
-        graph_def: the ops behind the fetches. Placeholders are fed.
-        fetches: the names of the ops and tensors that are asked for.
-
-    Returns:
-        A new `GraphDef`. The ops that are asked for keep their names.
-
-    Raises:
-        tf.errors.OpError: Grappler does not take the graph.
 
     Nodes that are on a GPU which this process lacks are optimized for one: a virtual
     cluster has it.
@@ -284,9 +262,6 @@ def is_compiled_by_xla(graph: Graph) -> bool:
     a graph runs, the answer is False: auto-clustering of a Session
     (`global_jit_level`), of a process (`tf.config.optimizer.set_jit`) or by the
     environment (`TF_XLA_FLAGS`).
-
-    Raises:
-        ArgumentTypeError: `graph` is not a graph.
 
     Example:
         >>> import tensorflow as tf

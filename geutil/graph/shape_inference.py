@@ -115,7 +115,6 @@ class _Results:
     """Known facts of the results of an op that runs functions.
 
     Attributes:
-        shapes: of each result the shape.
         behind: of each result the content behind it.
     """
 

@@ -52,11 +52,7 @@ _ATTRIBUTE = "_geutil_state"
 
 @dataclass(frozen=True)
 class UndoStep:
-    """How to take one change back.
-
-    Attributes:
-        ops: the ops whose edges change.
-    """
+    """How to take one change back."""
 
     undo: Callable[[], None]
     ops: tuple[Operation, ...] = ()
@@ -327,11 +323,6 @@ def check_editable(graph: Graph, ops: Iterable[Operation]) -> None:
 
     Ops that a Session has not seen yet may be edited: it takes them over when it runs
     next.
-
-    Raises:
-        FinalizedGraphError: the graph is finalized.
-        StaleGraphError: a live Session has run one of `ops`, or the function of the
-            graph is built.
     """
     if graph.finalized:
         raise FinalizedGraphError(
@@ -370,7 +361,6 @@ class Use:
     Attributes:
         targets: the ops that are to run.
         tensors: the tensors whose values are wanted.
-        feeds: the tensors that are given.
         is_function: whether the graph becomes a function, which then runs just that; a
             Session may be asked for something else next time.
     """

@@ -59,12 +59,7 @@ def _is_trained(variable: tf.Variable) -> bool:
 
 
 def note_owners(model: Any, variables: Iterable[tf.Variable]) -> None:
-    """Note the owners of the variables of a Keras model, which may go away.
-
-    Args:
-        model: the model, whose own flag holds for all of them.
-        variables: TensorFlow's variables of it.
-    """
+    """Note the owners of the variables of a Keras model, which may go away."""
     variables = list(variables)
     kinds = _kinds()
     owners = [*model.variables, *model._flatten_layers()]

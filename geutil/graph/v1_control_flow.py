@@ -53,11 +53,7 @@ def reading_while_context(op: Operation) -> Any:
 
 
 def check_frames(op: Operation, tensor: Tensor) -> None:
-    """Refuse `tensor` as an input of `op` when they live in different frames.
-
-    Raises:
-        RerouteError: naming the two loops.
-    """
+    """Refuse `tensor` as an input of `op` when they live in different frames."""
     places = _different_frames(op, tensor.op)
     if places is not None:
         raise RerouteError(
@@ -67,11 +63,7 @@ def check_frames(op: Operation, tensor: Tensor) -> None:
 
 
 def check_control_frames(op: Operation, control_input: Operation) -> None:
-    """Refuse a control edge from one loop's frame into another.
-
-    Raises:
-        RerouteError: naming the two loops.
-    """
+    """Refuse a control edge from one loop's frame into another."""
     places = _different_frames(op, control_input)
     if places is not None:
         raise RerouteError(
@@ -287,9 +279,6 @@ def copy_context(
         context_ids: the `id` of each nested context that is copied too.
         rename: the name of the copy of an op or tensor from the original's; None for
             one that has no copy, which the copied context does not know then.
-
-    Returns:
-        The copy of each context, by the `id` of its original.
     """
     proto = members.context.to_proto()
     originals = _prepare_protos(proto, members.context, names, context_ids, rename)

@@ -132,11 +132,7 @@ def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
 
 
 class JobRunner:
-    """Jobs on an executor; those whose workers die begin again.
-
-    Attributes:
-        notes: events of the executor.
-    """
+    """Jobs on an executor; those whose workers die begin again."""
 
     def __init__(self, executor: Executor | None, workers: int) -> None:
         self.notes: list[str] = []

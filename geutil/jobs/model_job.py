@@ -49,7 +49,6 @@ class Job:
 
     Attributes:
         entry: the model: its name, its path and its fingerprint.
-        output: the folder of the results.
         run: the name of the call of `batch`, which no other has.
         data: the data to calibrate with, if there is any.
         signature: the signature to open; None as in `geutil.model.open`.

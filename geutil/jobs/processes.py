@@ -100,11 +100,7 @@ class StartedProcess(ModelProcess):
 
 
 class ForkedProcess(ModelProcess):
-    """A process that a server forks.
-
-    Raises:
-        OSError: there is no such server, or it does not fork.
-    """
+    """A process that a server forks."""
 
     def __init__(self, place: Path, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
@@ -126,11 +122,7 @@ class ForkedProcess(ModelProcess):
             os.close(read_end)
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, and set `code` if it came.
-
-        Raises:
-            OSError: the server ended, or does not fork.
-        """
+        """Wait for its end, and set `code` if it came."""
         if not select.select([self._connection], [], [], seconds)[0]:
             return
         data = self._connection.recv(64)
@@ -192,12 +184,7 @@ def can_fork() -> bool:
 
 
 def serve(listener: socket.socket, do_job: Callable[[Path], None]) -> None:
-    """Fork for each connection, until the standard input ends.
-
-    Args:
-        listener: where connections come in.
-        do_job: does the job of a folder, in a process of its own.
-    """
+    """Fork for each connection, until the standard input ends."""
     gc.freeze()
     connections: dict[int, socket.socket] = {}
     while True:

@@ -34,7 +34,6 @@ class BatchSource:
     """A path of a batch.
 
     Attributes:
-        name: its name among the others.
         why_not: why it is no model, as far as its name and first bytes tell; "" if it
             may be one.
     """
@@ -51,10 +50,6 @@ def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
         paths: a folder, which is gone through with the folders in it; a path with `*`,
             `?` or `[`; or several of these, and of models.
         leave_out: the folder of the results, which may be in there.
-
-    Raises:
-        ArgumentTypeError: it is no path.
-        ModelError: there is nothing.
     """
     listed = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(listed, Sequence):
@@ -168,10 +163,6 @@ def data_of(data: Data, sources: Sequence[BatchSource]) -> dict[str, DataSource 
         data: a .npz file or a folder of batches for all; a folder with `NAME.npz`, or
             the folder `NAME`, for each model; "random"; or a function of a path.
         sources: the models.
-
-    Raises:
-        ArgumentTypeError: it is nothing of this.
-        ModelError: there is no such path.
     """
     names = [source.name for source in sources]
     if data is None:

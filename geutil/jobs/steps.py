@@ -103,11 +103,6 @@ def steps_of(pipeline: Pipeline) -> tuple[PipelineStep, ...]:
         pipeline: text, such as "fold,quantize:scheme=int8x4,tflite", a function, or
             several of these.
 
-    Raises:
-        ArgumentTypeError: it is nothing of this, or a function that another process
-            cannot import.
-        ModelError: there is no such step or option, or none at all.
-
     Example:
         >>> from geutil.jobs.steps import steps_of
         >>> [str(step) for step in steps_of("fold:strict, batch-size=1, tflite:int8")]
@@ -209,11 +204,7 @@ def _source_digest(function: Any) -> str:
 
 
 def pickled_function(function: Any) -> bytes:
-    """Return a function pickled by reference, for a process that imports it.
-
-    Raises:
-        ArgumentTypeError: another process could not.
-    """
+    """Return a function pickled by reference, for a process that imports it."""
     name = getattr(function, "__qualname__", type(function).__name__)
     try:
         pickled = pickle.dumps(function)
@@ -233,12 +224,7 @@ def _not_importable(name: str, reason: str) -> ArgumentTypeError:
 
 
 def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
-    """Refuse a pipeline that cannot work, whatever the model.
-
-    Raises:
-        ModelError: a file needs ranges, and there is no data or nothing quantized; data
-            is needed to round weights, or is there and nothing reads it.
-    """
+    """Refuse a pipeline that cannot work, whatever the model."""
     quantized: PipelineStep | None = None
     has_function = False
     for step in steps:

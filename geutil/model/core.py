@@ -201,11 +201,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
 def checked_arguments(
     inputs: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments as tensors of the right dtype.
-
-    Raises:
-        ModelError: a name is unknown or missing, or a value does not fit.
-    """
+    """Return the arguments as tensors of the right dtype."""
     names = list(inputs)
     for name in arguments:
         if name not in inputs:

@@ -30,9 +30,6 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
             scope; or several of them; or a mapping from the name that each shall have.
             Without a mapping, ends and layers keep their names and other tensors are
             called after their ops.
-
-    Raises:
-        ModelError: one is no tensor of the model's graph, or two have the same name.
     """
     if isinstance(selection, Mapping):
         if not all(isinstance(name, str) and name for name in selection):
@@ -54,11 +51,7 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
 
 
 def tensor_of(model: EditableModel, item: Any) -> Tensor:
-    """Return one selected tensor of a model.
-
-    Raises:
-        ModelError: there is no such tensor in the model's graph.
-    """
+    """Return one selected tensor of a model."""
     if isinstance(item, str):
         for ends in (model.outputs, model.inputs):
             if item in ends:

@@ -44,10 +44,6 @@ def replace_handles(
 
     Returns:
         The names of the nodes that read a variable and now read a value.
-
-    Raises:
-        ModelError: an op needs the variable itself, not its value; or a function
-            returns the handle of a variable.
     """
     versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
@@ -81,9 +77,6 @@ def replace_in_function(
         seeds: the value by each reference that was a handle.
         versions: where versions of the functions that it calls are asked for.
         name: how messages call it.
-
-    Raises:
-        ModelError: as `replace_handles`.
     """
     used_names = {node.name for node in function.node_def}
     used_names |= {argument.name for argument in function.signature.input_arg}
@@ -307,7 +300,6 @@ class Captured:
     Attributes:
         name: the name of the variable or value.
         outside: the handle of the variable, or the value.
-        is_variable: whether `outside` is a handle.
     """
 
     name: str
@@ -351,10 +343,6 @@ def frozen_program(model: EditableModel) -> ModelProgram:
 
     Captures that are no variables, as those of tables, are left. Functions that nothing
     calls any more are dropped.
-
-    Raises:
-        ModelError: a variable has no value, or something needs more than its value; or
-            the constants do not fit into a protobuf.
 
     Cost: linear in nodes and edges and in the bytes of the variables.
     """
@@ -434,11 +422,7 @@ def _check_size(
 def _insert_constants(
     program: ModelProgram, sources: Mapping[str, Captured]
 ) -> dict[str, str]:
-    """Put constants in the place of the nodes that correspond to variables.
-
-    Returns:
-        For each such node the name of the constant.
-    """
+    """Put constants in the place of the nodes that correspond to variables."""
     node_names = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
     for node, source in sources.items():

@@ -45,11 +45,7 @@ def _write(model: EditableModel, path: Path, *, as_text: bool) -> None:
 
 
 def check_names(model: EditableModel) -> None:
-    """Check that the names of inputs and outputs can be names of nodes.
-
-    Raises:
-        ModelError: one cannot; or an input and another tensor as an output share one.
-    """
+    """Check that the names of inputs and outputs can be names of nodes."""
     for kind, ends in (("input", model.inputs), ("output", model.outputs)):
         for name in ends:
             if not _LEGAL.fullmatch(name):
@@ -80,11 +76,7 @@ def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
 
 
 def stateless_program(model: EditableModel) -> ModelProgram:
-    """Return the frozen program of a model that captures nothing.
-
-    Raises:
-        ModelError: it holds tables or the like; or it cannot be frozen.
-    """
+    """Return the frozen program of a model that captures nothing."""
     program = freezing.frozen_program(model)
     if program.captures:
         readers = {

@@ -41,7 +41,6 @@ class Value:
     Attributes:
         variable: the name of the variable, for messages.
         dtype: the number of its `tf.DType`.
-        shape: its shape, a serialized `TensorShapeProto`.
     """
 
     variable: str
@@ -210,13 +209,7 @@ class Versions:
 
 
 def pass_values(node: Any, values: Mapping[int, Value], versions: Versions) -> None:
-    """Make a node of a type in `CALLS` pass values on in place of handles, in place.
-
-    Args:
-        node: the node.
-        values: the values by the index of the input.
-        versions: where versions of the functions are asked for.
-    """
+    """Make a node of a type in `CALLS` pass values on in place of handles, in place."""
     kind = CALLS[node.op]
     passed = {index - kind.offset: value for index, value in values.items()}
     set_types(node, kind.types, passed)

@@ -48,9 +48,6 @@ def splice(
         scope: the scope of the ops that `other` adds, where names clash.
         signature: the name of the result, which stands beside `model` then.
         dropped: outputs of `model` that the result does not have.
-
-    Raises:
-        ModelError: see `Model.splice`.
     """
     _check_model(model, other)
     links = [

@@ -28,13 +28,7 @@ def const_node(name: str, value: Any) -> Any:
 
 
 def set_constant(node: Any, name: str, value: Any) -> None:
-    """Turn a node into a constant, in place.
-
-    Args:
-        node: the node, of which nothing is left.
-        name: the name of the constant.
-        value: an eager tensor of a dtype that has values.
-    """
+    """Turn a node into a constant, in place."""
     node.Clear()
     node.name, node.op = name, "Const"
     node.attr["dtype"].type = value.dtype.as_datatype_enum
@@ -225,10 +219,6 @@ def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
     """Make every reader of some tensors read other ones, in place.
 
     Ops that waited for the op of such a tensor no longer do.
-
-    Args:
-        program: the program.
-        stand_ins: for the name of each tensor, the one that is read instead.
     """
     tensors = {tensor_name(old): tensor_name(new) for old, new in stand_ins.items()}
     texts = {short_name(old): short_name(new) for old, new in tensors.items()}

@@ -40,9 +40,6 @@ def random_inputs(
         rng: where the numbers come from.
         batch: the first dimension for some inputs, whatever their shape says.
         bounds: the bounds of some inputs' numbers, exclusive; see `bounds_of_indices`.
-
-    Raises:
-        ModelError: there is no drawing values of an input's dtype.
     """
     arrays = {}
     for name, t in inputs.items():

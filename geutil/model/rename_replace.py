@@ -79,9 +79,6 @@ def _op_of_layer(model: EditableModel, item: Any) -> list[Operation]:
     """Return the op that a layer computes with, in each of its calls.
 
     None if no layer is called so.
-
-    Raises:
-        ModelError: a layer computes with several ops, or several have the name.
     """
     try:
         ops = names.ops_of_layers(model.graph, item, repr(model))

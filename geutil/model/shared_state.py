@@ -32,7 +32,6 @@ class _Closure:
     """A node of a program whose op has a gradient that exists in Python only.
 
     Attributes:
-        gradient: the name of the gradient.
         op: the op that it was made from.
         rename: gives the name in the program of a tensor near that op.
     """
@@ -60,12 +59,6 @@ def carry_closures(
 ) -> None:
     """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
 
-    Args:
-        graph: the new graph.
-        nodes: the definitions that its ops were made from.
-        ancestors: the graphs whose nodes it was made from.
-        origins: where ops that were in the body of a function come from.
-
     Cost: linear in the nodes; the gradients are traced.
     """
     reads = state.state_of(graph).gradient_reads
@@ -84,10 +77,6 @@ def prune(
     program: ModelProgram, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS
 ) -> list[str]:
     """Drop the nodes of a program that neither ends need nor gradients of those.
-
-    Args:
-        program: the program, which is changed.
-        origins: where nodes that were in the body of a function come from.
 
     Cost: linear in nodes and edges, once for each gradient that reads what only another
     gradient reads; the gradients are traced.
@@ -238,11 +227,7 @@ def _unique(objects: Iterable[Any]) -> list[Any]:
 def check_initialized(
     holdings: SharedState, variables: Iterable[tf.Variable], error: Exception
 ) -> None:
-    """Raise, in place of an error of TensorFlow, if variables have no values.
-
-    Raises:
-        ModelError: one of `variables` has no value.
-    """
+    """Raise, in place of an error of TensorFlow, if variables have no values."""
     names = {id(v): name for name, v in holdings.variables.items()}
     empty = [names.get(id(v), v.name) for v in variables if not v.is_initialized()]
     if empty:
@@ -254,12 +239,7 @@ def check_initialized(
 
 
 def check_copies(function: Any) -> None:
-    """Refuse a function whose variables the replicas of a strategy would not share.
-
-    Raises:
-        ModelError: a strategy of several replicas is in scope, and a variable has no
-            copies, or the function moves it.
-    """
+    """Refuse a function whose variables the replicas of a strategy would not share."""
     if not strategy_variables.needs_copies():
         return
     kind = type(tf.distribute.get_strategy()).__name__

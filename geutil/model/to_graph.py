@@ -101,7 +101,6 @@ class Parts:
 
     Attributes:
         graph: a FuncGraph whose captures are bound.
-        inputs: a placeholder for each input.
         sinks: for each output an Identity that serves it alone.
         side_effects: an op that waits for all that runs besides the outputs.
         kept: the calls that were not inlined, with the reasons.
@@ -117,17 +116,7 @@ class Parts:
 def materialize(
     program: ModelProgram, *, inline: bool, what: str, keep: Collection[str] = ()
 ) -> Parts:
-    """Make an editable graph of a program.
-
-    Args:
-        program: the program, which is not changed.
-        inline: whether calls of functions are replaced by the functions' bodies.
-        what: the source of the program, for messages.
-        keep: names of functions whose calls stay.
-
-    Raises:
-        ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
-    """
+    """Make an editable graph of a program."""
     _check_ends(program, what)
     program = replace(program)
     shared_state.prune(program)
@@ -196,14 +185,7 @@ def _forget_defaults(program: ModelProgram) -> None:
 def _imported(
     graph_def: Any, captures: dict[str, Any], what: str
 ) -> tuple[Graph, dict[str, str]]:
-    """Make a FuncGraph of a `GraphDef`, with its captures bound.
-
-    Returns:
-        The graph, and the tensor that corresponds to each capture.
-
-    Raises:
-        ModelError: TensorFlow refuses the nodes.
-    """
+    """Make a FuncGraph of a `GraphDef`, with its captures bound."""
     function_defs.with_unique_functions(graph_def)
     graph = functions.new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
@@ -219,11 +201,7 @@ def _imported(
 
 
 def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Write the nodes that correspond to something outside, one for each thing.
-
-    Returns:
-        For each capture its stand-in tensor, and the captured tensor.
-    """
+    """Write the nodes that correspond to something outside, one for each thing."""
     first: dict[int, str] = {}
     stand_ins: dict[str, tuple[str, Any]] = {}
     by_node = {node_name(name): (name, external) for name, external in captures.items()}

@@ -105,12 +105,7 @@ class ReroutePlan:
             self._controls[op] = after
 
     def apply(self, placeholders: Sequence[PlannedPlaceholder] = ()) -> None:
-        """Check the whole plan and apply it; a refusal leaves the graph untouched.
-
-        Raises:
-            FinalizedGraphError, StaleGraphError, CycleError, RerouteError: see
-                `geutil.graph.edits.apply_edits`.
-        """
+        """Check the whole plan and apply it; a refusal leaves the graph untouched."""
         if placeholders:
             check_edits(self._graph, self._input_edits(), self._control_edits())
             with creation.neutral(self._graph):
@@ -243,11 +238,7 @@ def _reroute(
 def redirection(
     old: Sequence[Tensor], new: Sequence[Tensor], may_modify: OpPredicate
 ) -> Redirection:
-    """Return the step that makes readers of `old` read `new`, checked to fit.
-
-    Raises:
-        RerouteError: counts, dtypes or shapes differ.
-    """
+    """Return the step that makes readers of `old` read `new`, checked to fit."""
     check_compatible(new, old, may_modify)
     return list(zip(old, new, strict=True)), may_modify
 
@@ -255,16 +246,7 @@ def redirection(
 def check_compatible(
     new: Sequence[Tensor], old: Sequence[Tensor], may_modify: OpPredicate
 ) -> None:
-    """Refuse unless each new tensor can stand in for its old partner.
-
-    Args:
-        new: the tensors to be read.
-        old: the tensors that are read now.
-        may_modify: tells which of the ops that read them may be rewired.
-
-    Raises:
-        RerouteError: counts, dtypes or shapes differ.
-    """
+    """Refuse unless each new tensor can stand in for its old partner."""
     if len(new) != len(old):
         raise RerouteError(
             f"{len(new)} tensor(s) cannot stand in for {len(old)}; "

@@ -30,7 +30,6 @@ class Applied:
 
     Attributes:
         pairs: (old, new) for each output of the root that was replaced.
-        new_ops: the ops that were made.
         rewired: the ops that read new tensors or wait for other ops, in graph order.
         retired: the ops that nobody reads any more.
         revived: retired ops that are read again.
@@ -58,12 +57,6 @@ def apply_replacement(
         ops: all ops whose work the replacement does, the root among them.
         build: makes the replacements of the outputs, as the replacement of a rule does.
         territory: the readers of ops, and those that must survive.
-
-    Raises:
-        TransformError: the replacement returned tensors that cannot replace the
-            outputs.
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
     """
     liveness = territory.liveness
     graph, where = root.graph, f"rule '{name}' at '{root.name}'"
@@ -374,17 +367,6 @@ def replace_each(
             the replacement of a `Rule` does. A str says why the op stays after all.
         name: stands in messages.
         keep: ops and tensors that must survive; outputs of a FuncGraph do in any case.
-
-    Returns:
-        The replacements, and the refusals with their reasons.
-
-    Raises:
-        SelectionError: an op is of another graph.
-        TransformError: `build` returned tensors that cannot replace the outputs.
-        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
-            forbidden.
-        After an error, also one of `build`, all edges are as they were; ops that were
-        made stay, unconnected.
     """
     # For each op that is not replaced yet, why it was refused when it was last tried.
     left: dict[Operation, str | None] = dict.fromkeys(ops)

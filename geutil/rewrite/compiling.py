@@ -169,7 +169,6 @@ class Compiled:
         types: the types of the roots; None is every type.
         types_of: the types of op that may yield the tensor of each node, by `id`.
         nodes: every node, each once, the root first, depth first.
-        ops: those that are an Op.
         depth: how many ops above the root the pattern looks.
         interior: the types of the ops above the root that it looks at.
     """
@@ -190,13 +189,7 @@ class Compiled:
 
 
 def compile_pattern(pattern: Pattern) -> Compiled:
-    """Check a pattern and make the tables for its search.
-
-    Raises:
-        ArgumentTypeError: it is no pattern.
-        SelectionError: its root is no op, or must have readers in the match; a name is
-            that of an op and of a tensor.
-    """
+    """Check a pattern and make the tables for its search."""
     if not isinstance(pattern, Pattern):
         raise ArgumentTypeError(
             f"expected a pattern such as Op('Relu', Any('x')), got {type_name(pattern)}"

@@ -51,9 +51,6 @@ class History:
     def check(self, rule: Rule, match: Match) -> None:
         """Refuse an application that undoes an earlier one.
 
-        Raises:
-            TransformError: it does; names the rules and the op.
-
         Cost: bounded by 100 ancestors.
         """
         again = self._replaced_by.get((id(rule), match.root))

@@ -76,11 +76,7 @@ class Liveness:
     def retire(
         self, ops: Iterable[Operation], spared: Callable[[Operation], bool]
     ) -> list[Operation]:
-        """Retire those of `ops` that nobody reads, and ops that only they read.
-
-        Returns:
-            The retired ops. Stateful ops above `ops` are never among them.
-        """
+        """Retire those of `ops` that nobody reads, and ops that only they read."""
         retired: list[Operation] = []
         first = adjacency.graph_order(dict.fromkeys(ops))
         replaced_ops = frozenset(first)
@@ -143,14 +139,7 @@ def _must_stay(op: Operation) -> bool:
 
 
 class Territory:
-    """The limits of a match that its pattern does not state.
-
-    Args:
-        graph: the graph.
-        liveness: the readers of ops.
-        within: the ops that a match may be made of; None is all.
-        keep: ops and tensors that stay as they are.
-    """
+    """The limits of a match that its pattern does not state."""
 
     def __init__(
         self,

@@ -175,12 +175,7 @@ def producer_types(op: Operation) -> list[str]:
 
 
 def require_one_graph(ops: Iterable[Operation], graph: Graph) -> list[Operation]:
-    """Return `ops` as a list, and refuse ops of another graph than `graph`.
-
-    Raises:
-        ArgumentTypeError: `ops` is not made of ops.
-        SelectionError: an op belongs to another graph.
-    """
+    """Return `ops` as a list, and refuse ops of another graph than `graph`."""
     listed = make_list_of_op(ops)
     for op in listed:
         if op.graph is not graph:

@@ -86,7 +86,6 @@ class Search:
 
     Attributes:
         bound: after a search that succeeded, the element of each node, by `id`.
-        names: the element of each name.
         constrained: whether a constraint (`where`, `only_consumer`, the territory) has
             failed since the last call of `run`.
     """
@@ -107,17 +106,7 @@ class Search:
         self._strict = True
 
     def run(self, op: Operation, *, strict: bool = True) -> bool:
-        """Look for a match whose root is `op`.
-
-        Args:
-            op: the root.
-            strict: whether constraints count; without them, `objection` tells which
-                one fails.
-
-        Raises:
-            SelectionError: the pattern is so ambiguous that the search takes more than
-                100,000 steps.
-        """
+        """Look for a match whose root is `op`."""
         self.bound, self.names, self._trail = {}, {}, []
         self.constrained, self._strict = False, strict
         steps = 0

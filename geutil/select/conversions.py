@@ -62,11 +62,7 @@ class ListView(Sequence[Any]):
 
 
 def graph_of_all(elements: Iterable[Element]) -> Graph | None:
-    """Return the graph that all `elements` belong to, or None when there are none.
-
-    Raises:
-        SelectionError: two elements belong to different graphs.
-    """
+    """Return the graph that all `elements` belong to, or None when there are none."""
     graph: Graph | None = None
     first: Element = None
     for element in elements:
@@ -388,10 +384,6 @@ def outputs_meant(graph_or_model: Any, outputs: Any) -> Iterator[None]:
         graph_or_model: the graph; or something else, which none may be asked for of.
         outputs: outputs as `geutil.select.names.tensor_of` takes them, one or several;
             none mean all of the graph.
-
-    Raises:
-        ArgumentTypeError: there are outputs, and no graph.
-        SelectionError: an output is not in the graph.
     """
     if names.is_name(outputs):
         outputs = [outputs]

@@ -166,10 +166,6 @@ def tensor_of(
         what: the graph in words, for messages.
         others: names that the caller has looked up already, for messages.
 
-    Raises:
-        SelectionError: there is none of that name in the graph, and the message lists
-            similar names; or there are several, and it lists them.
-
     Example:
         >>> import tensorflow as tf
         >>> from geutil.select.names import tensor_of
@@ -245,11 +241,7 @@ def _tensors_named(graph: Graph, name: str) -> list[Tensor] | None:
 
 
 def layers_named(graph: Graph, name: str) -> tuple[Layer, ...]:
-    """Return the calls of the one layer of a name or path; none if there is none.
-
-    Raises:
-        SelectionError: several layers have the name, in different models or layers.
-    """
+    """Return the calls of the one layer of a name or path; none if there is none."""
     calls = keras_calls.calls_in(graph)
     path = name.rstrip("/")
     fitting = [call for call in calls if call.path == path]
@@ -270,11 +262,7 @@ def is_keras(item: Any) -> bool:
 
 
 def layers_of_keras(graph: Graph, item: Any, what: str = "the graph") -> list[Layer]:
-    """Return the calls of a layer of Keras, or the one that gave a tensor of a model.
-
-    Raises:
-        SelectionError: the graph was not traced from it.
-    """
+    """Return the calls of a Keras layer, or the one that gave a tensor of a model."""
     behind = keras_calls.node_behind(item)
     layer = item if behind is None else behind[0]
     calls = keras_calls.calls_in(graph)
@@ -355,10 +343,6 @@ def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Oper
 
     Returns:
         The ops in the order of the calls; none if no layer has that name.
-
-    Raises:
-        SelectionError: several layers have the name, or the graph was not traced from
-            the layer.
     """
     if isinstance(item, Layer):
         layers: Iterable[Layer] = [item]
@@ -382,10 +366,6 @@ def scopes_meant(
 
     Returns:
         The scopes of the calls of a layer; of a name that is no layer's, itself.
-
-    Raises:
-        SelectionError: several layers have the name, or no graph was traced from the
-            layer.
 
     Example:
         >>> import tensorflow as tf

@@ -156,11 +156,7 @@ class _Options:
 def check_keywords(
     kwargs: Collection[str], known_keywords: tuple[str, ...] = _KEYWORDS[:2]
 ) -> None:
-    """Refuse keywords that a query does not know.
-
-    Raises:
-        SelectionError: naming one of them and those that are known.
-    """
+    """Refuse keywords that a query does not know."""
     for name in kwargs:
         if name not in known_keywords:
             raise SelectionError(

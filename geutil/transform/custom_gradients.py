@@ -45,15 +45,7 @@ def carried_gradient(
     copies: IdentityMap[Tensor],
     copy_replacing: Copier,
 ) -> str:
-    """Register a gradient for an op that stands in `graph_` for `op`; return its name.
-
-    Args:
-        op: an op whose `_gradient_op_type` is `gradient`.
-        gradient: the name of a closure in the registry.
-        graph_: the graph of the other op.
-        copies: gives for tensors that the closure reads those of `graph_`.
-        copy_replacing: copies the ops of the gradient.
-    """
+    """Register a gradient for the copy of `op` in `graph_`; return its name."""
     source = op.graph
     target = weakref.ref(graph_)
 
@@ -142,14 +134,7 @@ def _is_eager(tensor: Any) -> bool:
 
 
 def _namesake(outside: Any, graph: Graph, origin: Graph | None, op_name: str) -> Tensor:
-    """Return the tensor of a body for one that a closure reads.
-
-    Args:
-        outside: the tensors that the closure reads.
-        graph: the body, made from the definition of `origin`.
-        origin: the body that the closure was made for.
-        op_name: the op whose gradient it is.
-    """
+    """Return the tensor of a body for one that a closure reads."""
     if not types.is_tensor(outside) or _is_eager(outside):
         return tf.convert_to_tensor(outside)
     if outside.graph is graph:
@@ -177,15 +162,7 @@ def _rebuilt(
     current: Graph,
     copy_replacing: Copier,
 ) -> list[Any]:
-    """Build a traced gradient in the current graph, of other tensors.
-
-    Args:
-        traced: the gradient.
-        grads_: the gradients that come in.
-        copy_of: gives the tensor to read for each that the closure reads.
-        current: the graph.
-        copy_replacing: copies its ops.
-    """
+    """Build a traced gradient in the current graph, of other tensors."""
     body, results = traced.body, traced.results
     inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):

@@ -89,10 +89,6 @@ def read_body(
             the handle data from them.
         release: takes from a `GraphDef` the colocation with nodes that are not in it;
             TensorFlow refuses that.
-
-    Raises:
-        TransformError: the definition is damaged.
-        ValueError, TypeError, tf.errors.OpError: TensorFlow refuses its nodes.
     """
     library = list(library)
     flat = flat_body(definition, {d.signature.name: d for d in library})
@@ -185,9 +181,6 @@ def define_body(
         sinks: for each result by name the op that reads it.
         effects: the op that waits for its side effects.
         like: the `FunctionDef` that the body was read from, for its attributes.
-
-    Raises:
-        ValueError: TensorFlow refuses the function.
     """
     needed = frozenset(needed)
     ends = {t.op for t in inputs.values()} | {*sinks.values(), effects}
@@ -207,11 +200,7 @@ Written = Mapping[str, tuple[Graph, Any]]
 
 
 def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list[str]:
-    """Give a graph new functions, with all that they call.
-
-    Returns:
-        The names of all functions that the graph was given.
-    """
+    """Give a graph new functions, with all that they call."""
     added_names = []
     for name in names:
         source, definition = written[name]
@@ -226,7 +215,6 @@ class OpenedFunction:
     """A function as a graph that can be edited.
 
     Attributes:
-        name: the name of the function.
         inputs: its arguments by name, in order: placeholders.
         sinks: for each result by name, in order, the Identity that reads it.
         effects: an op that waits for the function's other ops.
@@ -268,7 +256,6 @@ class Unopened:
     """A function that cannot be opened.
 
     Attributes:
-        caller: an op that calls it.
         definitions: its `FunctionDef`, and those of all its callees.
     """
 
@@ -323,11 +310,6 @@ class OpenedFunctions:
 
         Functions that call edited ones are rebuilt as well. Within a transaction of
         the graph, the calls go back when it is undone.
-
-        Raises:
-            StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
-                forbidden.
-            ValueError: TensorFlow refuses a function.
         """
         changed = set(edited)
         if not changed:

@@ -118,12 +118,7 @@ def connect_control_inputs(
 
 
 def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]:
-    """Return the contexts of the view that will be copied, outer before inner.
-
-    Raises:
-        TransformError: the view holds part of a loop's machinery, or part of a loop
-            that is to be copied to another graph.
-    """
+    """Return the contexts of the view that will be copied, outer before inner."""
     whole = []
     contexts = v1_control_flow.members_of_contexts(info.graph, info.sgv.ops)
     info.has_contexts = bool(contexts)
@@ -139,11 +134,7 @@ def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]
 def check_replacements(
     info: TransformState, whole: Iterable[v1_control_flow.ContextMembers]
 ) -> None:
-    """Refuse stand-ins that the copies would have to read across a loop's frame.
-
-    Raises:
-        TransformError: naming the two tensors, and the op whose copy would read.
-    """
+    """Refuse stand-ins that the copies would have to read across a loop's frame."""
     copied = {id(m.context) for m in whole if v1_control_flow.is_loop(m.context)}
     for t, t_ in info.replacements.items():
         lives = output_while_context(t_.op)
@@ -256,13 +247,6 @@ def copy_ops_in_bulk(
             view.
         keep_control_inputs: whether control edges between the ops are copied.
         nodedef_fn: changes the `NodeDef` of each copy before the op is made.
-
-    Returns:
-        False, with nothing done, when the ops do not fit into one protobuf.
-
-    Raises:
-        TransformError: TensorFlow refuses the nodes, for example because a replacement
-            has a shape that an op cannot take.
     """
     ops = adjacency.topological_sort(info.sgv.ops)
     graph_def = creation.graph_def_of(info.graph, ops)
@@ -409,15 +393,6 @@ def transform_ops_one_by_one(
     info: TransformState, transform_outside: OutsideHandler, op_handler: Any
 ) -> None:
     """Call `op_handler(info, op, new_inputs)` for each op, producers first.
-
-    Args:
-        info: the running transformation; its maps are filled.
-        transform_outside: gives the tensor that corresponds to one from outside the
-            view.
-        op_handler: returns `(op_, outputs_)`.
-
-    Raises:
-        TransformError: the handler returned the op itself.
 
     Cost: linear in the ops, about 300 us an op.
     """

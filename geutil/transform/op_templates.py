@@ -101,11 +101,7 @@ class Stencils:
         return results
 
     def make(self) -> dict[Later, Tensor]:
-        """Make all groups; return the tensor behind each result.
-
-        Raises:
-            TransformError: an op of the name of a new one is in the graph.
-        """
+        """Make all groups; return the tensor behind each result."""
         self._check_names()
         import_ops(self._graph, self._graph_def, self._given)
         get_tensor = self._graph.get_tensor_by_name

@@ -23,7 +23,6 @@ class TransformState:
     Names with a trailing underscore speak of the destination, as in `graph_`.
 
     Attributes:
-        sgv: the view that is transformed.
         ops: its ops.
         graph, scope: the source graph, and the scope that names are relative to.
         graph_, scope_: the destination graph and scope.
@@ -91,11 +90,7 @@ class TransformState:
         return self.graph is self.graph_
 
     def new_name(self, name: str) -> str:
-        """Return the name in the destination scope for a name in the source scope.
-
-        Raises:
-            TransformError: the name does not lie in the source scope.
-        """
+        """Return the name in the destination scope for a name in the source scope."""
         if not name.startswith(self.scope):
             raise TransformError(
                 f"'{name}' does not lie in the source scope '{self.scope}'; pass "

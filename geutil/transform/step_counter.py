@@ -53,10 +53,6 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
             `fake_quantization_step`. A function that is traced more than once needs one
             for all traces.
 
-    Raises:
-        ArgumentTypeError: `variable` is not a resource variable of type int64.
-        TransformError: the graph counts in another variable.
-
     Example:
         >>> import tensorflow as tf
         >>> from geutil.transform.step_counter import step_counter

@@ -66,11 +66,7 @@ def scope_of_graph(graph_def: Any) -> Scope:
 def scope_of_function(
     function: Any, library: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> Scope:
-    """Return the scope of a function's body.
-
-    Raises:
-        TransformError: the function is damaged, or takes lists of tensors.
-    """
+    """Return the scope of a function's body."""
     body = flat_body(function, library, attributes)
     nodes = [n.definition for n in body.nodes]
     return Scope(
@@ -209,12 +205,6 @@ def batch_axis_after_reshape(
     Elements keep their row-major order, so the batch lies where as many elements come
     before it as did in `shape`. Where several axes qualify, one that is the batch alone
     goes first, and among those the one in the old place.
-
-    Args:
-        shape: the shape before.
-        axis: the axis of the batch in it.
-        target: the shape after.
-        batch: the size of the batch in both.
 
     Example:
         >>> batch_axis_after_reshape([1, 7, 7, 64], 0, [1, 3136], 1)

@@ -59,7 +59,6 @@ class SetSize:
     """Input `index` of `node`, a number of rows, becomes the batch size.
 
     Attributes:
-        index: the index of the input.
         source: where the size of the batch is read.
         frame: the loop of version 1 that the node is in; None outside of them.
     """
@@ -78,9 +77,7 @@ class Broadcast:
         node: the node, or None for a result.
         index: the index of the input or of the result.
         axis: the axis that is repeated; of several equal rows the first is taken.
-        rows: how long that axis is.
         source: where the size of the batch is read.
-        dtype: the dtype of the tensor.
     """
 
     node: str | None
@@ -116,7 +113,6 @@ class CallAnew:
     Attributes:
         attribute: the attribute that names the function; None if it is the op's type.
         position: the place in the attribute, for a list of functions.
-        function: the name of the function.
     """
 
     node: str
@@ -179,14 +175,7 @@ _INT = tf.int32.as_datatype_enum
 
 
 class Writer:
-    """Adds nodes to a graph or a function body.
-
-    Args:
-        nodes: the repeated field of nodes.
-        function: whether it is that of a function.
-        new: the new batch size, None if any.
-        used_names: names that are in use besides the nodes'.
-    """
+    """Adds nodes to a graph or a function body."""
 
     def __init__(
         self,

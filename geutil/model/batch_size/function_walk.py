@@ -99,9 +99,7 @@ class Settled:
     """A loop whose variables keep their shapes.
 
     Attributes:
-        site: the loop, with its changes.
         called: the walk through its body with these.
-        earlier: the problems of earlier walks.
         lost: whether less is known of a variable's shape than at the start.
     """
 

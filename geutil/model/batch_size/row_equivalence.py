@@ -50,9 +50,6 @@ def noise(
     Kernels add in another order for another batch size. Its effect on a result is of
     the size of the effect of rounding the inputs: both are perturbations of one unit in
     the last place, carried through the same ops.
-
-    Returns:
-        The largest change by output; NaN where the inputs cannot be perturbed.
     """
     floats = [name for name, a in inputs.items() if eps(a.dtype)]
     if not floats:
@@ -152,15 +149,7 @@ def judge(
     size: int,
     rounding: float,
 ) -> Verdict:
-    """Compare a result for a batch with results for windows of it.
-
-    Args:
-        references: the old model's results for each window.
-        actual: the new model's results for the batch.
-        rows: the rows of each window.
-        size: the size of the batch.
-        rounding: the measured effect of rounding.
-    """
+    """Compare a result for a batch with results for windows of it."""
     first, old = references[0], len(rows[0])
     allowed = tolerance(references, rounding)
     axis = batch_axis(first.shape, actual.shape, old, size)

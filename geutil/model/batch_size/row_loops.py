@@ -33,7 +33,6 @@ class RowLoop:
     """A loop over the rows of a batch.
 
     Attributes:
-        edits: the changes of its condition.
         lists: the loop variables that are lists with an element for each row.
     """
 
@@ -49,11 +48,6 @@ def row_loop(site: Site, condition: Scope, body: Scope) -> RowLoop:
     counter with the old batch size. All bounds that are the old batch size are the new
     one then, and so is the size of each list that is reserved for it. A loop that takes
     rows in another way is a problem.
-
-    Args:
-        site: the loop.
-        condition: the body of the function that is its condition.
-        body: that of the function that it repeats.
     """
     found = RowLoop()
     reads = [read for read in _reads(site, body) if _has_rows(site, read[1])]

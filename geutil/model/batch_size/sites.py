@@ -47,11 +47,7 @@ class Probing:
         self.row_reads: set[str] = set()
 
     def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Make an op like `node`; its inputs tell whether it depends on the model's.
-
-        Raises:
-            Exception: one of `REFUSALS`: its shape inference refuses.
-        """
+        """Make an op like `node`; its inputs tell whether it depends on the model's."""
         if node.op == "Const":
             dims = [d.size for d in node.attr["value"].tensor.tensor_shape.dim]
             if prod(dims) > _LARGE:
@@ -328,11 +324,7 @@ class Site:
         )
 
     def broadcast(self, index: int, axis: int, factor: int) -> bool:
-        """Repeat an operand that is the same for every row, if it is certain to be.
-
-        Returns:
-            Whether it could be done; else a problem is noted.
-        """
+        """Repeat an operand that is the same for every row, if it is certain to be."""
         broadcast = broadcast_for_batch(self, self.operands[index], index, axis, factor)
         if broadcast is None:
             return False

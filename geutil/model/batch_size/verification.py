@@ -29,9 +29,6 @@ class ModelTrial:
         batched: the inputs with a batch axis.
         samples: rows to run on, for some inputs; the others are drawn.
         contrast: how far floats that are drawn differ from row to row besides.
-
-    Raises:
-        ModelError: `samples` names a tensor that is no input.
     """
 
     def __init__(
@@ -73,9 +70,6 @@ class ModelTrial:
 
         The same is bit for bit, or up to rounding: Grappler writes a graph whose
         shapes are known otherwise than one where they are not.
-
-        Raises:
-            ModelError: a model fails, or computes something else each time.
         """
         inputs = self._inputs(size)
         before, after = self._old(inputs), self._new(inputs, size)
@@ -96,11 +90,7 @@ class ModelTrial:
         ]
 
     def rows(self, size: int, old: int) -> dict[str, Verdict]:
-        """Compare each output row by row at another size.
-
-        Raises:
-            ModelError: a model fails, or computes something else each time.
-        """
+        """Compare each output row by row at another size."""
         inputs = self._inputs(size)
         after = self._new(inputs, size)
         rows = row_equivalence.windows(size, old)
@@ -210,17 +200,6 @@ def prove(
 
     At the old size the results are the same, and at others each row equals the old
     model's result for it, up to rounding.
-
-    Args:
-        model: the model.
-        changed: the one with another batch size.
-        batched: the inputs with a batch axis.
-        old: the old size, None if any.
-        new: the new size, None if any.
-        samples: rows to run on, for some inputs; the others are drawn.
-
-    Raises:
-        ModelError: they differ, or cannot be compared.
     """
     _refuse_writes(model)
     trial = ModelTrial(model, changed, batched, samples)

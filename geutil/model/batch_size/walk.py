@@ -194,13 +194,7 @@ Walker = Callable[[Starts], Walk]
 
 
 def walk_loops(scope: Scope, probing: Probing, walker: Walker) -> Walk:
-    """Walk until every loop variable that has the batch has it from the start.
-
-    Args:
-        scope: the graph.
-        probing: where shapes are inferred.
-        walker: walks with the batch given to some variables at their start.
-    """
+    """Walk until every loop variable that has the batch has it from the start."""
     loops = list(_variables(scope))
     starts: dict[str, tuple[int, int]] = {}
     while True:

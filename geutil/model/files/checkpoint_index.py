@@ -34,7 +34,6 @@ class CheckpointEntry:
     """One tensor that a checkpoint holds.
 
     Attributes:
-        name: its key in the checkpoint.
         dtype: the name of its type; None for one that is not known here.
     """
 
@@ -54,14 +53,7 @@ def has_checkpoint(prefix: Path) -> bool:
 
 
 def checked_index(prefix: Path) -> Path:
-    """Return the index of a checkpoint whose files are all there.
-
-    Args:
-        prefix: the path that the names of all its files begin with.
-
-    Raises:
-        ModelError: the index or a shard is missing, or the index is truncated.
-    """
+    """Return the index of a checkpoint whose files are all there."""
     index = prefix.with_name(prefix.name + ".index")
     if not index.is_file():
         raise ModelError(f"'{index}' is missing: the variables have no index")
@@ -76,11 +68,7 @@ def checked_index(prefix: Path) -> Path:
 
 
 def entries(prefix: Path) -> list[CheckpointEntry]:
-    """Return the entries of the index, by name.
-
-    Raises:
-        ModelError: see `checked_index`; or the index is damaged.
-    """
+    """Return the entries of the index, by name."""
     index = checked_index(prefix)
     entry_class = message_class("BundleEntryProto")
     found = []

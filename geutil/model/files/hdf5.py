@@ -55,9 +55,6 @@ def read_hdf5(file: Path, entries: tuple[str, ...] = ()) -> Hdf5File:
         entries: if the file is an archive, the entries that are read instead of it.
             Then there is no configuration, and names begin with that of the entry.
 
-    Raises:
-        ModelError: it is none, it is damaged, or takes more than 10 seconds to read.
-
     Cost: linear in its groups and datasets, and a third of a second for the process;
         the last one is remembered.
     """

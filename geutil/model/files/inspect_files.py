@@ -43,9 +43,6 @@ def inspect_graphs(
 ) -> Inspection:
     """Return an inspection of a SavedModel, or of a file with a GraphDef.
 
-    Raises:
-        ModelError: it is damaged, or of another kind.
-
     Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
     whole.
     """

@@ -54,8 +54,6 @@ class FunctionInfo:
 
     Attributes:
         ops: how many ops its body has.
-        inputs: how many inputs it takes.
-        outputs: how many outputs it gives.
     """
 
     name: str
@@ -80,11 +78,7 @@ class VariableInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer of a Keras model.
-
-    Attributes:
-        type: the name of its class.
-    """
+    """A layer of a Keras model."""
 
     name: str
     type: str

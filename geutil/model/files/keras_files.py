@@ -45,9 +45,6 @@ def inspect_keras(file: Path) -> Inspection:
 
     Also its inputs and outputs. The shape of an output is known if the last layer is of
     a class whose arguments tell its output's shape.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
     """
     config, version, weights = configuration(file)
     return Inspection(
@@ -62,11 +59,7 @@ def inspect_keras(file: Path) -> Inspection:
 
 
 def configuration(file: Path) -> tuple[Any, str, int]:
-    """Read layer names, Keras version and weight sizes from a `.keras` or `.h5` file.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
-    """
+    """Read layers, Keras version and weight sizes from a `.keras` or `.h5` file."""
     return _in_archive(file) if file.suffix == ".keras" else _in_hdf5(file)
 
 
@@ -74,9 +67,6 @@ def configurations(file: Path) -> tuple[Any, Any]:
     """Return the configurations of a file's layers, and of training where it is apart.
 
     A `.keras` file has the latter within the former; None means it.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
     """
     config, _, _ = configuration(file)
     training = None if file.suffix == ".keras" else read_hdf5(file).training
@@ -84,11 +74,7 @@ def configurations(file: Path) -> tuple[Any, Any]:
 
 
 def refuse_code(file: Path) -> None:
-    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself.
-
-    Raises:
-        ModelError: it holds code, or no model.
-    """
+    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself."""
     config, _, _ = _in_hdf5(file)
     for item in tree([config], _inner):
         if _item(item, "class_name") in _CODE:

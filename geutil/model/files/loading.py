@@ -21,14 +21,7 @@ from geutil.model.files.reading import PathLike
 
 
 def open_checkpoint(prefix: Path) -> Any:
-    """Check the files of a checkpoint, and open its index.
-
-    Args:
-        prefix: the path that the names of all its files begin with.
-
-    Raises:
-        ModelError: the index or a shard is missing, or the index is damaged.
-    """
+    """Check the files of a checkpoint, and open its index."""
     index = checkpoint_index.checked_index(prefix)
     try:
         return tf.train.load_checkpoint(str(prefix))
@@ -43,10 +36,6 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
         path: the directory of the SavedModel.
         tags: exactly the tags of the MetaGraph; None means "serve", or the only one
             there is.
-
-    Raises:
-        ModelError: the directory holds no whole SavedModel, or TensorFlow refuses it;
-            TensorFlow's error is the cause.
 
     Example:
         >>> loaded = load_saved_model("testdata/two_signatures")
@@ -68,16 +57,6 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
 def load_graph_def(path: PathLike) -> Graph:
     """Import a GraphDef from a file into a new graph, checked before.
 
-    Args:
-        path: a `.pb` file (binary) or a `.pbtxt` file (text).
-
-    Returns:
-        A `tf.Graph` with the nodes under their own names.
-
-    Raises:
-        ModelError: the file holds no whole GraphDef, or TensorFlow refuses it;
-            TensorFlow's error is the cause.
-
     Example:
         >>> load_graph_def("testdata/cond_v1.pbtxt").get_operations()[0].name
         'x'
@@ -88,11 +67,7 @@ def load_graph_def(path: PathLike) -> Graph:
 
 
 def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
-    """Import a GraphDef that passed `check_graph_def` into a new graph.
-
-    Raises:
-        ModelError: TensorFlow refuses it; TensorFlow's error is the cause.
-    """
+    """Import a GraphDef that passed `check_graph_def` into a new graph."""
     graph = tf.Graph()
     try:
         with graph.as_default():
@@ -103,12 +78,7 @@ def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
 
 
 def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
-    """Check a SavedModel's graphs and its checkpoint.
-
-    Raises:
-        ModelError: a graph cannot be imported, or files of the checkpoint are missing
-            or damaged.
-    """
+    """Check a SavedModel's graphs and its checkpoint."""
     for meta_graph in saved_model.meta_graphs:
         tags = ", ".join(meta_graph.meta_info_def.tags)
         validation.check_graph_def(

@@ -68,12 +68,7 @@ _NUMBERS = {"CollectiveGather": "group_size"}
 
 
 def check_hazards(node: Any, producers: Sequence[Any]) -> None:
-    """Raise `ModelError` if a node would take the process down.
-
-    Args:
-        node: a `NodeDef` whose attributes passed.
-        producers: the `NodeDef` that each of its inputs comes from, None for arguments.
-    """
+    """Raise `ModelError` if a node would take the process down."""
     rule = _RULES.get(node.op)
     if rule is not None:
         rule(node, producers)
@@ -234,9 +229,6 @@ def check_attributes(
         signatures: knows which functions there are.
         in_function: the node is in a function's body, where an attribute may correspond
             to one of the function's own.
-
-    Raises:
-        ModelError: one is missing, of another type, or has an impossible value.
     """
     for name in signature.required:
         if name not in attributes:
@@ -353,7 +345,6 @@ class CheckedNode:
     """A node that passed, with the facts that its inputs are checked against.
 
     Attributes:
-        place: its place among the nodes.
         signature: the definition of its op type.
         inputs: the types of its inputs, None if their number is unknown.
         outputs: the types of its outputs, likewise.
@@ -370,12 +361,7 @@ class CheckedNode:
 def check_nodes(
     protos: Iterable[Any], signatures: OpSignatures, *, in_function: bool
 ) -> dict[str, CheckedNode]:
-    """Check each node by itself, and return the nodes by name, in order.
-
-    Raises:
-        ModelError: a name is not legal or occurs twice, an op type is unknown, or an
-            attribute is wrong.
-    """
+    """Check each node by itself, and return the nodes by name, in order."""
     legal = _INTERNAL_NAME if in_function else _NAME
     nodes: dict[str, CheckedNode] = {}
     shared: dict[Types, Types] = {}

@@ -79,11 +79,7 @@ class Signature:
         return None
 
     def input_types(self, attributes: Mapping[str, Any]) -> Types | None:
-        """Return the types of a node's inputs, or None if not even their number shows.
-
-        Raises:
-            ModelError: the attributes ask for an absurd number.
-        """
+        """Return the types of a node's inputs, or None if their number is unknown."""
         if self.fixed_inputs is not None:
             return self.fixed_inputs
         return self._flat(self.inputs, attributes)
@@ -214,12 +210,7 @@ def type_name(number: int) -> str:
 
 
 def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
-    """Check a shape, and return the product of its known sizes.
-
-    Raises:
-        ModelError: a size is negative (-1 corresponds to an unknown one), or there are
-            too many dimensions or elements.
-    """
+    """Check a shape, and return the product of its known sizes."""
     if full and shape.unknown_rank:
         raise ModelError("holds a constant of unknown shape")
     sizes = [d.size for d in shape.dim]
@@ -236,12 +227,7 @@ def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
 
 
 def check_tensor(tensor: TensorProto) -> None:
-    """Check a constant, and the constants within it, if it is a variant.
-
-    Raises:
-        ModelError: its type is unknown, its shape is impossible, its payload does not
-            agree with them, or it would take more than `MOST_BYTES`.
-    """
+    """Check a constant, and the constants within it, if it is a variant."""
     for one in tree([tensor], lambda t: [i for v in t.variant_val for i in v.tensors]):
         _check_one(one)
 

@@ -107,11 +107,7 @@ def _lines(info: TFLiteInspection) -> Iterable[str]:
 
 
 def read_tflite(file: Path) -> LiteFile:
-    """Return the contents of a TFLite file.
-
-    Raises:
-        ModelError: it cannot be read, is no TFLite file, or is not whole.
-    """
+    """Return the contents of a TFLite file."""
     try:
         return tflite.open(file)
     except OSError as error:
@@ -121,11 +117,7 @@ def read_tflite(file: Path) -> LiteFile:
 
 
 def inspect_tflite(file: Path) -> TFLiteInspection:
-    """Describe a TFLite file: ends, quantization, ops, their types, sizes.
-
-    Raises:
-        ModelError: it cannot be read, is no TFLite file, or is not whole.
-    """
+    """Describe a TFLite file: ends, quantization, ops, their types, sizes."""
     content = read_tflite(file)
     main, *others = content.graphs
     by_precision, custom, flex = _kinds(content)

@@ -24,16 +24,7 @@ _SHOWN = 8
 
 
 def check_cycles(nodes: Sequence[Any], producers: Sequence[Sequence[int]]) -> None:
-    """Check that only loops of version 1 close a circle.
-
-    Args:
-        nodes: the `NodeDef` protos.
-        producers: for each node the places of those it reads or waits for.
-
-    Raises:
-        ModelError: some nodes wait for each other, by other edges than those from
-            NextIteration to Merge.
-    """
+    """Check that only loops of version 1 close a circle."""
     if all(p < i for i, read in enumerate(producers) for p in read):
         return  # In topological order, as most graphs are.
     merges = {i for i, node in enumerate(nodes) if node.op in MERGES}
@@ -76,11 +67,7 @@ def _circle(
 
 
 def check_recursion(functions: Mapping[str, Any]) -> None:
-    """Check that no function calls itself in any case, directly or through others.
-
-    Raises:
-        ModelError: one does, so that it never returns.
-    """
+    """Check that no function calls itself in any case, directly or through others."""
 
     def refuse(cycle: list[str]) -> None:
         raise ModelError(_told(cycle, "functions"))
@@ -116,11 +103,7 @@ class InputResolver(ABC):
 
     @abstractmethod
     def resolve(self, name: str) -> tuple[CheckedNode | None, int]:
-        """Return the producer of an input, if a node, and the input's type.
-
-        Raises:
-            ModelError: there is no such tensor.
-        """
+        """Return the producer of an input, if a node, and the input's type."""
 
     def control(self, name: str) -> CheckedNode | None:
         """Return the node that a control input waits for; None is an argument."""
@@ -147,12 +130,7 @@ class GraphInputs(InputResolver):
 
 
 class BodyInputs(InputResolver):
-    """The inputs of a function body: `arg`, `arg:1`, `node:output`, `node:output:1`.
-
-    Args:
-        nodes: the nodes by name.
-        arguments: the types of each argument of the function by name.
-    """
+    """The inputs of a function body: `arg`, `arg:1`, `node:output`, `node:output:1`."""
 
     def __init__(
         self, nodes: Mapping[str, CheckedNode], arguments: Mapping[str, Types | None]
@@ -196,10 +174,6 @@ def check_edges(
 
     Returns:
         For each node the places of the nodes that it reads or waits for.
-
-    Raises:
-        ModelError: an input does not exist or is of another type than the op takes,
-            there are too few or too many, or data comes after a control input.
     """
     producers = []
     for node in nodes.values():
@@ -288,10 +262,6 @@ def check_graph_def(graph_def: GraphDef, what: str) -> None:
     Args:
         graph_def: the graph with its library; it is not changed.
         what: how messages call it: the file that it comes from, for example.
-
-    Raises:
-        ModelError: one of these does not hold; the message names the function and the
-            node.
 
     Example:
         >>> import tensorflow as tf

@@ -35,7 +35,6 @@ class Field(NamedTuple):
 
     Attributes:
         number: its number in the message's definition.
-        at: where it begins, tag included.
     """
 
     number: int
@@ -46,11 +45,7 @@ class Field(NamedTuple):
 
 
 def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
-    """Yield the fields of the message that lies between `start` and `end`.
-
-    Raises:
-        ModelError: the bytes are no message, or are cut off.
-    """
+    """Yield the fields of the message that lies between `start` and `end`."""
     at = start
     while at < end:
         tag, value = varint(buffer, at, end)
@@ -76,11 +71,7 @@ def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
 
 
 def varint(buffer: Buffer, at: int, end: int) -> tuple[int, int]:
-    """Return the number at `at` and where it ends.
-
-    Raises:
-        ModelError: it is cut off, or longer than a number can be.
-    """
+    """Return the number at `at` and where it ends."""
     if at < end and buffer[at] < 128:
         return buffer[at], at + 1
     result = shift = 0
@@ -133,11 +124,7 @@ _FIRST_KEY = re.compile(r"(?:\s|#.*\n)*([a-z_]+)\s*[:{<]")
 
 
 def binary_kind(buffer: Buffer) -> str | None:
-    """Return which of the three protos `buffer` holds, by the shape of its fields.
-
-    Raises:
-        ModelError: it holds no protobuf, or a part of one.
-    """
+    """Return which of the three protos `buffer` holds, by the shape of its fields."""
     first: list[Field] = []
     wire_tags = set()
     for field in fields(buffer, 0, len(buffer)):
@@ -191,11 +178,7 @@ _DEEPEST = 100
 
 @contextmanager
 def mapped(file: Path) -> Iterator[Buffer]:
-    """Map the bytes of a file into memory: only the parts looked at are read.
-
-    Raises:
-        ModelError: the file cannot be opened, or it is empty.
-    """
+    """Map the bytes of a file into memory: only the parts looked at are read."""
     try:
         if not file.stat().st_size:
             raise ModelError(f"'{file}' is empty")
@@ -208,11 +191,7 @@ def mapped(file: Path) -> Iterator[Buffer]:
 
 
 def spans(buffer: Buffer, span: Span, number: int) -> list[Span]:
-    """Return where the messages in a field of the message at `span` lie.
-
-    Raises:
-        ModelError: the message is truncated or damaged.
-    """
+    """Return where the messages in a field of the message at `span` lie."""
     return [
         (f.start, f.end)
         for f in fields(buffer, *span)
@@ -224,9 +203,6 @@ def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
     """Parse the message at `span`, with nothing but these of its fields.
 
     Long values within them, of constants for example, are left out.
-
-    Raises:
-        ModelError: the message is truncated or damaged.
     """
     parts = [
         _slim(buffer, field, proto.DESCRIPTOR, 0)[0]
@@ -240,12 +216,6 @@ def elements(
     buffer: Buffer, span: Span, proto: Any, name: str
 ) -> Iterator[tuple[Any, int]]:
     """Yield the messages in a repeated field of the message at `span`.
-
-    Yields:
-        Each element without its long values, and how many bytes these take.
-
-    Raises:
-        ModelError: the message is truncated or damaged.
 
     Cost: linear in the elements, without their long values; memory for a batch of them.
     """
@@ -308,11 +278,7 @@ def _is_scalar(descriptor: Any, number: int) -> bool:
 
 
 def parsed(proto: Any, data: bytes) -> Any:
-    """Parse a message.
-
-    Raises:
-        ModelError: it is truncated or damaged.
-    """
+    """Parse a message."""
     try:
         return proto.FromString(data)
     except DecodeError as error:

@@ -27,9 +27,6 @@ def materialize_body(
         library: the functions that it calls, however indirectly, by name.
         handles: for arguments that are resources, a tensor that a caller passes: the
             body takes the handle data from it.
-
-    Raises:
-        ModelError: the definition is damaged, or TensorFlow refuses its nodes.
     """
     name = definition.signature.name
     try:
@@ -69,12 +66,7 @@ def definition_of(
     effects: Operation,
     like: Any,
 ) -> Any:
-    """Return the `FunctionDef` of a body's graph as it is now.
-
-    Raises:
-        ModelError: a result depends on a placeholder that is no argument, or TensorFlow
-            refuses the function.
-    """
+    """Return the `FunctionDef` of a body's graph as it is now."""
     needed = to_function.ops_to_run(graph, inputs, outputs.sinks, effects)
     try:
         return define_body(graph, name, needed, inputs, outputs.sinks, effects, like)

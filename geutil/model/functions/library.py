@@ -67,14 +67,7 @@ MakeBody = Callable[["FunctionLibrary", Entry, Parts], EditableBody]
 class FunctionLibrary:
     """The functions that can be reached from a model's ops.
 
-    Args:
-        root: the graph of the model.
-        holdings: the variables of the model.
-        make_body: makes the model of a function from its library, entry and parts.
-
     Attributes:
-        root: the graph of the model.
-        holdings: the variables of the model.
         retired: ops that other ops have replaced; they do not count as callers.
     """
 
@@ -243,12 +236,7 @@ Opened = TypeVar("Opened", bound=EditableBody)
 
 
 class Functions(Mapping[str, Opened], Generic[Opened]):
-    """The functions that a model calls, by name, each a model.
-
-    Args:
-        library: the functions.
-        start: the body whose functions are meant; None for the model itself.
-    """
+    """The functions that a model calls, by name, each a model."""
 
     def __init__(self, library: FunctionLibrary, start: Entry | None = None) -> None:
         self._library = library

@@ -168,11 +168,7 @@ Value: TypeAlias = Any | Callable[[Operation], Any] | Mapping[Operation | str, A
 
 
 def value_for(caller: Caller, value: Value, spec: tf.TensorSpec) -> Any:
-    """Return the value that one caller passes: a tensor of its graph, or an eager one.
-
-    Raises:
-        ModelError: there is none for the caller, or it does not fit.
-    """
+    """Return the value that a caller passes: a tensor of its graph, or an eager one."""
     op = caller.op
     if isinstance(value, Mapping):
         if op not in value and op.name not in value:

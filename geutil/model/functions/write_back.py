@@ -50,11 +50,7 @@ def body_of(loop: Caller) -> str:
 
 
 def family(library: FunctionLibrary, entry: Entry) -> Family:
-    """Return the functions whose arguments change when those of one do.
-
-    Raises:
-        ModelError: an op of another kind calls one of them.
-    """
+    """Return the functions whose arguments change when those of one do."""
     entries = [entry]
     while True:
         callers = library.callers_of(entries)
@@ -124,13 +120,7 @@ def same_ends(caller: Caller) -> Rebuild:
 def replace_caller(
     caller: Caller, names: Mapping[str, str], rebuild: Rebuild
 ) -> Operation:
-    """Put a new op in the place of a caller, and return it.
-
-    Args:
-        caller: the old op.
-        names: the new names of functions that it calls.
-        rebuild: the inputs and outputs of the new op.
-    """
+    """Put a new op in the place of a caller, and return it."""
     old = caller.op
     graph = old.graph
     node = renamed_node(caller, names)
@@ -191,11 +181,7 @@ def _set_list(node: Any, name: str, kind: str, values: Sequence[Any]) -> None:
 
 
 def sync(library: FunctionLibrary) -> None:
-    """Write edited bodies back to all that call them.
-
-    Raises:
-        ModelError: a body cannot be written; nothing has changed then.
-    """
+    """Write edited bodies back to all that call them."""
     if library.is_written or not library.edited():
         return
     with library.writing():
@@ -210,9 +196,6 @@ def sync_below(library: FunctionLibrary, start: Entry) -> None:
     """Write bodies back if one was edited that a body calls, however indirectly.
 
     An edit of the body itself may be half done; nothing is behind for its graph.
-
-    Raises:
-        ModelError: as `sync`.
     """
     if library.is_written:
         return
@@ -256,13 +239,7 @@ def write(
     changed: Iterable[Entry],
     rebuilds: Mapping[Operation, Rebuild],
 ) -> dict[Operation, Operation]:
-    """Define changed functions anew, and with them all that call them.
-
-    Args:
-        library: the functions.
-        changed: those whose bodies changed; they are open.
-        rebuilds: the new inputs and outputs of callers for which these change.
-    """
+    """Define changed functions anew, and with them all that call them."""
     order = _with_callers(library, changed)
     if not order:
         return {}

@@ -178,9 +178,6 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
 
     An op that changes such a variable computes the new value. Ops after it in its
     branch read that, and nothing keeps it: a warning names the op.
-
-    Raises:
-        ModelError: an op needs a variable itself and not only its value.
     """
     values = frozen.values
     seeds = {

@@ -30,11 +30,7 @@ _NOTHING = Frozen()
 
 
 def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
-    """Return a program in which each input is a placeholder.
-
-    Raises:
-        ModelError: an input is no tensor of the graph.
-    """
+    """Return a program in which each input is a placeholder."""
     nodes = programs.nodes_by_name(program.graph_def)
     fed = {
         name: tensor_name(t)
@@ -84,12 +80,7 @@ _NOT_DATA = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 
 def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, str]:
-    """Return the ends that are asked for as a mapping from public name to tensor name.
-
-    Raises:
-        ModelError: an end is no tensor of the graph; two inputs are one tensor; or the
-            graph has no outputs.
-    """
+    """Return the requested ends as a mapping from public name to tensor name."""
     if ends is None:
         ends = _placeholders(graph_def) if kind == "input" else _results(graph_def)
     if isinstance(ends, str) or is_tensor(ends) or is_op(ends):
@@ -186,10 +177,6 @@ def programs_of_graph_def(
             it has none.
         assets: the file for each constant that names one.
         frozen: the facts that freezing left of variables.
-
-    Raises:
-        ModelError: an op that a signature needs takes a reference and cannot take a
-            handle; or a table that one reads cannot be made or filled.
     """
     graph_def = _needed(graph_def, signatures.values())
     ends = [t for _, outputs in signatures.values() for t in outputs.values()]

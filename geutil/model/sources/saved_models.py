@@ -30,11 +30,7 @@ _INIT_SIGNATURES = frozenset(("__saved_model_init_op", "__saved_model_train_op")
 
 
 def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
-    """Return a SavedModel as a source.
-
-    Raises:
-        ModelError: it cannot be read, or TensorFlow refuses its contents.
-    """
+    """Return a SavedModel as a source."""
     meta_graph = reading.select_meta_graph(reading.read_saved_model(path), tags)
     what = f"SavedModel '{path}'"
     if meta_graph.object_graph_def.nodes:
@@ -113,11 +109,7 @@ def _keras_classes(path: Path) -> dict[str, str] | None:
 
 
 def _program(function: Any, name: str, what: str) -> ModelProgram:
-    """Return the program of a signature.
-
-    Raises:
-        ModelError: the function is no signature's.
-    """
+    """Return the program of a signature."""
     try:
         program = program_of_function(function)
     except ModelError:

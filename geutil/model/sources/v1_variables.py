@@ -68,9 +68,6 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
         table: the node that makes the table.
         initializer: the name of the node that fills it, None when nothing does.
         assets: the file for each constant node that names one.
-
-    Raises:
-        tf.errors.OpError: TensorFlow cannot make or fill the table.
     """
 
     def __init__(
@@ -189,9 +186,6 @@ def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, st
 
     Returns:
         For each of `ends` that is a reference the tensor that is its value.
-
-    Raises:
-        ModelError: an op takes a reference and has no twin that takes a handle.
     """
     variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:

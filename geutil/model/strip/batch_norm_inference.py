@@ -47,11 +47,7 @@ class Turned:
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """Where the value of a statistic at inference comes from.
-
-    Attributes:
-        name: the name of the variable.
-    """
+    """Where the value of a statistic at inference comes from."""
 
     name: str
     value: Tensor
@@ -68,10 +64,6 @@ def turn_batch_norms(
             not tell.
         variable_names: the names of variables by the identity of their handles, those
             in the graph and those outside.
-
-    Raises:
-        ModelError: there is a norm whose moving averages are unknown; the message
-            lists all of them. The graph may have been changed.
     """
     live, norms = _norms(parts)
     averages = _by_statistic(moving_averages.moving_averages(parts.graph))

@@ -62,9 +62,6 @@ def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
 
     Returns:
         The switches, and boolean inputs that may be some but are not known to be.
-
-    Raises:
-        ModelError: a switch does not exist, or its value does not fit.
     """
     nodes = nodes_by_name(program.graph_def)
     values = _named(program, nodes, options.switches)
@@ -157,14 +154,6 @@ def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelPr
     Predicates are folded, version 1 conditionals and selections by a scalar are
     rewritten, and functional ones become calls of the branch that runs, which are
     inlined; then there may be more predicates to fold, and so on inwards.
-
-    Args:
-        program: the program, which may be changed.
-        switches: the names of the constants that decide.
-        what: its source, for messages.
-
-    Raises:
-        ModelError: TensorFlow refuses the graph.
     """
     rules = (constant_folding(max_bytes=_SCALAR), dead_branch_folding(), _selection())
     calls = set(_calls(program))

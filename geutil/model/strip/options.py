@@ -71,11 +71,7 @@ def checked_options(
     keep: Iterable[Any],
     neutral: Mapping[str, Any] | None,
 ) -> StripOptions:
-    """Return the options.
-
-    Raises:
-        ModelError: a name is not in the model.
-    """
+    """Return the options."""
     scopes = [scope for item in as_list(keep) for scope in _scopes(model, item)]
     op_names = {op.name for op in model.graph.get_operations()}
     inputs = {t.op.name for t in model.inputs.values()}

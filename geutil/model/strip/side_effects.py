@@ -29,11 +29,6 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
     A node is waited for no more, unless an effect that stays happens before it, its
     value is needed anyway, or it decides whether the waiting node runs: the branches
     and loops of version 1 are held together by such edges.
-
-    Args:
-        program: the program.
-        dropped: the names of nodes whose outputs nobody reads.
-        kept: the names of the nodes whose effects stay.
     """
     graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
     nodes = programs.nodes_by_name(graph_def)

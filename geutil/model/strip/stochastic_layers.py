@@ -38,11 +38,7 @@ class Bypassed:
 
 
 def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
-    """Let ops yield the values that the caller says they have at inference, in place.
-
-    Raises:
-        ModelError: a value does not fit its op.
-    """
+    """Let ops yield the values that the caller gives for inference, in place."""
     if not options.neutral:
         return Bypassed()
 

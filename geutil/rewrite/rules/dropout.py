@@ -64,12 +64,7 @@ def dropout_removal() -> tuple[Rule, ...]:
 
 
 def seen_through(pattern: Pattern, *more: str) -> Pattern:
-    """Return a pattern of another, or of up to two ops that forward it.
-
-    Args:
-        pattern: the other one.
-        *more: types of ops that may forward it, besides identities and FakeQuant ops.
-    """
+    """Return a pattern of another, or of up to two ops that forward it."""
     kinds = _FORWARDING | {*more}
     once = Optional(Op(kinds, pattern, ...), pattern)
     return Optional(Op(kinds, once, ...), once)

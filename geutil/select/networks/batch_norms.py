@@ -117,11 +117,7 @@ def _is_as_long_as_data(t: Tensor) -> bool:
 
 
 def variance_below(root: Operation) -> Tensor | None:
-    """Return the variance that a norm takes the root of, without epsilon; or None.
-
-    Args:
-        root: an op that takes the root of a sum; see `Origins.spreads`.
-    """
+    """Return the variance that a norm takes the root of, without epsilon; or None."""
     summands = [t for t in root.inputs[0].op.inputs if scalar_value(t) is None]
     return summands[0] if len(summands) == 1 else None
 

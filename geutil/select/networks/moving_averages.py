@@ -94,12 +94,7 @@ class MovingStatistics:
     def of(
         self, parameters: Sequence[Tensor], fused: FusedNorm | None
     ) -> list[MovingVariable] | None:
-        """Return the moving averages of a norm; None if they are not known.
-
-        Args:
-            parameters: the operands that the norm combines the data with.
-            fused: the norm, if it is a single op.
-        """
+        """Return the moving averages of a norm; None if they are not known."""
         if fused is not None:
             return self._of_fused(fused)
         used = self._behind(parameters)

@@ -41,10 +41,6 @@ def constant_inputs(
 
     None if anything is fed, numbers or indices, or no layer reads parameters alone.
     Products that are weights of other layers count for nothing.
-
-    Args:
-        ops: the ops of the graph, in topological order.
-        is_parameter: tells whether a tensor depends on constants and variables only.
     """
     layers = [op for op in ops if op.type in DATA_SLOTS]
     if not layers or any(_is_fed(op, is_parameter) for op in ops):
@@ -185,9 +181,6 @@ class Origin(IntEnum):
 
 class Origins:
     """The origins of the tensors of a graph.
-
-    Args:
-        graph: the graph. It may grow afterwards; new ops count as data.
 
     Attributes:
         inputs: constants and variables that count as data, since nothing is fed.
