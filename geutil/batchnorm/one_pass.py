@@ -36,9 +36,9 @@ from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.training_build import (
     Built,
+    BuiltNorm,
     Corrected,
     Freeze,
-    Made,
     TrainingFold,
     averaged,
     beside,
@@ -100,7 +100,7 @@ def corrected(
     )
 
 
-def scale_for_weights(scale: Value, made: Made) -> Value:
+def scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
     """Return the scale of a norm without gradients, and never near zero.
 
     Example:

@@ -107,7 +107,7 @@ def unbiased(variance: Value, count: Value) -> Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class BuiltNorm:
     """A norm with some statistics.
 
     Attributes:
@@ -119,7 +119,7 @@ class Made:
     deviation: Tensor
     inverted: bool
 
-    def ratio_to(self, other: Made) -> Value:
+    def ratio_to(self, other: BuiltNorm) -> Value:
         """Return s of the other's variance / s of this one's."""
         if self.inverted:
             return other.deviation / self.deviation
@@ -176,7 +176,7 @@ def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, T
 
 def with_statistics(
     statistics: Statistics, mean: Tensor | None, variance: Tensor
-) -> Made:
+) -> BuiltNorm:
     """Build a norm with other statistics than those of the graph.
 
     Args:
@@ -196,7 +196,7 @@ def with_statistics(
     return _copied(statistics, steps, replaced)
 
 
-def as_it_is(statistics: Statistics, moments: Moments) -> Made:
+def as_it_is(statistics: Statistics, moments: Moments) -> BuiltNorm:
     """Return a norm with the statistics of the batch."""
     if statistics.norm.fused is not None:
         return with_statistics(statistics, moments.mean, moments.variance)
@@ -215,7 +215,7 @@ def beside(op: Operation) -> Iterator[None]:
         yield
 
 
-def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> Made:
+def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> BuiltNorm:
     gamma, beta = step.op.inputs[1:3]
     root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
     scale = root * gamma
@@ -224,12 +224,12 @@ def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> Made:
     if mean is not None:
         offset = beta - mean * scale
         steps.append(AffineStep(offset.op, Kind.ADD, 0, offset, step.axis))
-    return Made(tuple(steps), root, False)
+    return BuiltNorm(tuple(steps), root, False)
 
 
 def _copied(
     statistics: Statistics, steps: Sequence[AffineStep], replaced: dict[int, Tensor]
-) -> Made:
+) -> BuiltNorm:
     """Copy the ops between the statistics and the steps."""
     root = statistics.root
     operands = [s.operand for s in steps if s.operand is not None]
@@ -247,7 +247,7 @@ def _copied(
     deviation = replacement_by_id.get(id(root.outputs[0]), root.outputs[0])
     with beside(root):
         vector = fold_arithmetic.as_vector(deviation)
-    return Made(
+    return BuiltNorm(
         tuple(
             s
             if s.operand is None

@@ -82,7 +82,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Value:
+class KnownString:
     """The known facts of a string that an op reads.
 
     Attributes:
@@ -96,7 +96,7 @@ class Value:
     nodes: tuple[str, ...] = ()
 
 
-class Node(NamedTuple):
+class ScannedNode(NamedTuple):
     """The part of a node that is kept to follow edges.
 
     Attributes:
@@ -110,7 +110,7 @@ class Node(NamedTuple):
     strings: tuple[bytes, ...]
 
 
-def _edges_of(node: Any) -> Node:
+def _edges_of(node: Any) -> ScannedNode:
     op = sys.intern(node.op)
     strings: tuple[bytes, ...] = ()
     if op == "Const" and "value" in node.attr:
@@ -118,11 +118,11 @@ def _edges_of(node: Any) -> Node:
         strings = tuple(tensor.string_val)
         if tensor.dtype == _STRING and not strings:
             strings = _TOO_LONG
-    return Node(op, tuple(map(sys.intern, node.input)), strings)
+    return ScannedNode(op, tuple(map(sys.intern, node.input)), strings)
 
 
 @dataclass
-class Body:
+class ScannedBody:
     """A graph, or the body of a function, with the findings in it.
 
     Attributes:
@@ -159,7 +159,7 @@ class Body:
         return wire.elements(self.buffer, self.span, kind, self.nodes_field)
 
     @cached_property
-    def nodes(self) -> Mapping[str, Node]:
+    def nodes(self) -> Mapping[str, ScannedNode]:
         """Its nodes by name: read when they are asked for, since most never are."""
         return {sys.intern(node.name): _edges_of(node) for node in self.elements()}
 
@@ -173,7 +173,7 @@ class Body:
             known(roots), lambda name: known(map(node_name, self.nodes[name].input))
         )
 
-    def value(self, tensor: str) -> Value:
+    def value(self, tensor: str) -> KnownString:
         """Return the known facts of a string by the name of its tensor."""
         passed: dict[str, None] = {}
         text = argument = None
@@ -192,9 +192,9 @@ class Body:
                 if before is None:
                     break
                 tensor = before
-        return Value(text, argument, tuple(passed))
+        return KnownString(text, argument, tuple(passed))
 
-    def _passed_on(self, node: Node) -> str | None:
+    def _passed_on(self, node: ScannedNode) -> str | None:
         """Return the tensor whose value a node passes on; None if it computes one."""
         if node.op == "ReadVariableOp":
             # TensorFlow keeps the path of an asset in a variable that is set once.
@@ -212,17 +212,17 @@ class Body:
                 sources.setdefault(node_name(handle), []).append(value)
         return sources
 
-    def detail(self, found: Found) -> tuple[str, Value]:
+    def detail(self, found: Found) -> tuple[str, KnownString]:
         """Return the input that decides an op's effect, in words and as it is read."""
         index = _FILE_INPUTS.get(found.node.op)
         inputs = [name for name in found.node.input if not name.startswith("^")]
         if found.detail or index is None or index >= len(inputs):
-            return found.detail, Value()
+            return found.detail, KnownString()
         value = self.value(inputs[index])
         return ("" if value.text is None else f"'{value.text}'"), value
 
 
-def scan(body: Body) -> None:
+def scan(body: ScannedBody) -> None:
     """Note the ops with capabilities in a body, and its calls.
 
     Cost: linear in the nodes; memory for a few of them at a time.
@@ -290,14 +290,16 @@ def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
     return power, ""
 
 
-def is_memory_cache(body: Body, found: Found) -> bool:
+def is_memory_cache(body: ScannedBody, found: Found) -> bool:
     """Tell whether an op caches a dataset in memory: its file has no name."""
     return found.node.op in _CACHES and body.detail(found)[1].text == ""
 
 
-def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
+def bodies_of(
+    buffer: Buffer, graph: Span
+) -> tuple[ScannedBody, dict[str, ScannedBody]]:
     """Return the main body of a `GraphDef` and those of its functions, scanned."""
-    main = Body(MAIN, buffer, graph, "GraphDef", "node")
+    main = ScannedBody(MAIN, buffer, graph, "GraphDef", "node")
     scan(main)
     functions = {}
     function_class = message_class("FunctionDef")
@@ -306,7 +308,7 @@ def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
         for place in wire.spans(buffer, library, 1):
             signature = wire.message(buffer, place, function_class, 1).signature
             arguments = tuple(arg.name for arg in signature.input_arg)
-            body = Body(
+            body = ScannedBody(
                 f"function '{signature.name}'",
                 buffer,
                 place,

@@ -10,10 +10,10 @@ from typing import Any
 
 from geutil.capabilities import op_table
 from geutil.capabilities.graph_scan import (
-    Body,
     Found,
-    Node,
-    Value,
+    KnownString,
+    ScannedBody,
+    ScannedNode,
     bodies_of,
     is_memory_cache,
 )
@@ -111,7 +111,7 @@ _CALLERS = "whoever runs the graph"
 _BACKWARD = "whoever differentiates it"
 
 
-def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
+def _kept(body: ScannedBody, functions: dict[str, ScannedBody]) -> Iterator[Found]:
     """Yield the ops of a body to be reported, functions called by name apart."""
     for found in body.found:
         if found.kind == op_table.UNKNOWN and found.node.op in functions:
@@ -121,19 +121,25 @@ def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
 
 
 def _power(
-    body: Body, found: Found, when: str, by: tuple[str, ...], detail: str | None = None
+    body: ScannedBody,
+    found: Found,
+    when: str,
+    by: tuple[str, ...],
+    detail: str | None = None,
 ) -> Power:
     told = body.detail(found)[0] if detail is None else detail
     return Power(found.kind, found.node.name, found.node.op, body.place, when, by, told)
 
 
-def _closure(functions: dict[str, Body], roots: Iterable[str]) -> Collection[str]:
+def _closure(
+    functions: dict[str, ScannedBody], roots: Iterable[str]
+) -> Collection[str]:
     """Return the names of all functions that some call, with these."""
     known = (name for name in roots if name in functions)
     return closure(known, lambda name: _callees(functions[name], functions))
 
 
-def _callees(body: Body, functions: dict[str, Body]) -> Iterator[str]:
+def _callees(body: ScannedBody, functions: dict[str, ScannedBody]) -> Iterator[str]:
     for _, names in body.calls:
         yield from (name for name in names if name in functions)
     # Version 1 calls functions by ops of their names.
@@ -179,7 +185,7 @@ class _MetaGraph:
                         yield from powers_of_text(buffer[start:end], "its objects")
 
     def _entry(
-        self, reach: _Reach, name: str, body: Body, found: Found
+        self, reach: _Reach, name: str, body: ScannedBody, found: Found
     ) -> Iterator[Power]:
         entries = reach.entries(name, found.node.name)
         # A Saver of the graph's own is run by nothing: only its own code has a use
@@ -219,7 +225,7 @@ class _MetaGraph:
                 )
 
 
-def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
+def _is_saver(body: ScannedBody, found: Found, *, is_passed: bool) -> bool:
     """Tell whether an op saves or restores at the path that the loader passes.
 
     All strings that its path is made of are looked at: the first comes from outside,
@@ -230,7 +236,7 @@ def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
     return bool(paths) and all(_is_within(body, path, is_passed) for path in paths)
 
 
-def _is_within(body: Body, path: str, is_passed: bool = True) -> bool:
+def _is_within(body: ScannedBody, path: str, is_passed: bool = True) -> bool:
     """Tell whether a path begins with a value from outside, and stays below it."""
     seen: set[str] = set()
     waiting, first = [path], True
@@ -265,7 +271,7 @@ _PATH_OPS = frozenset(
 )
 
 
-def _is_fed(node: Node) -> bool:
+def _is_fed(node: ScannedNode) -> bool:
     return node.op in ("Placeholder", "PlaceholderWithDefault")
 
 
@@ -278,7 +284,11 @@ class _Reach:
     """The triggers of each op: signatures, functions of objects, loading, saving."""
 
     def __init__(
-        self, proto: Any, objects: Any, main: Body, functions: dict[str, Body]
+        self,
+        proto: Any,
+        objects: Any,
+        main: ScannedBody,
+        functions: dict[str, ScannedBody],
     ) -> None:
         self._proto, self._objects = proto, objects
         self._main, self._functions = main, functions
@@ -351,7 +361,7 @@ class _Reach:
                 at_load = path.rpartition(".")[2] in _AT_LOAD or number in restoring
                 yield (_INIT if at_load else f"function '{path}'"), names
 
-    def assets(self, function: str, value: Value) -> list[str] | None:
+    def assets(self, function: str, value: KnownString) -> list[str] | None:
         """Return the assets that a string names; None if it may be anything else."""
         if value.argument is None:
             named = [] if function else [n for n in value.nodes if n in self._by_node]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from geutil.capabilities import op_table
-from geutil.capabilities.graph_scan import Body, bodies_of
+from geutil.capabilities.graph_scan import ScannedBody, bodies_of
 from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
 from geutil.model.core import EditableModel, M
@@ -105,7 +105,7 @@ def _prune_bodies(program: ModelProgram) -> list[Stripped]:
     return entries
 
 
-def _kinds_in(body: Body, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
+def _kinds_in(body: ScannedBody, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """Return the capabilities of a body's nodes, given those left in functions."""
     kinds: dict[str, set[str]] = {}
     for found in body.found:
@@ -156,7 +156,7 @@ def _listed(kinds: set[str]) -> str:
     return " and ".join(kind for kind in op_table.POWERS if kind in kinds)
 
 
-def _of_body(functions: Mapping[str, Body], name: str) -> Iterator[str]:
+def _of_body(functions: Mapping[str, ScannedBody], name: str) -> Iterator[str]:
     """Yield the capabilities of a function and of its callees."""
 
     def callees(called: str) -> list[str]:

@@ -267,7 +267,7 @@ class TopologicalOrder:
             falling = [(p, c) for p, c in falling if p not in set(predecessors(c))]
         if not falling:
             return None
-        search = _Search(place, rewiring, falling)
+        search = _AffectedRegion(place, rewiring, falling)
         for producer, consumer in falling:
             cycle = search.insert(producer, consumer)
             if cycle is not None:
@@ -278,7 +278,7 @@ class TopologicalOrder:
         return None
 
 
-class _Search:
+class _AffectedRegion:
     """The edges of the graph with a set of rewirings laid over them."""
 
     def __init__(

@@ -232,7 +232,7 @@ _OWN_GRADIENT = re.compile(rb"(Stateful)?PartitionedCall-\d+")
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """What a node calls.
 
     Attributes:
@@ -260,7 +260,7 @@ class Library:
         self.gradients = {g.function_name: g.gradient_func for g in library.gradient}
         self._library = library
 
-    def call(self, node: Any) -> Call | None:
+    def call(self, node: Any) -> FunctionCall | None:
         """Return the call of a node, or None when it is none."""
         if node.op in self.functions:
             name, attributes = node.op, node.attr
@@ -274,7 +274,7 @@ class Library:
                 "graph does not hold; add it to graph_def.library"
             )
         declared = self.functions[name].signature.attr
-        return Call(
+        return FunctionCall(
             name, {a.name: attributes[a.name] for a in declared if a.name in attributes}
         )
 

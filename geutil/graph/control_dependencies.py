@@ -20,7 +20,7 @@ _MAX_SEPARATE = 1000
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CallSurroundings:
     """Where a call stands among the effects of its caller.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ties:
     early: frozenset[str]
 
 
-def find_ties(plan: CallerPlan, around: Surroundings) -> Ties:
+def find_ties(plan: CallerPlan, around: CallSurroundings) -> Ties:
     """Return the ties of one body.
 
     Cost: linear in the nodes and their inputs, times the effects over 64.

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph.control_dependencies import Surroundings, Ties
+from geutil.graph.control_dependencies import CallSurroundings, Ties
 from geutil.graph.flat_body import BodyNode, is_index, output_name
 from geutil.graph.inlining_plan import CallerPlan, Namespace
 from geutil.graph.protos import NodeDef
@@ -152,7 +152,7 @@ class BodySite:
     """
 
     plan: CallerPlan
-    around: Surroundings
+    around: CallSurroundings
     ties: Ties
     name: str = ""
     op: str = ""

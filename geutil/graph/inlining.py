@@ -18,7 +18,7 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph import inlining_plan
 from geutil.graph.call_graph import Library
-from geutil.graph.control_dependencies import Surroundings, Ties, find_ties
+from geutil.graph.control_dependencies import CallSurroundings, Ties, find_ties
 from geutil.graph.flat_body import BodyNode, FlatBody, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
 from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
@@ -85,9 +85,9 @@ class Inliner:
         self._plans = plans
         self._space = Namespace(main.names)
         self._frames = Namespace(main.frames)
-        self._ties: dict[tuple[int, Surroundings], Ties] = {}
+        self._ties: dict[tuple[int, CallSurroundings], Ties] = {}
         self._devices: dict[tuple[str, str], str] = {}
-        around = Surroundings()
+        around = CallSurroundings()
         self._main = BodySite(main, around, self._find_ties(main, around))
         self._forced = _needed_by_name(main, protected)
         self.wiring = Wiring(self._space)
@@ -149,7 +149,7 @@ class Inliner:
         plan = self._plans.of(site.plan.calls[node.name])
         read = [node_name(r) for r in node.inputs if not r.startswith("^")]
         args = list(zip(read, plan.args, strict=True))
-        around = Surroundings(
+        around = CallSurroundings(
             late=tuple(arg for name, arg in args if name in site.ties.late),
             seen=tuple(arg for name, arg in args if name in site.ties.seen),
             early=node.name in site.ties.early,
@@ -166,7 +166,7 @@ class Inliner:
             site.branched or node.name in site.plan.branched,
         )
 
-    def _find_ties(self, plan: CallerPlan, around: Surroundings) -> Ties:
+    def _find_ties(self, plan: CallerPlan, around: CallSurroundings) -> Ties:
         key = id(plan), around
         if key not in self._ties:
             self._ties[key] = find_ties(plan, around)

@@ -22,7 +22,7 @@ from typing import Any
 
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
-from geutil.graph.call_graph import Call, Effects, Instance, Library
+from geutil.graph.call_graph import Effects, FunctionCall, Instance, Library
 from geutil.graph.flat_body import BodyNode, FlatBody, flat_body
 from geutil.graph.types import scope_basename, scope_dirname
 from geutil.graph.walks import node_name
@@ -178,7 +178,7 @@ class CallerPlan:
     body: FlatBody
     effects: Effects = field(repr=False)
     state: Effects = field(repr=False)
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, FunctionCall] = field(default_factory=dict)
     kept: dict[str, tuple[str, str]] = field(default_factory=dict)
     size: int = 0
     automatic: int = 0
@@ -319,11 +319,11 @@ class Plans:
         self._keep_more()
         self._measure()
 
-    def of(self, call: Call) -> CallerPlan:
+    def of(self, call: FunctionCall) -> CallerPlan:
         """Return the plan of the function that is called."""
         return self._plans[call.instance]
 
-    def _new_plan(self, call: Call) -> CallerPlan:
+    def _new_plan(self, call: FunctionCall) -> CallerPlan:
         count = self._versions[call.function] = self._versions.get(call.function, 0) + 1
         if count > _MAX_VERSIONS:
             raise TransformError(
@@ -335,7 +335,7 @@ class Plans:
         plan = self._plans[call.instance] = CallerPlan(body, self._effects, self._state)
         return plan
 
-    def _read(self, plan: CallerPlan) -> Iterator[Call]:
+    def _read(self, plan: CallerPlan) -> Iterator[FunctionCall]:
         """Find the calls of a plan; yield those that will be replaced."""
         for node in plan.body.nodes:
             call = self._library.call(node.definition)
@@ -352,7 +352,7 @@ class Plans:
             plan.calls[node.name] = call
             yield call
 
-    def _check(self, node: BodyNode, call: Call) -> None:
+    def _check(self, node: BodyNode, call: FunctionCall) -> None:
         signature = self._library.functions[call.function].signature
         argument_count = sum(1 for name in node.inputs if not name.startswith("^"))
         _check_count(node, call, "arguments", argument_count, len(signature.input_arg))
@@ -401,7 +401,7 @@ class Plans:
 
 
 def _check_count(
-    node: BodyNode, call: Call, what: str, actual: int, declared: int
+    node: BodyNode, call: FunctionCall, what: str, actual: int, declared: int
 ) -> None:
     if actual != declared:
         raise TransformError(

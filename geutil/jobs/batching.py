@@ -18,9 +18,9 @@ from geutil.jobs.executors import JobRunner
 from geutil.jobs.model_job import Job
 from geutil.jobs.report import STATE, BatchEntry, BatchReport
 from geutil.jobs.sources import (
-    BatchSource,
     Data,
     DataSource,
+    ModelSource,
     PathLike,
     Paths,
     data_of,
@@ -202,7 +202,7 @@ def _check(
 
 
 def _planned(
-    sources: Sequence[BatchSource],
+    sources: Sequence[ModelSource],
     data: Mapping[str, DataSource | None],
     common: Job,
     *,

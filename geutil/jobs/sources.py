@@ -30,7 +30,7 @@ RANDOM = "random"
 
 
 @dataclass(frozen=True)
-class BatchSource:
+class ModelSource:
     """A path of a batch.
 
     Attributes:
@@ -43,7 +43,7 @@ class BatchSource:
     why_not: str = ""
 
 
-def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
+def sources_of(paths: Paths, leave_out: Path) -> list[ModelSource]:
     """Return all that is in a folder, that a pattern names, or that is listed.
 
     Args:
@@ -68,7 +68,7 @@ def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
         named = ", ".join(f"'{path}'" for path in listed) or "an empty list"
         raise ModelError(f"there is nothing at {named}; pass a folder, or models")
     names = _names(list(found))
-    sources = [BatchSource(p, names[p], why_not) for p, why_not in found.items()]
+    sources = [ModelSource(p, names[p], why_not) for p, why_not in found.items()]
     return sorted(sources, key=lambda source: source.name)
 
 
@@ -156,7 +156,7 @@ class DataSource:
         return RANDOM if self.drawn else hashlib.sha256(self.pickled).hexdigest()
 
 
-def data_of(data: Data, sources: Sequence[BatchSource]) -> dict[str, DataSource | None]:
+def data_of(data: Data, sources: Sequence[ModelSource]) -> dict[str, DataSource | None]:
     """Return the data of each model by name; None where a folder has none for it.
 
     Args:
@@ -196,7 +196,7 @@ def _data_in(folder: Path, name: str) -> DataSource | None:
 
 
 def fingerprint(
-    source: BatchSource,
+    source: ModelSource,
     steps: Iterable[PipelineStep],
     data: DataSource | None,
     signature: str | None,

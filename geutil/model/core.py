@@ -21,7 +21,7 @@ from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.strip.report import StripReport
-from geutil.model.to_graph import Parts, make_sink, materialize
+from geutil.model.to_graph import GraphParts, make_sink, materialize
 from geutil.notebook_display import Shown
 from geutil.select.networks.data import batches, joined, one_batch
 from geutil.select.walks import get_backward_walk_ops
@@ -130,7 +130,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         inline: bool,
         opened: Mapping[str, Opened],
         names: tuple[str, ...],
-        make: Callable[[Parts, str, Signatures[Opened], SharedState], Opened],
+        make: Callable[[GraphParts, str, Signatures[Opened], SharedState], Opened],
     ) -> None:
         self._source = source
         self._inline = inline
@@ -159,7 +159,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
     def __repr__(self) -> str:
         return f"Signatures({list(self._names)})"
 
-    def new(self, name: str, parts: Parts, holdings: SharedState) -> Opened:
+    def new(self, name: str, parts: GraphParts, holdings: SharedState) -> Opened:
         """Make a model of parts, and take it in as the signature of that name."""
         model = self._make(parts, name, self, holdings)
         self.take_in(name, model)
@@ -323,7 +323,7 @@ class EditableModel(Shown):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: GraphParts,
         signature: str,
         signatures: Signatures[Any],
         holdings: SharedState,

@@ -21,7 +21,7 @@ from geutil.graph.walks import closure, node_name, short_name
 from geutil.model import handle_values, programs, shared_state
 from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
-from geutil.model.handle_values import Carrier, Value, Version, Versions
+from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 
@@ -29,7 +29,7 @@ _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
 
 def replace_handles(
-    graph_def: Any, seeds: Mapping[str, Value], changes: list[str] | None = None
+    graph_def: Any, seeds: Mapping[str, HandleValue], changes: list[str] | None = None
 ) -> set[str]:
     """Put values in the place of handles, in place.
 
@@ -68,8 +68,8 @@ def add_versions(graph_def: Any, versions: Versions) -> None:
 
 
 def replace_in_function(
-    function: Any, seeds: Mapping[str, Value], versions: Versions, name: str
-) -> dict[str, Value]:
+    function: Any, seeds: Mapping[str, HandleValue], versions: Versions, name: str
+) -> dict[str, HandleValue]:
     """Put values in the place of handles in a function, in place.
 
     Args:
@@ -104,7 +104,9 @@ def rename_references(function: Any, names: Mapping[str, str]) -> None:
         function.ret[name] = names.get(short_name(text), text)
 
 
-def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -> None:
+def _set_results(
+    function: Any, version: Version, values: Mapping[str, HandleValue]
+) -> None:
     """Set the types of results that are values now."""
     expected = dict(version.values) if version.returns else {}
     for index, result in enumerate(function.signature.output_arg):
@@ -130,7 +132,7 @@ def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -
 def _change(
     nodes: Iterable[Any],
     carriers: Collection[Carrier],
-    seeds: Mapping[str, Value],
+    seeds: Mapping[str, HandleValue],
     used_names: set[str],
     versions: Versions,
     where: str,
@@ -354,7 +356,7 @@ def frozen_program(model: EditableModel) -> ModelProgram:
     reads = replace_handles(
         program.graph_def,
         {
-            names[node]: Value(
+            names[node]: HandleValue(
                 source.name,
                 source.dtype.as_datatype_enum,
                 tf.TensorShape(source.shape()).as_proto().SerializeToString(),

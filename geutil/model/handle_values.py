@@ -35,7 +35,7 @@ _SWITCH = "Switch"
 
 
 @dataclass(frozen=True)
-class Value:
+class HandleValue:
     """The replacement of a handle.
 
     Attributes:
@@ -57,12 +57,12 @@ class Carrier:
     """
 
     node: Any
-    values: dict[int, Value] = field(default_factory=dict)
+    values: dict[int, HandleValue] = field(default_factory=dict)
 
 
 def handle_flow(
-    nodes: Iterable[Any], seeds: Mapping[str, Value], *, in_function: bool
-) -> tuple[dict[str, Value], list[Carrier]]:
+    nodes: Iterable[Any], seeds: Mapping[str, HandleValue], *, in_function: bool
+) -> tuple[dict[str, HandleValue], list[Carrier]]:
     """Follow handles through the ops that pass them on.
 
     Args:
@@ -162,7 +162,7 @@ class Version:
 
     function: str
     name: str
-    values: tuple[tuple[int, Value], ...]
+    values: tuple[tuple[int, HandleValue], ...]
     returns: bool
 
 
@@ -182,7 +182,9 @@ class Versions:
         self._made: dict[str, Version] = {}
         self._waiting: list[Version] = []
 
-    def ask(self, function: str, values: Mapping[int, Value], *, returns: bool) -> str:
+    def ask(
+        self, function: str, values: Mapping[int, HandleValue], *, returns: bool
+    ) -> str:
         """Return the name of a version of a function."""
         ordered = tuple(sorted(values.items()))
         described = [(i, v.dtype, v.shape) for i, v in ordered]
@@ -208,7 +210,9 @@ class Versions:
         return self._digest
 
 
-def pass_values(node: Any, values: Mapping[int, Value], versions: Versions) -> None:
+def pass_values(
+    node: Any, values: Mapping[int, HandleValue], versions: Versions
+) -> None:
     """Make a node of a type in `CALLS` pass values on in place of handles, in place."""
     kind = CALLS[node.op]
     passed = {index - kind.offset: value for index, value in values.items()}
@@ -228,7 +232,7 @@ def pass_values(node: Any, values: Mapping[int, Value], versions: Versions) -> N
         read_only.extend(remaining_indices)
 
 
-def set_types(node: Any, attribute: str, values: Mapping[int, Value]) -> None:
+def set_types(node: Any, attribute: str, values: Mapping[int, HandleValue]) -> None:
     """Set the types, and the shapes where a node tells them, of values it passes on."""
     types = node.attr[attribute].list.type
     for index, value in values.items():
@@ -240,7 +244,7 @@ def set_types(node: Any, attribute: str, values: Mapping[int, Value]) -> None:
     node.ClearField("experimental_type")
 
 
-def set_shapes(attr: Any, values: Mapping[int, Value]) -> None:
+def set_shapes(attr: Any, values: Mapping[int, HandleValue]) -> None:
     """Set the shapes of values in a list of shapes."""
     shapes = attr.list.shape
     for index, value in values.items():
@@ -271,7 +275,7 @@ def take_values(function: Any, version: Version) -> None:
 _STAND_INS = ("api_implements", "forward_function_name", "backward_function_name")
 
 
-def _one_shape(value: Value) -> Any:
+def _one_shape(value: HandleValue) -> Any:
     attr = tf.compat.v1.AttrValue()
     attr.list.shape.add().ParseFromString(value.shape)
     return attr
@@ -291,11 +295,11 @@ def set_op_type(node: Any, op: str, **types: int) -> None:
         node.attr[name].type = dtype
 
 
-def _read(node: Any, value: Value) -> None:
+def _read(node: Any, value: HandleValue) -> None:
     set_op_type(node, "Identity", T=value.dtype)
 
 
-def _gather(node: Any, value: Value) -> None:
+def _gather(node: Any, value: HandleValue) -> None:
     indices = node.attr["Tindices"].type
     batch_dims = node.attr["batch_dims"].i
     axis = tf.int32.as_datatype_enum
@@ -303,24 +307,24 @@ def _gather(node: Any, value: Value) -> None:
     node.attr["batch_dims"].i = batch_dims
 
 
-def _gather_nd(node: Any, value: Value) -> None:
+def _gather_nd(node: Any, value: HandleValue) -> None:
     indices = node.attr["Tindices"].type
     set_op_type(node, "GatherNd", Tparams=value.dtype, Tindices=indices)
 
 
-def _shape(node: Any, value: Value) -> None:
+def _shape(node: Any, value: HandleValue) -> None:
     out_type = node.attr["out_type"].type or tf.int32.as_datatype_enum
     set_op_type(node, "Shape", T=value.dtype, out_type=out_type)
 
 
-def _is_initialized(node: Any, _: Value) -> None:
+def _is_initialized(node: Any, _: HandleValue) -> None:
     set_op_type(node, "Const")
     node.attr["dtype"].type = tf.bool.as_datatype_enum
     true = const_node("", tf.constant(True))
     node.attr["value"].CopyFrom(true.attr["value"])
 
 
-READS: dict[str, Callable[[Any, Value], None]] = {
+READS: dict[str, Callable[[Any, HandleValue], None]] = {
     "ReadVariableOp": _read,
     "ResourceGather": _gather,
     "ResourceGatherNd": _gather_nd,
@@ -334,7 +338,7 @@ a value.
 
 def turn_into_value_read(
     node: Any,
-    value: Value,
+    value: HandleValue,
     fresh: Callable[[str], str],
     *,
     waits: Iterable[str] = (),
@@ -386,7 +390,7 @@ def only_changes(node: Any) -> bool:
     return node.op.startswith(_UPDATES)
 
 
-def turn_into_new_value(node: Any, value: Value, waits: Iterable[str]) -> str:
+def turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) -> str:
     """Turn a node that changes a variable into one that computes the new value.
 
     An update that is no assignment, sum or difference is left out: the old value stays.

@@ -34,7 +34,7 @@ from geutil.model.functions.write_back import sync, sync_below
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of
 
 
@@ -56,7 +56,7 @@ class Model(EditableModel):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: GraphParts,
         signature: str,
         signatures: Signatures[Model],
         holdings: SharedState,
@@ -1026,7 +1026,9 @@ class Body(EditableBody, Model):
         live: the graph, while nothing is written back on access.
     """
 
-    def __init__(self, library: FunctionLibrary, entry: Entry, parts: Parts) -> None:
+    def __init__(
+        self, library: FunctionLibrary, entry: Entry, parts: GraphParts
+    ) -> None:
         self._entry = entry
         self.live: Graph = parts.graph
         what = f"function '{entry.key}'"

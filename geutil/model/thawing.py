@@ -35,7 +35,7 @@ class Matches:
     stay: dict[str, str] = field(default_factory=dict)
 
 
-class Variables:
+class ThawedVariables:
     """The variables made so far; constants of one name and value share one."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def thaw(model: core.M, regex: str | re.Pattern[str]) -> core.M:
     untouched = {name: model.signatures[name].program() for name in order}
     matches = {name: _matches(p.graph_def, pattern) for name, p in untouched.items()}
     _check(untouched[model.signature], matches[model.signature], pattern)
-    variables = Variables()
+    variables = ThawedVariables()
     thawed = {
         name: _thawed(untouched[name], matches[name].found, variables) for name in order
     }
@@ -116,7 +116,7 @@ def _check(program: ModelProgram, matches: Matches, pattern: re.Pattern[str]) ->
 
 
 def _thawed(
-    program: ModelProgram, constants: list[Any], variables: Variables
+    program: ModelProgram, constants: list[Any], variables: ThawedVariables
 ) -> ModelProgram:
     """Return a program that reads variables in place of some constants."""
     graph_def = program.graph_def

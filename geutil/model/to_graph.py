@@ -96,7 +96,7 @@ def without_wrappers(
 
 
 @dataclass
-class Parts:
+class GraphParts:
     """An editable graph and its ends.
 
     Attributes:
@@ -115,7 +115,7 @@ class Parts:
 
 def materialize(
     program: ModelProgram, *, inline: bool, what: str, keep: Collection[str] = ()
-) -> Parts:
+) -> GraphParts:
     """Make an editable graph of a program."""
     _check_ends(program, what)
     program = replace(program)
@@ -156,7 +156,7 @@ def materialize(
         except (KeyError, ValueError) as error:
             raise ModelError(f"{what} has no tensor '{name}': {error}") from error
 
-    return Parts(
+    return GraphParts(
         graph,
         {name: tensor(t) for name, t in program.inputs.items()},
         {name: make_sink(graph, name, tensor(t)) for name, t in outputs.items()},

@@ -28,7 +28,7 @@ from geutil.model.programs import (
     rename_nodes,
 )
 from geutil.model.strip.options import keep_of, program_of_parts
-from geutil.model.to_graph import Parts, materialize
+from geutil.model.to_graph import GraphParts, materialize
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.rewrite.rules import constant_folding
 from geutil.select.queries import select_ops
@@ -170,7 +170,7 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
             node.input.append(f"^{name}")
 
 
-def _with_short_names(parts: Parts, loops: Sequence[str]) -> ModelProgram:
+def _with_short_names(parts: GraphParts, loops: Sequence[str]) -> ModelProgram:
     """Return the program of a graph, with the scope of each loop in a name once.
 
     Nodes of a body have its scope already, and get that of their step before it.
@@ -194,7 +194,7 @@ def _with_short_names(parts: Parts, loops: Sequence[str]) -> ModelProgram:
     return program
 
 
-def _fold_scalars(parts: Parts) -> None:
+def _fold_scalars(parts: GraphParts) -> None:
     """Fold the ancestors of counters and bounds."""
     rules = constant_folding(max_bytes=_SCALAR)
     rewrite(parts.graph, rules, keep=keep_of(parts))

@@ -12,7 +12,7 @@ from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.compiling import Compiled, compile_pattern
 from geutil.rewrite.liveness import Liveness, Territory
 from geutil.rewrite.patterns import Pattern
-from geutil.rewrite.search import Search
+from geutil.rewrite.search import PatternSearch
 from geutil.select.conversions import graph_of_all, make_list_of_op
 
 
@@ -71,7 +71,7 @@ class Finder:
 
     def __init__(self, compiled: Compiled, territory: Territory) -> None:
         self.compiled = compiled
-        self._search = Search(compiled, territory)
+        self._search = PatternSearch(compiled, territory)
 
     def find(self, op: Operation, producers: list[str]) -> Match | str | None:
         """Look for a match whose root is `op`.
@@ -221,7 +221,7 @@ class _NearestMiss:
     """Keeps the failure that came after the most bindings, of equals the first."""
 
     def __init__(self) -> None:
-        self.search: Search | None = None
+        self.search: PatternSearch | None = None
         self.progress = -1
         self.failure: tuple[str, str, str] = ("", "", "")
         self.reached: tuple[tuple[str, str], ...] = ()
@@ -279,7 +279,7 @@ def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
             reason="a rewrite replaced it, and nobody reads it any more",
         )
     nearest = _NearestMiss()
-    search = Search(compiled, Territory(graph, liveness), nearest.record)
+    search = PatternSearch(compiled, Territory(graph, liveness), nearest.record)
     nearest.search = search
     if search.run(op):
         return Explanation(op, Match(op, search.ops(), search.names, search.bound))

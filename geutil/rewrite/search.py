@@ -75,7 +75,7 @@ Recorder: typing.TypeAlias = Callable[[int, Pattern, typing.Any, str], None]
 _MET: list[tuple[Goal, ...]] = [()]
 
 
-class Search:
+class PatternSearch:
     """Looks for a match of one pattern, at one op after another.
 
     Args:

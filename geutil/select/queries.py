@@ -136,7 +136,7 @@ def select_ops_and_ts(
     return ops, ts
 
 
-class _Options:
+class _QueryOptions:
     """The keywords of a query, checked."""
 
     def __init__(
@@ -164,14 +164,14 @@ def check_keywords(
             )
 
 
-def _options(kwargs: dict[str, Any]) -> _Options:
+def _options(kwargs: dict[str, Any]) -> _QueryOptions:
     check_keywords(kwargs, _KEYWORDS)
-    return _Options(**kwargs)
+    return _QueryOptions(**kwargs)
 
 
 def _select(
     args: tuple[Any, ...],
-    options: _Options,
+    options: _QueryOptions,
     own_tag: str,
     other_tag: str,
     is_wanted: Callable[[object], bool],

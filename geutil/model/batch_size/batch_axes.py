@@ -117,7 +117,7 @@ _SMALL = 4096
 
 
 @dataclass(frozen=True)
-class BatchSource:
+class SizeSource:
     """Where the size of the batch can be read.
 
     Attributes:

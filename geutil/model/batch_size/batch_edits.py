@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.walks import walk_by_identity
-from geutil.model.batch_size.batch_axes import BatchSource
+from geutil.model.batch_size.batch_axes import SizeSource
 from geutil.model.programs import fresh_name
 
 
@@ -50,7 +50,7 @@ class SetDims:
     node: str
     index: int
     dims: Dims
-    source: BatchSource
+    source: SizeSource
     dtype: int
 
 
@@ -65,7 +65,7 @@ class SetSize:
 
     node: str
     index: int
-    source: BatchSource
+    source: SizeSource
     frame: str | None = None
 
 
@@ -85,7 +85,7 @@ class Broadcast:
     axis: int
     rows: int
     dims: Dims
-    source: BatchSource
+    source: SizeSource
     dtype: int
 
 
@@ -135,7 +135,7 @@ Edit: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class BatchObstacle:
     """A problem that cannot be mended, and its remedy."""
 
     node: str
@@ -160,10 +160,10 @@ class BatchPlan:
     """
 
     edits: list[Edit] = field(default_factory=list)
-    problems: list[Obstacle] = field(default_factory=list)
+    problems: list[BatchObstacle] = field(default_factory=list)
     growing: set[str] = field(default_factory=set)
 
-    def all_problems(self) -> list[Obstacle]:
+    def all_problems(self) -> list[BatchObstacle]:
         """Return the problems, those of the functions that are called included."""
         plans = walk_by_identity(
             [self], lambda p: [e.plan for e in p.edits if isinstance(e, CallAnew)]
@@ -174,7 +174,7 @@ class BatchPlan:
 _INT = tf.int32.as_datatype_enum
 
 
-class Writer:
+class NodeWriter:
     """Adds nodes to a graph or a function body."""
 
     def __init__(
@@ -202,7 +202,7 @@ class Writer:
         self,
         name: str,
         dims: Dims,
-        source: BatchSource,
+        source: SizeSource,
         dtype: int,
         after: Sequence[str],
     ) -> str:
@@ -224,7 +224,7 @@ class Writer:
         ]
         return self.pack(name, parts, dtype)
 
-    def size(self, name: str, source: BatchSource, after: Sequence[str]) -> str:
+    def size(self, name: str, source: SizeSource, after: Sequence[str]) -> str:
         """Add the batch size as a scalar, read at run time if any is allowed."""
         if self._new is not None:
             return self.constant(name, self._new, _INT, after)
@@ -272,7 +272,7 @@ class Writer:
         self,
         name: str,
         factor: int,
-        source: BatchSource,
+        source: SizeSource,
         dtype: int,
         after: Sequence[str],
     ) -> str:

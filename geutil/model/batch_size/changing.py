@@ -16,7 +16,12 @@ from geutil.graph.types import Tensor
 from geutil.graph.walks import node_name
 from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
-from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, CallAnew, Writer
+from geutil.model.batch_size.batch_edits import (
+    BatchPlan,
+    Broadcast,
+    CallAnew,
+    NodeWriter,
+)
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
@@ -37,7 +42,7 @@ def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
-    writer = Writer(result.node, function=False, new=new)
+    writer = NodeWriter(result.node, function=False, new=new)
     waiting = _apply(plan, result.node, writer)
     while waiting:
         edit, node = waiting.pop()
@@ -53,7 +58,7 @@ def _apply_to_function(
     function: Any, plan: BatchPlan, new: int | None
 ) -> list[tuple[CallAnew, Any]]:
     args = [arg.name for arg in function.signature.input_arg]
-    writer = Writer(function.node_def, function=True, new=new, used_names=args)
+    writer = NodeWriter(function.node_def, function=True, new=new, used_names=args)
     for attributes in function.arg_attr.values():
         attributes.attr.pop("_output_shapes", None)
     function.attr.pop("_input_shapes", None)
@@ -65,7 +70,9 @@ def _apply_to_function(
     return _apply(plan, function.node_def, writer)
 
 
-def _apply(plan: BatchPlan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]:
+def _apply(
+    plan: BatchPlan, nodes: Any, writer: NodeWriter
+) -> list[tuple[CallAnew, Any]]:
     """Change nodes; return the calls whose functions are to be changed next."""
     by_name = {node.name: node for node in nodes}
     framed = any(node.op in _FRAMES for node in nodes)
@@ -87,7 +94,7 @@ def _change(
     edit: batch_edits.Edit,
     node: Any,
     by_name: dict[str, Any],
-    writer: Writer,
+    writer: NodeWriter,
     framed: bool,
 ) -> None:
     name = f"{node.name}/batch_size"
@@ -135,7 +142,7 @@ def _controls(node: Any) -> list[str]:
 
 
 def _broadcast(
-    writer: Writer,
+    writer: NodeWriter,
     edit: Broadcast,
     name: str,
     tensor: str,

@@ -16,7 +16,7 @@ from geutil.model.batch_size.batch_axes import (
     scope_of_function,
     shape_of,
 )
-from geutil.model.batch_size.batch_edits import CallAnew, Obstacle
+from geutil.model.batch_size.batch_edits import BatchObstacle, CallAnew
 from geutil.model.batch_size.row_loops import row_loop
 from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk
@@ -106,11 +106,11 @@ class Settled:
     site: Site
     state: list[Tensor]
     called: FunctionWalk
-    earlier: list[Obstacle]
+    earlier: list[BatchObstacle]
     lost: bool
 
     @property
-    def problems(self) -> list[Obstacle]:
+    def problems(self) -> list[BatchObstacle]:
         """The problems that cannot be mended."""
         return [*self.called.done.plan.all_problems(), *self.site.plan.problems]
 
@@ -172,7 +172,7 @@ def _rounds(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
         else probing.placeholder(t.dtype, shape_of(t), like=[t])
         for i, t in enumerate(site.operands)
     ]
-    state, problems = start, list[Obstacle]()
+    state, problems = start, list[BatchObstacle]()
     while True:
         called = body(site, state)
         after = []

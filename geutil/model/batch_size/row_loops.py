@@ -11,9 +11,9 @@ import tensorflow as tf
 from geutil.graph.types import Tensor
 from geutil.graph.walks import node_name
 from geutil.model.batch_size.batch_axes import (
-    BatchSource,
     Scope,
     ScopeNode,
+    SizeSource,
     constant_value,
 )
 from geutil.model.batch_size.batch_edits import SetConstant, SetSize
@@ -121,7 +121,7 @@ def _has_rows(site: Site, variable: int | None) -> bool:
 
 
 def _lengthen_constants(
-    site: Site, body: Scope, counters: set[int | None], source: BatchSource
+    site: Site, body: Scope, counters: set[int | None], source: SizeSource
 ) -> None:
     """Repeat constants of which each row of the batch gets its own, if all are equal.
 
@@ -223,12 +223,12 @@ def _traced(
     return scope.args.index(name), ""
 
 
-def _source(site: Site, variable: int, written: str) -> BatchSource:
+def _source(site: Site, variable: int, written: str) -> SizeSource:
     """Return the source of the batch size: a list of rows, or a tensor's shape."""
     t = site.operands[variable]
     axis = site.probing.axis(t)
     factor = 1 if axis is None else site.sizes.factor(t.shape[axis])
-    return BatchSource(written, axis, factor, t.dtype.as_datatype_enum)
+    return SizeSource(written, axis, factor, t.dtype.as_datatype_enum)
 
 
 def _set_size(site: Site, index: int, variable: int) -> None:

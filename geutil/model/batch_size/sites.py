@@ -14,7 +14,7 @@ from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
 from geutil.graph.walks import tree
 from geutil.model.batch_size import batch_axes, batch_edits
-from geutil.model.batch_size.batch_axes import BatchSource, ScopeNode, Shape, Sizes
+from geutil.model.batch_size.batch_axes import ScopeNode, Shape, Sizes, SizeSource
 from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
 
 _LARGE = 4096
@@ -212,7 +212,7 @@ class Site:
         operands: list[Tensor],
         probing: Probing,
         plan: BatchPlan,
-        fallback: BatchSource | None,
+        fallback: SizeSource | None,
         producers: Sequence[ScopeNode | None] = (),
         readers: Sequence[tuple[str, int]] = (),
     ) -> None:
@@ -228,7 +228,7 @@ class Site:
         self.plan = plan
         self.replaced: frozenset[int] = frozenset()
 
-    def inside(self, source: BatchSource) -> Site:
+    def inside(self, source: SizeSource) -> Site:
         """Return the site as a function that it calls sees it: its batch is there."""
         entry = ScopeNode(self.node, (), ())
         return Site(entry, [], self.probing, self.plan, source)
@@ -267,7 +267,7 @@ class Site:
         """Return the axis of the batch of an operand."""
         return self.probing.axis(self.operands[index])
 
-    def source(self, index: int | None = None) -> BatchSource | None:
+    def source(self, index: int | None = None) -> SizeSource | None:
         """Return where the size of the batch can be read, at an operand if it shows."""
         for i in range(len(self.operands)) if index is None else [index]:
             axis = self.axis(i)
@@ -283,7 +283,7 @@ class Site:
     def problem(self, reason: str, remedy: str) -> None:
         """Note a problem that cannot be mended."""
         self.plan.problems.append(
-            batch_edits.Obstacle(
+            batch_edits.BatchObstacle(
                 self.node.name, self.node.op, reason, remedy, self._constants()
             )
         )
@@ -351,10 +351,10 @@ NO_SOURCE = (
 )
 
 
-def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> BatchSource:
+def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> SizeSource:
     """Return a tensor as a source of the batch size."""
     factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
-    return BatchSource(written, axis, factor, tensor.dtype.as_datatype_enum)
+    return SizeSource(written, axis, factor, tensor.dtype.as_datatype_enum)
 
 
 def broadcast_for_batch(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from geutil.graph.types import Tensor
 from geutil.graph.walks import node_name
-from geutil.model.batch_size.batch_axes import BatchSource, Scope, ScopeNode, shape_of
+from geutil.model.batch_size.batch_axes import Scope, ScopeNode, SizeSource, shape_of
 from geutil.model.batch_size.batch_edits import BatchPlan
 from geutil.model.batch_size.row_frames import RowFrames
 from geutil.model.batch_size.rules import RULES
@@ -30,7 +30,7 @@ class Walk:
 
     values: dict[str, Tensor]
     plan: BatchPlan = field(default_factory=BatchPlan)
-    source: BatchSource | None = None
+    source: SizeSource | None = None
 
 
 Starts = Mapping[str, tuple[int, int]]
@@ -73,7 +73,7 @@ def walk(
     return done
 
 
-def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> BatchSource | None:
+def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> SizeSource | None:
     for name, t in feeds.items():
         axis = probing.axis(t)
         if axis is not None:

@@ -13,13 +13,13 @@ from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, to_function, to_graph
 from geutil.model.core import EditableModel, Inputs, Outputs
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.transform.function_bodies import add_ends, define_body, read_body
 
 
 def materialize_body(
     definition: Any, library: Mapping[str, Any], handles: Mapping[str, Tensor]
-) -> Parts:
+) -> GraphParts:
     """Make an editable graph of a function's definition.
 
     Args:
@@ -43,7 +43,7 @@ def materialize_body(
     sinks, effects = add_ends(
         read.graph, results, read.side_effects(), programs.legal_name
     )
-    return Parts(read.graph, dict(read.inputs), sinks, effects, [])
+    return GraphParts(read.graph, dict(read.inputs), sinks, effects, [])
 
 
 def _behind_copies(t: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def definition_of(
         raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
 
 
-def result_shapes(parts: Parts) -> list[tf.TensorShape]:
+def result_shapes(parts: GraphParts) -> list[tf.TensorShape]:
     """Return the static shapes of the results, as TensorFlow infers them."""
     return [sink.inputs[0].shape for sink in parts.sinks.values()]
 

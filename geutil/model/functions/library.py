@@ -17,7 +17,7 @@ from geutil.graph.walks import topological_order
 from geutil.model.functions.body import EditableBody, materialize_body, result_shapes
 from geutil.model.programs import fresh_name
 from geutil.model.shared_state import SharedState
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Entry:
         return self.body is not None and self.body.state() != self.written
 
 
-MakeBody = Callable[["FunctionLibrary", Entry, Parts], EditableBody]
+MakeBody = Callable[["FunctionLibrary", Entry, GraphParts], EditableBody]
 
 
 class FunctionLibrary:

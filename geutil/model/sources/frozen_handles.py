@@ -23,7 +23,7 @@ from geutil.errors import ModelError
 from geutil.graph.walks import node_name, short_name
 from geutil.model import freezing, handle_values, programs
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
-from geutil.model.handle_values import Value, Versions
+from geutil.model.handle_values import HandleValue, Versions
 from geutil.model.sources import v1_variables
 
 _logger = logging.getLogger("geutil")
@@ -105,7 +105,9 @@ def _put_into_functions(graph_def: Any, signatures: OpSignatures) -> list[str]:
     return changes
 
 
-def _insert_into_function(function: Any, signatures: OpSignatures) -> dict[str, Value]:
+def _insert_into_function(
+    function: Any, signatures: OpSignatures
+) -> dict[str, HandleValue]:
     """Let nodes read handles in place of arguments; return these by their names."""
     types = {arg.name: arg.type for arg in function.signature.input_arg}
     seeds = {}
@@ -115,7 +117,7 @@ def _insert_into_function(function: Any, signatures: OpSignatures) -> dict[str, 
             dtype = types.get(name, UNKNOWN)
             if kind == "VarHandleOp" and dtype not in (UNKNOWN, *_HANDLES):
                 node.input[index] = f"{name}/geutil_handle"
-                seeds[node.input[index]] = Value(name, dtype, _UNKNOWN_SHAPE)
+                seeds[node.input[index]] = HandleValue(name, dtype, _UNKNOWN_SHAPE)
     return seeds
 
 
@@ -181,7 +183,7 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     """
     values = frozen.values
     seeds = {
-        node.name: Value(
+        node.name: HandleValue(
             node_name(values[node.name]),
             node.attr["dtype"].type,
             node.attr["shape"].shape.SerializeToString(),

@@ -18,7 +18,7 @@ from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import short_name
 from geutil.model.strip.options import StripOptions, live_ops
 from geutil.model.strip.report import Stripped
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.batch_norms import SHAPING, BatchMoments
@@ -54,7 +54,7 @@ class _Source:
 
 
 def turn_batch_norms(
-    parts: Parts, options: StripOptions, variable_names: Mapping[int, str]
+    parts: GraphParts, options: StripOptions, variable_names: Mapping[int, str]
 ) -> Turned:
     """Turn the batch norms of a graph to inference, in place.
 
@@ -98,7 +98,7 @@ def turn_batch_norms(
 
 
 def _left(
-    parts: Parts,
+    parts: GraphParts,
     options: StripOptions,
     turned: Turned,
     averages: Mapping[Tensor, list[MovingVariable]],
@@ -125,7 +125,7 @@ def _left(
     return faults
 
 
-def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchMoments]]:
+def _norms(parts: GraphParts) -> tuple[frozenset[Operation], list[BatchMoments]]:
     live = live_ops(parts)
     fed = frozenset(get_forward_walk_ops(list(parts.inputs.values())))
     ordered = [op for op in parts.graph.get_operations() if op in live]
@@ -163,7 +163,7 @@ def _turned(norm: BatchMoments, mean: _Source, variance: _Source) -> Stripped:
 
 
 def _sources(
-    parts: Parts,
+    parts: GraphParts,
     norm: BatchMoments,
     pair: tuple[list[MovingVariable], list[MovingVariable]],
     options: StripOptions,
@@ -208,7 +208,7 @@ def _read(average: MovingVariable) -> Tensor:
 
 
 def _apply(
-    parts: Parts,
+    parts: GraphParts,
     chosen: list[tuple[BatchMoments, _Source, _Source]],
     live: frozenset[Operation],
     turned: Turned,

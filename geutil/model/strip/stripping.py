@@ -17,7 +17,7 @@ from geutil.model.strip.options import StripOptions, checked_options, program_of
 from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
 from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers, set_neutral
-from geutil.model.to_graph import Parts, materialize
+from geutil.model.to_graph import GraphParts, materialize
 from geutil.select.names import LayerNames
 
 _SHOWN = 5
@@ -131,7 +131,7 @@ def _without_switches(
 
 def _known(
     model: EditableModel,
-    parts: Parts,
+    parts: GraphParts,
     names: Mapping[int, str],
     turned: Turned,
     bypassed: Bypassed,
