@@ -164,11 +164,15 @@ for _type in sorted(op_types.CALLS):
         tf.RegisterGradient(_type)(_call_gradient)
 
 
+class _CallFunctions(dict[Any, Any]):
+    """The functions as which calls of a graph were differentiated."""
+
+
 def _function_of(op: Operation) -> Any:
     """Return a concrete function of the callee of `op`; equal calls share it."""
     name = op.get_attr("f").name
     graph = _holder(op.graph, name)
-    call_functions = state.state_of(graph).call_functions
+    call_functions = state.slot(graph, _CallFunctions)
     key = (name, *(_kind(t) for t in op.inputs))
     if key not in call_functions:
         call_functions[key] = _concrete_function(graph, name, op)
@@ -254,6 +258,10 @@ class RewiredOp:
         return IdentityMap((t, t_) for t, t_ in current_of.items() if t_ is not t)
 
 
+class RewiredOps(dict[str, RewiredOp]):
+    """Ops with gradients that follow their inputs, by the names of these."""
+
+
 def follow_inputs(op: Operation) -> Callable[[], None] | None:
     """Give an op whose inputs are about to change a gradient that follows them.
 
@@ -262,7 +270,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
         inputs already.
     """
     gradient = gradient_of(op)
-    rewired_ops = state.state_of(op.graph).rewired_ops
+    rewired_ops = state.slot(op.graph, RewiredOps)
     if gradient is None or gradient in rewired_ops:
         return None
     if not is_closure(gradient):
@@ -278,7 +286,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
                 f"the graph is gone whose tensors the gradient '{name}' reads; copy "
                 "graphs with geutil.copy instead of importing their GraphDefs"
             )
-        return _gradient_now(state.state_of(graph).rewired_ops[name], grads)
+        return _gradient_now(state.slot(graph, RewiredOps)[name], grads)
 
     name = register(following)
     # On the graph, which the registry would keep alive as long as the process.

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import Graph, is_tensor, scopes_around
 
 INPUT_LAYER = "InputLayer"
@@ -61,14 +61,18 @@ class LayerCall:
         )
 
 
+class _Calls(list[LayerCall]):
+    """The calls of layers that a graph was traced from."""
+
+
 def calls_in(graph: Graph) -> tuple[LayerCall, ...]:
     """Return the calls of layers that are known of a graph."""
-    return state_of(graph).layer_calls
+    return tuple(slot(graph, _Calls))
 
 
 def set_calls(graph: Graph, calls: Iterable[LayerCall]) -> None:
     """Note the calls of layers that a graph was traced from."""
-    state_of(graph).layer_calls = tuple(calls)
+    slot(graph, _Calls)[:] = calls
 
 
 def node_behind(keras_tensor: Any) -> tuple[Any, int, int] | None:

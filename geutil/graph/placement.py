@@ -92,10 +92,16 @@ def kind_of(device: str | None) -> str:
     return str(_spec(checked_default(device, ())).device_type)
 
 
+class _Planned:
+    """The device that the steps of a graph are planned for, if one was named."""
+
+    device: str | None = None
+
+
 def plan_for(graph: Graph, device: str | None) -> None:
     """Note the device that the steps of a graph are planned for, if one is named."""
     if device is not None:
-        state.state_of(graph).device = device
+        state.slot(graph, _Planned).device = device
 
 
 @contextmanager
@@ -106,13 +112,13 @@ def planning_for(graph: Graph, device: str | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        state.state_of(graph).device = earlier
+        state.slot(graph, _Planned).device = earlier
         raise
 
 
 def planned_for(graph: Graph) -> str | None:
     """Return the device that a graph was planned for; None if none was named."""
-    return state.state_of(graph).device
+    return state.slot(graph, _Planned).device
 
 
 def share_memory(one: str, other: str) -> bool:

@@ -68,6 +68,10 @@ def _are_of_strategy(graph: Graph) -> bool:
     return in_scope or replicas.current() is not None
 
 
+class _KeptVariables(dict[int, Any]):
+    """Variables outside that geutil made a graph read, by `id`."""
+
+
 def handle_in(graph: Graph, variable: Any) -> Any:
     """Return the handle of a variable as ops of a graph can read it.
 
@@ -78,7 +82,7 @@ def handle_in(graph: Graph, variable: Any) -> Any:
         return handle
     graph.watch_variable(variable)
     # The FuncGraph itself holds variables by weak references.
-    state.state_of(graph).variables[id(variable)] = variable
+    state.slot(graph, _KeptVariables)[id(variable)] = variable
     return graph.capture(handle)
 
 
@@ -173,7 +177,7 @@ class _Series:
             return planned
         with creation.neutral(self._graph):
             variable = ResourceVariable.from_proto(planned)
-        state.state_of(self._graph).variables[id(variable)] = variable
+        state.slot(self._graph, _KeptVariables)[id(variable)] = variable
         return variable
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil.graph import creation, function_calls, op_types
 from geutil.graph.function_calls import Caller
 from geutil.graph.resource_variables import shape_behind
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import (
     Graph,
     MutableIdentityMap,
@@ -45,6 +45,14 @@ class Content:
 Behind: TypeAlias = Content | None
 """The content behind a handle, None where it is not known."""
 _Facts: TypeAlias = MutableIdentityMap[Content]
+
+
+class _Contents:
+    """The contents behind the handles of a refined graph."""
+
+    def __init__(self) -> None:
+        self.of_handles: _Facts = MutableIdentityMap()
+
 
 _HANDLES = (tf.resource, tf.variant)
 _SAME = frozenset(("Identity", "IdentityN", "StopGradient", "ZerosLike", "AddN"))
@@ -84,7 +92,7 @@ def inferred_graph(graph_def: Any) -> Graph:
 def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
     """Set the static shapes of a graph that follow through its loops.
 
-    The objects behind its handles are noted in `state_of(graph).behind`, so that the
+    The objects behind its handles are noted in a slot of the graph, so that the
     bodies of its functions can be refined, too. A graph without lists, and whose calls
     and loops have known shapes, is left as it is; so is one with loops of version 1.
 
@@ -98,8 +106,7 @@ def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
 
 def behind(handles: Sequence[Tensor]) -> list[Behind]:
     """Return the contents behind the handles of a refined graph."""
-    facts = (state_of(t.graph).behind or {} for t in handles)
-    known = (f.get(t) if f else None for f, t in zip(facts, handles, strict=True))
+    known = (slot(t.graph, _Contents).of_handles.get(t) for t in handles)
     # A graph that needed no refining has no notes, but its variables are known.
     return [f or _variable(t) for f, t in zip(known, handles, strict=True)]
 
@@ -143,7 +150,7 @@ class _Refiner:
             if content is not None:
                 facts[argument] = content
         self._infer(graph, facts)
-        state_of(graph).behind = facts
+        slot(graph, _Contents).of_handles = facts
 
     def _infer(self, graph: Graph, facts: _Facts) -> None:
         """Import a copy of a graph part by part, and take over its shapes.

@@ -37,7 +37,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from geutil.errors import FinalizedGraphError, StaleGraphError
@@ -47,6 +47,7 @@ from geutil.graph.adjacency import TopologicalOrder
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
 
+T = TypeVar("T")
 _ATTRIBUTE = "_geutil_state"
 
 
@@ -69,54 +70,31 @@ class GraphState:
         stale_allowed: how many `allow_stale` blocks are open.
         journals: by thread, one list of undo steps for each open transaction. Replicas
             that share the graph are traced in turn, each in a thread.
-        gradient_copies: for each gradient registered for ops copied into this graph,
-            the copies of the tensors that its closure reads.
-        gradient_reads: for each such gradient, and each closure of this graph, the
-            tensors of this graph that it reads, once that was asked for.
-        rewired_ops: for each gradient that follows the inputs of an op, the op and its
-            old inputs.
         order: a topological order of the ops, kept up to date over edits.
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
-        retired: ops that a rewrite rule left without readers, in order of retirement.
-        call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
-        step_counters: the counters of its training steps, by the replica that reads
-            them.
         completions: callbacks to run before the graph is (`geutil.graph.state`).
         step_order: notes on the training steps whose ops are ordered, if any.
         open_shapes: the shapes assumed for those that it leaves open, if known.
-        device: the device that its steps were planned for, if one was named.
-        behind: the objects behind its handles, if these were followed
-            (`geutil.graph.shape_inference`).
         report: on the gradients that were built last in it, if any.
-        variables: variables outside that geutil made it read, by `id`, kept alive so.
-        layer_calls: the calls of Keras layers that it was traced from, if known.
+        notes: the notes of clients, by the class that makes them; see `slot`.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     function: str | None = None
     stale_allowed: int = 0
     journals: dict[int, list[list[UndoStep]]] = field(default_factory=dict)
-    gradient_copies: dict[str, Any] = field(default_factory=dict)
-    gradient_reads: dict[str, Any] = field(default_factory=dict)
-    rewired_ops: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
     edits: int = 0
-    retired: dict[Operation, None] = field(default_factory=dict)
-    call_functions: dict[Any, Any] = field(default_factory=dict)
     own: bool = False
     checkpointed_calls: Any = None
-    step_counters: dict[int, Any] = field(default_factory=dict)
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None
     open_shapes: Any = None
-    device: str | None = None
-    behind: Any = None
     report: Any = None
-    variables: dict[int, Any] = field(default_factory=dict)
-    layer_calls: tuple[Any, ...] = ()
+    notes: dict[Any, Any] = field(default_factory=dict)
 
 
 def state_of(graph: Graph) -> GraphState:
@@ -126,6 +104,17 @@ def state_of(graph: Graph) -> GraphState:
         state = GraphState()
         setattr(graph, _ATTRIBUTE, state)
     return state
+
+
+def slot(graph: Graph, key: Callable[[], T]) -> T:
+    """Return the notes of a client on `graph`, which `key` makes on the first call.
+
+    They hang on the graph and die with it.
+    """
+    notes: dict[Any, T] = state_of(graph).notes
+    if key not in notes:
+        notes[key] = key()
+    return notes[key]
 
 
 def is_own_graph(graph: Graph) -> bool:

@@ -61,7 +61,7 @@ def carry_closures(
 
     Cost: linear in the nodes; the gradients are traced.
     """
-    reads = state.state_of(graph).gradient_reads
+    reads = state.slot(graph, custom_gradients.GradientReads)
     for closure in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in closure.read()]
         copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)

@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from geutil.graph import adjacency, colocation, creation, edits, types
-from geutil.graph.state import UndoStep, state_of
+from geutil.graph.state import UndoStep, slot
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
 _FEW = 8
 """How many readers besides a match are looked through for one to name."""
+
+
+class _Retired(dict[Operation, None]):
+    """Ops that a rewrite rule left without readers, in order of retirement."""
 
 
 class Liveness:
@@ -35,7 +39,7 @@ class Liveness:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._retired = state_of(graph).retired
+        self._retired = slot(graph, _Retired)
         self._readers: dict[Operation, set[Operation]] = {}
         self._revive(list(self._retired))
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph import creation, gradient_functions, types
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformerInfo, TransformState
@@ -36,6 +36,14 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
     return carried_gradient(
         op, gradient, info.graph_, info.transformed_ts, info.copy_replacing
     )
+
+
+class _GradientCopies(dict[str, IdentityMap[Tensor]]):
+    """For each gradient of ops copied into a graph, the copies of its tensors."""
+
+
+class GradientReads(dict[str, list[Tensor]]):
+    """The tensors of a graph that its closures and carried gradients read."""
 
 
 def carried_gradient(
@@ -66,7 +74,7 @@ def carried_gradient(
     name = gradient_functions.register(gradient_of_copy)
     # The registry lives as long as the process. The tensors hang on the destination
     # graph instead of on the closure, so that the graph can die before.
-    state_of(graph_).gradient_copies[name] = copies
+    slot(graph_, _GradientCopies)[name] = copies
     return name
 
 
@@ -193,13 +201,13 @@ def read_by_gradient(op: Operation) -> list[Tensor]:
     gradient = gradient_functions.gradient_of(op) if op.type == "IdentityN" else None
     if gradient is None or not gradient_functions.is_closure(gradient):
         return []
-    state = state_of(op.graph)
-    rewired = state.rewired_ops.get(gradient)
+    rewired = slot(op.graph, gradient_functions.RewiredOps).get(gradient)
     if rewired is not None:
         gradient = rewired.gradient
-    if gradient not in state.gradient_reads:
-        state.gradient_reads[gradient] = _read_by_closure(op, gradient)
-    reads: list[Tensor] = state.gradient_reads[gradient]
+    known = slot(op.graph, GradientReads)
+    if gradient not in known:
+        known[gradient] = _read_by_closure(op, gradient)
+    reads = known[gradient]
     if rewired is None:
         return reads
     now = [(t, rewired.stand_ins().get(t, t)) for t in reads]
@@ -247,7 +255,7 @@ def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Tr
 def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[Tensor]:
     copies: IdentityMap[Tensor] | None = None
     if graph_ is not None:
-        copies = state_of(graph_).gradient_copies.get(name)
+        copies = slot(graph_, _GradientCopies).get(name)
     if copies is None:
         raise TransformError(
             f"the gradient of '{op.name}' was made for a copy in another graph; copy "

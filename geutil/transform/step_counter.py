@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import creation, replicas, resource_variables
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import Graph, Tensor, type_name
 
 STEP_NAME = "fake_quantization_step"
@@ -38,6 +38,10 @@ class StepCounter:
                 )
             with tf.control_dependencies([counted]):
                 self.value: Tensor = tf.add(before, 1, name="value")
+
+
+class _StepCounters(dict[int, StepCounter]):
+    """The step counters of a graph, by the replica that reads them."""
 
 
 def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
@@ -75,7 +79,7 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
                 graph, np.int64(0), STEP_NAME
             )
         counter = StepCounter(graph, variable)
-        state_of(graph).step_counters[replicas.index()] = counter
+        slot(graph, _StepCounters)[replicas.index()] = counter
     if variable is not None and counter.variable is not variable:
         raise TransformError(
             f"the graph counts its steps in '{counter.variable.name}' already, not in "
@@ -89,7 +93,7 @@ def counter_of(graph: Graph) -> StepCounter | None:
 
     Each replica of `tf.distribute` counts in a copy of its own.
     """
-    return state_of(graph).step_counters.get(replicas.index())
+    return slot(graph, _StepCounters).get(replicas.index())
 
 
 def check_step_variable(variable: Any) -> None:
