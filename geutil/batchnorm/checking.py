@@ -20,7 +20,7 @@ from geutil.select.networks.outputs import Array, distances, farthest, widened
 
 
 class CheckError(GeutilError, ValueError):
-    """What two models compute cannot be compared."""
+    """The results of two models cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ def check(
 ) -> CheckResult:
     """Run two models on the same samples; return how far their outputs are apart.
 
-    Folding edits a model in place; so take a function of it before:
-    `before = model.to_function()`.
+    Folding edits a model in place; so take a function of it before: `before =
+    model.to_function()`.
 
     Args:
         before: a `geutil.model.Model`, or anything that is called with the inputs by
-            name and returns a tensor, or a list or mapping of tensors: what
-            `Model.to_function` returns, a `tf.function`, a ConcreteFunction, or a
-            function of your own that runs a Session.
+            name and returns a tensor, or a list or mapping of tensors: the result of
+            `Model.to_function`, a `tf.function`, a ConcreteFunction, or a function of
+            your own that runs a Session.
         after: likewise.
         samples: the inputs by name, or several of these.
 
@@ -171,7 +171,7 @@ class _Worst:
             self._largest, self._index, self._sample = largest, index, sample
 
     def entry(self, name: str) -> OutputDifference:
-        """Return what was found."""
+        """Return the result as a report's entry."""
         span = max(self._high - self._low, 0.0)
         return OutputDifference(name, self._largest, span, self._index, self._sample)
 

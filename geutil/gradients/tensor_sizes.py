@@ -25,6 +25,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
+from geutil.graph.walks import tensor_name
 from geutil.memory.kernels.cpu import ONLY_ON_GPUS
 from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 
@@ -67,7 +68,7 @@ def _found(graph: Graph, key: Any) -> Tensor:
     if types.is_tensor(key) and key.graph is graph:
         return key
     try:
-        return graph.get_tensor_by_name(types.tensor_name(key))
+        return graph.get_tensor_by_name(tensor_name(key))
     except (KeyError, ValueError, TypeError):
         name = getattr(key, "name", key)
         raise SelectionError(

@@ -20,6 +20,7 @@ from geutil.graph import (
 )
 from geutil.graph.placement import planned_for
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import tensor_name
 from geutil.memory.function_memory import (
     NOTHING,
     Called,
@@ -118,7 +119,7 @@ def _found(graph: Graph, key: Any) -> Tensor:
     if types.is_tensor(key):
         return key
     try:
-        return graph.get_tensor_by_name(types.tensor_name(key))
+        return graph.get_tensor_by_name(tensor_name(key))
     except (KeyError, ValueError, TypeError):
         raise PredictionError(
             f"shapes= names {key!r}, but the graph has no such tensor"

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from geutil.graph import types
 from geutil.graph.state import state_of
 from geutil.graph.types import GivenShapes, Tensor
+from geutil.graph.walks import tensor_name
 
 Dims: TypeAlias = tuple[int | None, ...]
 
@@ -91,9 +92,7 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
     dims = types.dims_of(tensor)
     for key, shape in types.pairs_of(shapes):
         key = types.dereference(key)
-        if key is tensor or (
-            isinstance(key, str) and types.tensor_name(key) == tensor.name
-        ):
+        if key is tensor or (isinstance(key, str) and tensor_name(key) == tensor.name):
             dims = tuple(type(tensor.shape)(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)
 

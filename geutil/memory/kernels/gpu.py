@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from geutil.graph.registered_kernels import Kernel, kernel_of
+from geutil.graph.registered_kernels import RegisteredKernel, kernel_of
 from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.kernels.cpu import DimsOf, Pairs
 from geutil.memory.sizes import bytes_of_shape
@@ -73,7 +73,7 @@ def _is_made_on_host(tensor: Tensor) -> bool:
     return kernel is None or tensor.value_index in kernel.host_outputs
 
 
-def _kernel_on_gpu(op: Operation) -> Kernel | None:
+def _kernel_on_gpu(op: Operation) -> RegisteredKernel | None:
     """Return the kernel of an op on the GPU; None if it runs on the CPU."""
     return None if _CPU in op.device else kernel_of(op, _KIND)
 

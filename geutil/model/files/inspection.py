@@ -1,4 +1,4 @@
-"""Inspections: what is told of a model from its files alone."""
+"""Inspections: the facts of a model, from its files alone."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class SignatureInfo:
-    """The inputs and outputs of a signature by name.
-
-    Attributes:
-        inputs: what it takes.
-        outputs: what it gives.
-    """
+    """The inputs and outputs of a signature by name."""
 
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
@@ -58,10 +53,7 @@ class FunctionInfo:
     """A function of the library.
 
     Attributes:
-        name: its name.
         ops: how many ops its body has.
-        inputs: how many inputs it takes.
-        outputs: how many outputs it gives.
     """
 
     name: str
@@ -76,7 +68,6 @@ class VariableInfo:
 
     Attributes:
         name: its name; in a model without an object graph, its key in the checkpoint.
-        tensor: its type and shape.
         trainable: whether it is trained; None if the files do not say.
     """
 
@@ -87,12 +78,7 @@ class VariableInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer of a Keras model.
-
-    Attributes:
-        name: its name.
-        type: the name of its class.
-    """
+    """A layer of a Keras model."""
 
     name: str
     type: str
@@ -100,11 +86,11 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class Inspection(Shown):
-    """What a model's files say. What does not apply to its kind is empty.
+    """The facts in a model's files. Fields that do not apply to its kind are empty.
 
     Attributes:
         kind: "SavedModel", "GraphDef", "Keras" or "TFLite".
-        path: what was inspected.
+        path: the file or folder that was inspected.
         tags: the tags of the MetaGraph.
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
             "" if the file does not say.
@@ -119,7 +105,7 @@ class Inspection(Shown):
         layers: the layers of a Keras model.
         bytes_total: the size of all files.
         bytes_variables: the size of the files of variables.
-        bytes_constants: what the values of constants take in the file.
+        bytes_constants: the bytes of the constants' values in the file.
     """
 
     kind: str
