@@ -1,7 +1,6 @@
 """Memory-saving gradients: gradient checkpointing for TensorFlow graphs.
 
-The names are imported when they are first used: `geutil.gradients.planner` needs no
-TensorFlow.
+Names are imported at first use: `geutil.gradients.planner` needs no TensorFlow.
 """
 
 import typing

@@ -27,7 +27,7 @@ class Buffers:
         self._order: list[int] = []
         self._levels: list[int] = []
         # How often each tensor is read. The caller reads last, so that nothing frees
-        # what is fetched.
+        # fetched tensors.
         self.reads = [0] * count
         for tensor in chain(program.fetched, *(node.inputs for node in program.nodes)):
             self.reads[tensor] += 1
@@ -173,7 +173,7 @@ class Simulation:
     """The buffers of a program over time. A step is a place in `order`.
 
     Attributes:
-        program: what was run.
+        program: the program that was run.
         order: the nodes, by number, in the order in which they ran.
         held: the most bytes that are held while each step's node runs.
         born: for each tensor the step that made its buffer, or -1 where it shares
@@ -196,8 +196,8 @@ class Simulation:
     def resident(self) -> int:
         """The most bytes that are taken at once.
 
-        Whole chunks where the device has an allocator that hands out such, and what
-        kernels take beside it.
+        Whole chunks where the device has an allocator that hands out such, and the
+        bytes that kernels take beside it.
         """
         nodes = self.program.nodes
         pairs = zip(self.order, self.chunks, strict=True)
@@ -208,7 +208,7 @@ class Simulation:
         """The bytes of a region that has room for the chunks and the variables.
 
         None where the device has no allocator of chunks. Regions of growing memory need
-        about as much, and at least what is in use.
+        about as much, and at least the bytes in use.
         """
         allocator = self.program.device.allocator
         if allocator is None:
@@ -312,13 +312,11 @@ class Buffer:
 
 
 def buffers_of(program: Program) -> list[Buffer]:
-    """Return the buffers of a program, as they are whatever the schedule.
-
-    Tensors share a buffer if they do so under every schedule: an op that forwards its
-    input, or one that takes over a buffer which nobody else can still hold then. What
-    might be taken over is taken to be new, so no schedule holds more than these
-    buffers do. Cost: quadratic in nodes, a bit for each pair.
-    """
+    """Return the buffers of a program that it has under every schedule."""
+    # Tensors share a buffer if they do so under every schedule: an op that forwards its
+    # input, or one that takes over a buffer which nobody else can still hold then. A
+    # buffer that might be taken over counts as a new one, so no schedule holds more
+    # than these buffers do. Cost: quadratic in nodes, a bit for each pair.
     before = program.needs()
     try:
         order = list(TopologicalSorter(dict(enumerate(before))).static_order())
@@ -387,7 +385,7 @@ class _AnyOrder:
         return sorted(buffers, key=lambda buffer: buffer.tensor)
 
     def _visit(self, i: int, node: Node, behind: int) -> None:
-        """Take note of what a node reads, and of the buffers that its outputs share."""
+        """Note the reads of a node, and the buffers that its outputs share."""
         of = [self._shared[t] for t in node.inputs]
         read = list({id(shared): shared for shared in of}.values())
         for shared in read:

@@ -93,7 +93,7 @@ class Worker:
         self._answers.close()
 
     def _heard(self) -> str | None:
-        """Return what the process answers, None if it has ended."""
+        """Return the answer of the process, None if it has ended."""
         for line in self._answers:
             if line.startswith(READY):
                 return line.removeprefix(READY)
