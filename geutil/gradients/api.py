@@ -15,7 +15,7 @@ from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.dry_run import explained
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import prepare
+from geutil.gradients.preparation import prepare
 from geutil.gradients.report import publish
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.engine import TapeEngine

@@ -199,7 +199,7 @@ def choose_all(
     that.
     """
     refuse_mesh(step.graph)
-    search = _Search(step, options, encoder, choose)
+    search = _CandidateSearch(step, options, encoder, choose)
     loops, plan = search.loops, options.checkpoints
     if isinstance(plan, Plan):
         whole = [e for i, e in enumerate(search.every) if i not in plan.encoded]
@@ -210,7 +210,7 @@ def choose_all(
     return replace(best, loops=loops.values(best.levels, in_budget=in_budget))
 
 
-class _Search:
+class _CandidateSearch:
     """Candidates of a step: its encodings, and the levels of its loops."""
 
     def __init__(

@@ -17,7 +17,7 @@ from geutil.gradients.loops import find_loops
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
 from geutil.gradients.prediction import program_of
-from geutil.gradients.preparing import Prepared, keep_all, prepare
+from geutil.gradients.preparation import Prepared, keep_all, prepare
 from geutil.gradients.report import Report
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.engine import TapeEngine

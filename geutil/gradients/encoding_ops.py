@@ -20,7 +20,7 @@ from geutil.gradients.apply import make_edits
 from geutil.gradients.encodings import Encoding, EncodingPlan
 from geutil.gradients.step import (
     PlainStep,
-    Read,
+    TensorRead,
     edits_of,
     first_results,
     renewed,
@@ -72,7 +72,7 @@ class Encoder:
         return with_edited_backward(step, gradients, self.ops, edits)
 
     def _replacement(
-        self, read: Read, keeps: str, plan: EncodingPlan, late: Late
+        self, read: TensorRead, keeps: str, plan: EncodingPlan, late: Late
     ) -> Tensor:
         """Build the replacement of a tensor, or of the op that reads it."""
         op, tensor = read.op, read.tensor
@@ -132,7 +132,7 @@ class Encoder:
 
 def _in_backward_order(
     step: PlainStep, plan: EncodingPlan
-) -> list[tuple[Read, Encoding]]:
+) -> list[tuple[TensorRead, Encoding]]:
     """Return the reads to rewire, for the gradient of a pool that of its input."""
     place = {op: place for place, op in enumerate(step.backward)}
     late = frozenset(plan.swapped.values())
@@ -226,7 +226,7 @@ def _of_shape(op: Operation, shape: Tensor, late: Late) -> Tensor:
     return _resize_gradient(op, shape)
 
 
-def _widened(read: Read, kept: Tensor, late: Late) -> Tensor:
+def _widened(read: TensorRead, kept: Tensor, late: Late) -> Tensor:
     """Build the values of a tensor again, when they are read."""
     return tf.cast(late(read.op, kept), read.tensor.dtype)
 
@@ -314,7 +314,9 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     return Halved(edited, tuple(halved), tuple(left))
 
 
-def _why_whole(step: PlainStep, buffer: Tensor, reads: Sequence[Read]) -> str | None:
+def _why_whole(
+    step: PlainStep, buffer: Tensor, reads: Sequence[TensorRead]
+) -> str | None:
     """Return why a tensor is kept as it is, or None."""
     if buffer.dtype != tf.float32:
         return f"its type is {buffer.dtype.name}"

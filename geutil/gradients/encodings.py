@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.gradients import segments
-from geutil.gradients.step import PlainStep, Read, tensors_of
+from geutil.gradients.step import PlainStep, TensorRead, tensors_of
 from geutil.graph import op_types, types, v1_control_flow
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
@@ -66,7 +66,7 @@ class Encoding:
 
     tensor: Tensor
     # The late reads of it, or of tensors that share its buffer.
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
     keeps: tuple[str, ...]
     # The size of its kept form, where that would not be held anyway.
     bytes: int
@@ -128,9 +128,9 @@ def plan_encodings(
     )
 
 
-def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
+def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[TensorRead]]:
     """Return the late reads of buffers of a step that are large, by buffer."""
-    by_buffer: types.MutableIdentityMap[list[Read]] = types.MutableIdentityMap()
+    by_buffer: types.MutableIdentityMap[list[TensorRead]] = types.MutableIdentityMap()
     for read in step.edges.reads:
         buffer = buffer_of(read.tensor)
         if buffer in by_buffer:
@@ -141,7 +141,7 @@ def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
 
 
 def _obstacles(
-    step: PlainStep, by_buffer: IdentityMap[list[Read]], whole: IdentityMap[str]
+    step: PlainStep, by_buffer: IdentityMap[list[TensorRead]], whole: IdentityMap[str]
 ) -> tuple[IdentityMap[str | None], set[Operation]]:
     """Return why each tensor is kept whole, and the pool gradients to replace."""
     # A gradient of a pool that stays reads its maxima, too. So these may have to stay,
@@ -179,7 +179,7 @@ def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
 
 
 def _swappable_pool(
-    step: PlainStep, read: Read, replaced: Collection[Operation]
+    step: PlainStep, read: TensorRead, replaced: Collection[Operation]
 ) -> Operation | None:
     """Return the pool gradient behind that of an activation if the two can swap."""
     op, pool = read.op, read.op.inputs[0].op
@@ -207,7 +207,7 @@ def _padded(tensor: Tensor, held: IdentitySet) -> list[Tensor]:
 def _obstacle(
     step: PlainStep,
     buffer: Tensor,
-    reads: Sequence[Read],
+    reads: Sequence[TensorRead],
     replaced: Collection[Operation],
 ) -> str | None:
     """Return why a tensor is kept as it is, or None."""
@@ -222,7 +222,7 @@ def _obstacle(
     return next(filter(None, (_why_values(read, replaced) for read in reads)), None)
 
 
-def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
+def _why_values(read: TensorRead, replaced: Collection[Operation]) -> str | None:
     """Return why a read needs the values of a tensor, or None if it does not."""
     op, index = read.op, read.index
     if index in (ACTIVATIONS.get(op.type), _SHAPE_READS.get(op.type)):
@@ -236,7 +236,7 @@ def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
     return f"'{op.name}' ({op.type}) reads its values"
 
 
-def _reads_images(read: Read) -> bool:
+def _reads_images(read: TensorRead) -> bool:
     return read.op.type == "MaxPoolGrad" and read.index == INPUT
 
 
@@ -257,7 +257,7 @@ def _pool_obstacle(op: Operation) -> str | None:
     return None
 
 
-def _compact(tensor: Tensor, reads: Iterable[Read]) -> str | None:
+def _compact(tensor: Tensor, reads: Iterable[TensorRead]) -> str | None:
     """Return the smaller form of a tensor whose op yields few values, or None."""
     op = tensor.op
     if any(read.tensor is not tensor for read in reads):
@@ -271,7 +271,7 @@ def _compact(tensor: Tensor, reads: Iterable[Read]) -> str | None:
 
 def _encoding(
     buffer: Tensor,
-    reads: Sequence[Read],
+    reads: Sequence[TensorRead],
     swapped: Mapping[Operation, Operation],
     padded: IdentityMap[Tensor],
 ) -> Encoding:

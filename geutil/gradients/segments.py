@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from geutil.gradients.step import PlainStep, Read, reached
+from geutil.gradients.step import PlainStep, TensorRead, reached
 from geutil.graph import adjacency, runtime, v1_control_flow
 from geutil.graph.types import (
     IdentityMap,
@@ -191,9 +191,9 @@ class Segment:
     ops: tuple[Operation, ...]
     # The kept tensors that they read, and who reads their results.
     kept: tuple[Tensor, ...]
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
     # Where backward ops of the same time read kept tensors as they are.
-    direct: tuple[Read, ...]
+    direct: tuple[TensorRead, ...]
     # The ops that must have run before: then nothing of the segment before is held.
     awaited: tuple[Operation, ...]
     # For those of `kept` that have run again before, the segment that is read.
@@ -321,7 +321,7 @@ class _Group:
     """Ops that hang together, and who reads them."""
 
     ops: list[Operation]
-    reads: list[Read]
+    reads: list[TensorRead]
 
 
 def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
@@ -344,7 +344,7 @@ def recomputable(step: PlainStep, keeps: Keeps) -> list[Operation]:
     return _behind(reads, keeps)
 
 
-def _behind(reads: Iterable[Read], keeps: Keeps) -> list[Operation]:
+def _behind(reads: Iterable[TensorRead], keeps: Keeps) -> list[Operation]:
     """Return the ops that run again for some reads."""
     roots = (read.tensor.op for read in reads)
     behind = reached(roots, lambda op: (t.op for t in op.inputs if not keeps(t)))
@@ -382,7 +382,7 @@ def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
 def _with_waits(
     step: PlainStep,
     groups: Sequence[_Group],
-    direct_reads: Sequence[Read],
+    direct_reads: Sequence[TensorRead],
     inputs: Sequence[IdentitySet],
     newest: Mapping[Operation, int],
     sources: Sequence[IdentityMap[int]] = (),
@@ -393,7 +393,7 @@ def _with_waits(
     `direct_reads` are of tensors of the forward pass, `inputs` are the outer inputs of
     each segment, and `newest` the last segment that each op comes after, or -1.
     """
-    direct: dict[int, list[Read]] = {}
+    direct: dict[int, list[TensorRead]] = {}
     for read in direct_reads:
         # A read belongs to the newest segment that its reader depends on.
         direct.setdefault(newest[read.op], []).append(read)

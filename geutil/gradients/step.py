@@ -54,7 +54,7 @@ class Edits:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class TensorRead:
     """A backward op, and the forward tensor that plain gradients read at one input."""
 
     op: Operation
@@ -67,7 +67,7 @@ class BackwardEdges:
     """The edges of a backward pass, as plain gradients made it."""
 
     # In the order of the backward ops.
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
     # The backward ops that each backward op reads or waits for.
     producers: dict[Operation, tuple[Operation, ...]]
     readers: dict[Operation, list[Operation]]
@@ -404,7 +404,7 @@ def _look_up(step: PlainStep) -> BackwardEdges:
             if t.op in readers:
                 readers[t.op].append(op)
             elif t.op not in inside:
-                reads.append(Read(op, index, t))
+                reads.append(TensorRead(op, index, t))
     # The needs of an iteration are those of the loop.
     tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
     awaitable = tuple(v1_control_flow.unconditional(step.backward))

@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError, SelectionError, StaleGraphError
-from geutil.gradients.replanning import ATTEMPTS, Replanning, edges_of, set_back
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
+from geutil.gradients.second_plan import ATTEMPTS, Replanning, edges_of, set_back
 from geutil.gradients.step import Edits, PlainStep, reached, tensors_of, with_replaced
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (

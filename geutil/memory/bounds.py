@@ -25,7 +25,13 @@ import numpy.typing as npt
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.allocator import rounded_up
-from geutil.memory.buffers import Buffer, Buffers, buffers_of, live_scratch, live_tensor
+from geutil.memory.buffers import (
+    Buffers,
+    ProgramBuffer,
+    buffers_of,
+    live_scratch,
+    live_tensor,
+)
 from geutil.memory.executor import (
     SEEDS,
     execution_order,
@@ -33,9 +39,9 @@ from geutil.memory.executor import (
     simulate_side_by_side,
 )
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
 from geutil.memory.sizes import megabytes
+from geutil.memory.step_prediction import executed_step
 from geutil.memory.timeline import LiveTensor, largest_lines
 
 Ints = npt.NDArray[np.int64]
@@ -255,7 +261,7 @@ class _States:
         self._most = -1
         self._order: list[int] = []
         self._running: list[int] = []
-        self._held: list[Buffer] = []
+        self._held: list[ProgramBuffer] = []
 
     def search(self) -> None:
         """Bring the bound down and look for fuller states, until they meet."""

@@ -298,7 +298,7 @@ def live_scratch(node: Node) -> LiveTensor:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class ProgramBuffer:
     """Memory of a tensor, held from when a node starts until others have ended."""
 
     tensor: int
@@ -311,7 +311,7 @@ class Buffer:
     gone: int | None = None
 
 
-def buffers_of(program: Program) -> list[Buffer]:
+def buffers_of(program: Program) -> list[ProgramBuffer]:
     """Return the buffers of a program that it has under every schedule."""
     # Tensors share a buffer if they do so under every schedule: an op that forwards its
     # input, or one that takes over a buffer which nobody else can still hold then. A
@@ -374,7 +374,7 @@ class _AnyOrder:
         updated = [t for node in program.nodes for t in node.updates]
         self._reads = {program.makers[t] for t in updated}
 
-    def buffers(self, ancestors: Iterable[tuple[int, int]]) -> list[Buffer]:
+    def buffers(self, ancestors: Iterable[tuple[int, int]]) -> list[ProgramBuffer]:
         """Return the buffers, in the order of their tensors."""
         for i, behind in ancestors:
             node = self._program.nodes[i]
@@ -418,15 +418,15 @@ class _AnyOrder:
         shared.fetched = shared.fetched or self._shared[tensor].fetched
         self._shared[tensor] = shared
 
-    def _made(self) -> Iterator[Buffer]:
+    def _made(self) -> Iterator[ProgramBuffer]:
         renewed = {n.outputs[0] for n in self._program.nodes if n.updates}
         for tensor, maker in self._program.makers.items():
             size, shared = self._program.sizes[tensor], self._shared[tensor]
             if size and tensor not in renewed and shared.tensor == tensor:
                 last = () if shared.fetched else tuple(shared.last) or (maker,)
-                yield Buffer(tensor, size, maker, last)
+                yield ProgramBuffer(tensor, size, maker, last)
 
-    def _renewed(self) -> Iterator[Buffer]:
+    def _renewed(self) -> Iterator[ProgramBuffer]:
         """Yield the new buffers of variables whose old ones may still be read."""
         for i, node in enumerate(self._program.nodes):
             if not node.updates or not self._program.sizes[node.outputs[0]]:
@@ -443,12 +443,12 @@ class _AnyOrder:
             if late:
                 tensor = node.outputs[0]
                 size = self._program.sizes[tensor]
-                yield Buffer(tensor, size, i, tuple(sorted(late)))
+                yield ProgramBuffer(tensor, size, i, tuple(sorted(late)))
 
 
 def _with_ends(
-    buffers: list[Buffer], before: Sequence[set[int]], order: Sequence[int]
-) -> list[Buffer]:
+    buffers: list[ProgramBuffer], before: Sequence[set[int]], order: Sequence[int]
+) -> list[ProgramBuffer]:
     """Return buffers, those with several last readers with the node that follows."""
     position = {i: place for place, i in enumerate(order)}
     masks_behind: dict[int, dict[int, int]] = {}

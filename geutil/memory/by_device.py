@@ -15,10 +15,10 @@ from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.sizes import megabytes
+from geutil.memory.step_prediction import Step, executed_step
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 
 _RULES = "CPU:0"

@@ -33,7 +33,7 @@ _SEED = "seed2"
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourcePass:
     """A forward pass, read for copies of it."""
 
     loss: Tensor
@@ -63,7 +63,7 @@ def read_source(
     partition: Partition,
     inputs: Any,
     micro_batches: int,
-) -> Source:
+) -> SourcePass:
     """Read a forward pass; refuse ops that cannot be copied for each micro-batch."""
     types.require_tensor(loss)
     if loss.shape.rank != 0:
@@ -106,7 +106,7 @@ def read_source(
     sent = [[t for op in ops for t in op.outputs if t in crossing] for ops in stages]
     sources = [_op_of(x, loss.graph) for x in xs]
     _check_sources(sources, own, wholes)
-    return Source(
+    return SourcePass(
         loss,
         tuple(stage.device for stage in partition.stages),
         tuple(map(tuple, stages)),

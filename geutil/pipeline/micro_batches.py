@@ -25,10 +25,10 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
-from geutil.memory.predicting import device_peaks
 from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.step_prediction import device_peaks
 from geutil.memory.times import op_time
-from geutil.pipeline.forward_pass import Source, other_seed, read_source
+from geutil.pipeline.forward_pass import SourcePass, other_seed, read_source
 from geutil.pipeline.partitions import Partition
 from geutil.pipeline.stage_memory import variable_bytes
 from geutil.select.queries import make_view
@@ -277,7 +277,7 @@ def pipelined(
     sources = [source_of(x) for x in as_list(xs)]
     source = read_source(loss, sources, partition, inputs, micro_batches)
     partition.apply()
-    builder = _Builder(source, sources, pipeline, recompute=recompute, mean=mean)
+    builder = _StepBuilder(source, sources, pipeline, recompute=recompute, mean=mean)
     with loss.graph.as_default():
         builder.build()
         total, gradients = builder.results()
@@ -330,12 +330,12 @@ class _Pass:
         return part
 
 
-class _Builder:
+class _StepBuilder:
     """Builds the passes of a step, one after another as they can run."""
 
     def __init__(
         self,
-        source: Source,
+        source: SourcePass,
         xs: Sequence[Any],
         pipeline: Pipeline,
         *,

@@ -71,7 +71,7 @@ def cut_sequence(
             an exact cut.
     """
     length = _checked_length(crossing, stages)
-    search = _Search(length, stages, cost)
+    search = _CutSearch(length, stages, cost)
     least, most = search.bisect(precision)
     found = [search.cheapest(crossing, most * (1 + slack * s)) for s in _SHARES]
     fewest = min(traffic for traffic, _ in found)
@@ -172,7 +172,7 @@ def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
                 at -= way
 
 
-class _Search:
+class _CutSearch:
     """The search for the cuts of one sequence."""
 
     def __init__(self, length: int, stages: int, cost: StageCost) -> None:

@@ -16,9 +16,9 @@ from geutil.graph import adjacency, colocation, creation, op_types, runtime, typ
 from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import GivenShapes, Operation, Tensor
 from geutil.memory.executor import simulate
-from geutil.memory.predicting import step_program
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape, tensor_bytes
+from geutil.memory.step_prediction import step_program
 from geutil.select.queries import make_view
 from geutil.transform.transformer import Transformer
 

@@ -70,7 +70,7 @@ runs since all were spread; the bytes above the budget, summed over the runs, th
 that of the best runs, and the budget; the state of the random numbers."""
 
 
-class Search(NamedTuple):
+class SearchState(NamedTuple):
     """A problem as arrays, a sequence of runs in slots, and the best one so far."""
 
     # Those of node v are `inputs[inputs[v] : inputs[v + 1]]`; readers likewise.
@@ -117,7 +117,7 @@ class Search(NamedTuple):
 
 
 def arrays_of(problem: Problem, order: Sequence[int] | None) -> Arrays:
-    """Return a problem, maybe with an order of first runs, as `Search` begins."""
+    """Return a problem, maybe with an order of first runs, as `SearchState` begins."""
     nodes = np.zeros(len(problem), _NODE)
     nodes["size"], nodes["work"] = problem.sizes, problem.workspaces
     nodes["time"] = problem.times
@@ -138,11 +138,13 @@ def _flat(lists: Sequence[Sequence[int]]) -> Array:
     return np.array([*starts, *(u for us in lists for u in us)], np.int64)
 
 
-def new_search(arrays: Arrays, runs: Sequence[int], budget: float, seed: int) -> Search:
+def new_search(
+    arrays: Arrays, runs: Sequence[int], budget: float, seed: int
+) -> SearchState:
     """Return a search in the arrays of a problem that begins with some runs."""
     count = len(arrays[-1])
     room = int(_SPREAD * max(4 * count, 2 * len(runs))) + 8 * CHAIN
-    search = Search(
+    search = SearchState(
         *arrays,
         np.zeros(count, _PLACE),
         np.zeros(room, _SLOT),

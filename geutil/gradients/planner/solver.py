@@ -106,7 +106,7 @@ def solve(
     if objective not in ("time", "peak"):
         raise ArgumentTypeError(f"objective is 'time' or 'peak', not {objective!r}")
     workers = workers or os.cpu_count() or 1
-    options = _Options(time_limit, seed, reorder, workers, iterations, progress)
+    options = _SolveOptions(time_limit, seed, reorder, workers, iterations, progress)
     if objective == "peak":
         return _least_peak(problem, budget, options)
     return _Solver(problem, budget, options).solve()
@@ -127,14 +127,14 @@ def schedule_step(
     runs to begin with in the place of orders.
     """
     workers = os.cpu_count() or 1
-    options = _Options(math.inf, seed, True, workers, moves, None, is_step=True)
+    options = _SolveOptions(math.inf, seed, True, workers, moves, None, is_step=True)
     if objective == "peak":
         return _least_peak(problem, limit, options)
     return _Solver(problem, limit, options).solve(found)
 
 
 @dataclass(frozen=True)
-class _Options:
+class _SolveOptions:
     """How to solve; see `solve`."""
 
     time_limit: float
@@ -150,7 +150,7 @@ class _Solver:
     """Searches of several seeds for less extra time than `goal` within a budget."""
 
     def __init__(
-        self, problem: Problem, budget: float, options: _Options, goal: float = 0.0
+        self, problem: Problem, budget: float, options: _SolveOptions, goal: float = 0.0
     ) -> None:
         self._problem, self._budget, self._options = problem, budget, options
         self._goal, self._bound = goal, 0.0
@@ -317,7 +317,7 @@ class _Solver:
                     moves = int(moves / _SLICES / max(done - before, 1e-6)) + 1
 
 
-def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
+def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
     found = Schedule(problem, _orders(problem, options.reorder)[0])

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring.jobs import GraphJob, Job, MeasureOptions, job_of
+from geutil.memory.measurement.jobs import GraphJob, Job, MeasureOptions, job_of
 from geutil.memory.timeline import Measurement
 
-_CHILD = "geutil.memory.measuring.child"
-_CLUSTER = "geutil.memory.measuring.cluster"
+_CHILD = "geutil.memory.measurement.child"
+_CLUSTER = "geutil.memory.measurement.cluster"
 _TAIL = 3000
 """Characters of the process's last words that a message shows."""
 

@@ -24,7 +24,7 @@ from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import Prepared, keep_all
+from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import SCOPE, Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve

@@ -19,8 +19,8 @@ from geutil.gradients.choices import (
 )
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.prediction import program_of
-from geutil.gradients.replanning import Replanning
 from geutil.gradients.report import Report, make_report, with_halved
+from geutil.gradients.second_plan import Replanning
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets

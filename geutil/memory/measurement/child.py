@@ -1,4 +1,4 @@
-"""The measuring process: `python -m geutil.memory.measuring.child JOB RESULT`."""
+"""The measuring process: `python -m geutil.memory.measurement.child JOB RESULT`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
 from geutil.graph.op_types import MERGES
 from geutil.graph.protos import all_nodes
-from geutil.memory.measuring.jobs import (
+from geutil.memory.measurement.jobs import (
     CallJob,
     GraphJob,
     Job,
     MeasureOptions,
     VariableSpec,
 )
-from geutil.memory.measuring.trace import (
+from geutil.memory.measurement.trace import (
     CONTROL,
     TRANSFER,
     maker_of,
