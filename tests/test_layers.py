@@ -87,7 +87,7 @@ OWN_PRIVATE = {
     # A public function of `os`: the end of a process that was forked.
     "jobs.processes": {"_exit"},
     # And of one that TensorFlow would keep waiting.
-    "memory.measuring.cluster": {"_exit"},
+    "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }

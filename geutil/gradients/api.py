@@ -15,7 +15,7 @@ from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.dry_run import explained
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import prepare
+from geutil.gradients.preparation import prepare
 from geutil.gradients.report import publish
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.engine import TapeEngine
@@ -41,7 +41,7 @@ def gradients(
     device: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
+    """Return the gradients of `ys` by `xs`, recomputing tensors that would fill memory.
 
     Gradient checkpointing: of the forward pass only some tensors, the checkpoints, are
     held for the backward pass. The rest is computed a second time, segment by segment,
@@ -54,30 +54,30 @@ def gradients(
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
     (see `geutil.gradients.bitwise_determinism`), and as far as `tf.gradients` repeats
     itself: the order in which TensorFlow adds three or more tensors can be left to
-    chance (see there, too). Otherwise the step also runs in an order that holds
-    little, and adds gradients up as they come: rounded like TensorFlow's with Grappler
-    or, where forward ops have to wait and Grappler joins less, without it; and to 1e-6
-    under XLA, unless what is differentiated makes more of a rounding than that.
+    chance (see there, too). Otherwise the step also runs in an order that holds little,
+    and adds gradients up as they come: rounded like TensorFlow's with Grappler or,
+    where forward ops have to wait and Grappler joins less, without it; and to 1e-6
+    under XLA, unless the differentiated function amplifies a rounding beyond that.
 
     Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
-    prints keep what they yielded. Loops, branches and calls are recomputed whole. What
-    a loop of functions keeps of each turn for its backward pass, such as the gates of
-    an LSTM, is computed again turn by turn where "memory" or a budget gains by it; its
-    products may run again then, nothing stateful.
+    prints keep their results. Loops, branches and calls are recomputed whole. Values
+    that a loop of functions keeps of each turn for its backward pass, such as the gates
+    of an LSTM, are computed again turn by turn where "memory" or a budget gains by it;
+    its products may run again then, nothing stateful.
 
     Args:
         ys: a tensor, or a list or tuple of tensors.
         xs: a tensor, a `tf.Variable` or a Keras variable, or a list or tuple of them.
         grad_ys: the gradients of `ys`, each of its shape; None means ones.
-        checkpoints: what is held. A list of tensors, of Keras layers, or of names of
-            either, of ops or scopes; "collection", the tensors in the graph collection
-            `checkpoints`; "speed", what convolutions, matrix products and the like
-            yield; "memory", what gives the least predicted peak; a `Budget`, what takes
-            the least time at a predicted peak within it, or holds the least within some
-            more time; a `Plan`, what was found for such a budget before; or a policy, a
-            predicate on tensors such as `by_type("Conv2D")`. None: all that the
-            backward pass reads, as with `tf.gradients`, for what else `engine` and the
-            report have to offer.
+        checkpoints: the tensors to hold. A list of tensors, of Keras layers, or of
+            names of either, of ops or scopes; "collection", the tensors in the graph
+            collection `checkpoints`; "speed", the results of convolutions, matrix
+            products and the like; "memory", the tensors of the least predicted peak; a
+            `Budget`, those of the least time at a predicted peak within it, or of the
+            least peak within some more time; a `Plan`, those found for such a budget
+            before; or a policy, a predicate on tensors such as `by_type("Conv2D")`.
+            None: all that the backward pass reads, as with `tf.gradients`, for the sake
+            of `engine` or the report.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
             "memory" keeps a tiny one along that reaches over many layers, such as a
             mask that each of them reads.
@@ -94,8 +94,8 @@ def gradients(
             they are returned, or clipped by their common norm; otherwise each is used
             up as it comes, as by an optimizer. "memory" chooses accordingly, and
             predicted peaks count accordingly.
-        engine: what builds the backward graph: "tensorflow", `tf.gradients` itself; or
-            "tape", which adds up the gradients of a tensor that many ops read before
+        engine: the builder of the backward graph: "tensorflow", `tf.gradients` itself;
+            or "tape", which adds up the gradients of a tensor that many ops read before
             all of them are there (see `geutil.gradients.tape`). A `TapeEngine` says
             when.
         order: whether the step, its updates included, is held to a planned order in
@@ -104,19 +104,18 @@ def gradients(
             that a Session runs are ordered by `order_updates`. Under XLA and op
             determinism nothing is ordered.
         shapes: shapes for tensors whose static shapes leave dimensions open, such as
-            what is fed: a mapping, or pairs. A key is a tensor, its `ref()` or its
+            those of feeds: a mapping, or pairs. A key is a tensor, its `ref()` or its
             name. All other sizes follow. Without them an open dimension that follows
-            from nothing is taken for 32; the report says of what. They hold for the
+            from nothing is taken for 32; the report names them. They hold for the
             graph from then on.
-        encode: what is kept of tensors of which the backward pass needs less than
-            their values. "lossless": where an activation lets gradients through, the
-            places of the maxima of a pool, a shape, a sign, what was cast to more
-            bytes. Nothing is computed again for it, and with `checkpoints=None` the
-            gradients are the same to the last bit, but under XLA. "bfloat16": these,
-            and all other kept tensors of type float32 wait in half the bytes, which
-            changes the gradients; `encoding_errors` measures how much. None: nothing is
-            encoded. Nor is it where the step would hold more, or, within a budget, take
-            longer.
+        encode: the form to keep of tensors whose values the backward pass does not
+            need. "lossless": where an activation lets gradients through, the places of
+            the maxima of a pool, a shape, a sign, the input of a cast to more bytes.
+            Nothing is computed again for it, and with `checkpoints=None` the gradients
+            are the same to the last bit, but under XLA. "bfloat16": these, and all
+            other kept tensors of type float32 wait in half the bytes, which changes the
+            gradients; `encoding_errors` measures how much. None: nothing is encoded.
+            Nor is it where the step would hold more, or, within a budget, take longer.
         device: where ops run that name no device, such as "GPU:0", which need not be
             there: checkpoints, order and budget are then for that device's memory, and
             the report is on it (`geutil.memory.predict`). It holds for the graph from
@@ -128,9 +127,9 @@ def gradients(
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
-        depends on it. `last_report` tells what is kept and recomputed. Its warnings
-        are logged as well, so plain gradients never come without a word, unless
-        `checkpoints` is None.
+        depends on it. `last_report` tells which tensors are kept and recomputed. Its
+        warnings are logged as well, so plain gradients never come without a word,
+        unless `checkpoints` is None.
 
     Raises:
         ArgumentTypeError: an argument is of a wrong type.
@@ -177,7 +176,7 @@ def gradients(
     if isinstance(checkpoints, Budget | Plan) and not is_func_graph(
         require_targets(ys)[0].graph
     ):
-        # In a graph that stays, what cannot be done is refused on a copy.
+        # In a graph that stays, impossible requests are refused on a copy.
         explained(ys, xs, grad_ys, options, kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     replanning = prepared.replanning() if order else None
@@ -195,9 +194,9 @@ def gradients_speed(
 ) -> list[Any]:
     """Return `gradients(..., checkpoints="speed")`; can replace `tf.gradients`.
 
-    Convolutions, matrix products and the like run once; what lies between them is
-    computed again. Arguments, errors and cost are those of `gradients`; by position,
-    `args` are the further ones of `tf.gradients`, in its order.
+    Convolutions, matrix products and the like run once; the ops between them run again.
+    Arguments, errors and cost are those of `gradients`; by position, `args` are the
+    further ones of `tf.gradients`, in its order.
 
     Example:
         >>> import tensorflow as tf
@@ -270,7 +269,7 @@ _POSITIONAL = (
 
 
 def _named(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Name what `tf.gradients` takes by position after `grad_ys`."""
+    """Name the positional arguments of `tf.gradients` after `grad_ys`."""
     if len(args) > len(_POSITIONAL):
         raise ArgumentTypeError(
             f"expected at most {len(_POSITIONAL) + 3} arguments by position, as "
@@ -284,7 +283,7 @@ class GradientError:
     """How far a gradient is from that of `tf.gradients`.
 
     Attributes:
-        name: the name of what it is the gradient by.
+        name: the name of the x that it is the gradient by.
         relative: the Euclidean norm of the difference, over that of the gradient.
         largest: the largest difference of an element, over the largest element.
     """
@@ -303,7 +302,7 @@ def encoding_errors(
     with its effects: moving averages move, and dropout draws.
 
     Args:
-        loss: computes what is differentiated from a batch.
+        loss: computes the differentiated tensor from a batch.
         xs: variables, the same in each call.
         *batch: tensors or arrays.
         **options: those of `gradients`; `encode` is "bfloat16" unless given, and

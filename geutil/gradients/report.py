@@ -79,49 +79,49 @@ class RecomputedOp:
 
 @dataclass(frozen=True)
 class Report(Shown):
-    """What memory-saving gradients do to one step.
+    """The effect of memory-saving gradients on one step.
 
     Attributes:
         mode: how the kept tensors were chosen.
-        kept: what is held between forward and backward pass, variables and constants
-            apart, in graph order.
-        recomputed: what runs again, segment by segment.
+        kept: the tensors held between forward and backward pass, variables and
+            constants apart, in graph order.
+        recomputed: the ops that run again, segment by segment.
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
-            constants apart: what `geutil.memory.predict(..., grappler=False)` predicts
-            of them. If the whole step turns out to hold all gradients to its end, those
-            of plain gradients are held, too. Nothing holds plain gradients to an order:
-            where gradients of weights are most of the peak, Grappler may make a step of
-            it that holds up to two fifths less.
+            constants apart: the prediction of `geutil.memory.predict(...,
+            grappler=False)`. If the whole step turns out to hold all gradients to its
+            end, those of plain gradients are held, too. Nothing holds plain gradients
+            to an order: where gradients of weights are most of the peak, Grappler may
+            make a step of it that holds up to two fifths less.
         peak: the predicted peak with recomputation. When the updates of the step are
             known (the function is built, or `order_updates` is called), `last_report`
             returns a report with the peak of the whole step: the larger one of the
             planned order and the executor's.
-        resident: the same with what kernels pack beside TensorFlow's allocator, which
-            hands out `peak`. It decides between checkpoints, and is what a budget
-            limits. What the heap adds is not counted. None under XLA.
+        resident: the same with the bytes that kernels pack beside TensorFlow's
+            allocator, which hands out `peak`. It decides between checkpoints, and a
+            budget limits it. Overheads of the heap are not counted. None under XLA.
         forward_cost: the multiply-adds of the forward pass.
-        extra_cost: the multiply-adds of what runs again.
-        extra_time: about how much longer the step takes, by what runs again and what is
-            encoded without loss, as a part of the time with plain gradients: an
+        extra_cost: the multiply-adds of the ops that run again.
+        extra_time: about how much longer the step takes, by the ops that run again and
+            the lossless encodings, as a part of the time with plain gradients: an
             estimate, in which moving an element costs as much as some multiply-adds of
             a convolution, unless times were measured.
         extra_time_bound: no schedule of the step's ops within the budget takes less,
             encoded as they are, by the same estimate; 0 if nothing is known of that.
-        loops: what the backward pass of each loop computes again, or why nothing: for
-            "memory", a budget or a plan.
-        budget: what the step may hold, in bytes; None if nothing was said of that.
+        loops: the values that the backward pass of each loop computes again, or why
+            none: for "memory", a budget or a plan.
+        budget: the limit of the step, in bytes; None without one.
         attempts: how many plans were made for the budget. More than one where an
             allocator hands out chunks, and those of the finished step exceed it.
         offloaded: the names of tensors that wait in another device's memory.
         offloaded_bytes: the bytes that they take there, which no peak counts.
-        warnings: what the caller should know.
+        warnings: the facts that the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
             sizes were computed with.
         encoded: of which tensors less is held, in the order of the backward pass.
         not_encoded: which other tensors the backward pass reads, if tensors are to be
             encoded at all, each with the reason.
-        plan: the order in which the step runs, and what holds it to that.
+        plan: the order in which the step runs, with its control dependencies.
         plain_plan: the same with plain gradients, which nothing holds to an order.
         plain_plan_held: the same for a step that holds all gradients to its end. It
             takes the place of `plain_plan` when the whole step turns out to do so.
@@ -161,9 +161,9 @@ class Report(Shown):
         """The most bytes that the step can hold under any schedule, 8 ops at once.
 
         A bound, as `geutil.memory.worst_case` has it, of the step as geutil built it:
-        what Grappler makes of it may differ by a few percent. On a GPU it is one of
-        its allocator's chunks, as `resident` is. None under XLA, which has an order of
-        its own.
+        the step after Grappler may differ by a few percent. On a GPU it is one of its
+        allocator's chunks, as `resident` is. None under XLA, which has an order of its
+        own.
 
         Raises:
             MissingExtraError: OR-Tools is not installed.
@@ -223,7 +223,7 @@ class Report(Shown):
         return "\n".join(lines)
 
     def worst_cases(self) -> str:
-        """Say in words what the step can hold under any schedule."""
+        """Say in words how much the step can hold under any schedule."""
         if self.plan is None:
             return "not known, since XLA has an order of its own"
         if not has_solver():
@@ -246,8 +246,6 @@ def make_report(
         ordered: whether the step is held to its planned order.
         is_later: whether that is planned later, for the whole step. The peak is that of
             the one order in which candidates are compared.
-
-    Cost: linear in the ops of the step and their edges.
     """
     plan, keeping, encoded = candidate.plan, candidate.keeping, candidate.encodings
     step = plan.step
@@ -297,7 +295,7 @@ def make_report(
 
 
 def encodings_of(plan: EncodingPlan) -> dict[str, Any]:
-    """Return what a report says of encodings, by attribute."""
+    """Return the attributes of a report on encodings."""
     return {
         "encoded": tuple(encoding.described() for encoding in plan.encodings),
         "not_encoded": tuple(_kept(t, reason) for t, reason in plan.left),
@@ -414,11 +412,9 @@ _last = _Last()
 
 
 def publish(report: Report, graph: Graph) -> None:
-    """Make a report the last one of its graph and of this thread; log its warnings.
-
-    Graphs around that of what is differentiated know it as well, and the one that is
-    being made, where gradients may go.
-    """
+    """Make a report the last one of its graph and of this thread; log its warnings."""
+    # Graphs around the differentiated one know it as well, and the one that is being
+    # made, where gradients may go.
     for inner in (graph, tf.compat.v1.get_default_graph()):
         for around in _and_around(inner):
             state_of(around).report = report
@@ -448,7 +444,7 @@ def last_report(of: Any = None) -> Report | None:
     first, so that after a step with several calls this is the report on the first.
 
     Args:
-        of: a graph, or what has one: a gradient, any other tensor or op, a
+        of: a graph, or a value of one: a gradient, any other tensor or op, a
             ConcreteFunction. The report is on the gradients built last in that graph,
             or in functions traced in it. None: on those that this thread built last, or
             a thread that has ended, as those have in which a `tf.distribute` strategy

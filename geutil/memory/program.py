@@ -19,15 +19,15 @@ PHASES = ("forward", "recompute", "backward", "update")
 """The parts, in the order in which they begin."""
 
 _SCOPE = re.compile(r"(?:^|/)(recomputed|gradients|gradient_tape)(?:_\d+)?/")
-"""The scopes of what runs again, and of gradients: geutil's and TensorFlow's names."""
+"""The scopes of ops that run again, and of gradients: geutil's and TensorFlow's."""
 
 
 def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
     """Return the phase of each op of a step, of which the names and reads are given.
 
-    Gradients lie in a scope that TensorFlow or geutil gave them, and what runs again in
-    geutil's own. Of the rest, what depends on either is the update, and what does not
-    is the forward pass.
+    Gradients lie in a scope that TensorFlow or geutil gave them, and ops that run again
+    in geutil's own. Of the rest, ops that depend on either are the update, and others
+    are the forward pass.
 
     Example:
         >>> step = [("x", []), ("y", [0]), ("gradients/y_grad", [1]), ("w/add", [2])]
@@ -106,13 +106,10 @@ def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Device:
-    """The device that a step runs on.
+    """The device that a step runs on."""
 
-    Attributes:
-        kind: "CPU" or "GPU".
-        onednn: whether oneDNN merges ops and makes some of them run later.
-        allocator: how buffers get their memory; None where each takes its own bytes.
-    """
+    # oneDNN merges ops and makes some of them run later. Without an allocator each
+    # buffer takes its own bytes.
 
     kind: str = "CPU"
     onednn: bool = False
@@ -126,13 +123,13 @@ class Program:
     Attributes:
         nodes: the nodes; a node's number is its place. Any order will do, but where
             several nodes are ready at once their order decides.
-        sizes: the bytes of each tensor. What is held all the time (variables,
-            constants, what the caller feeds) has size 0.
+        sizes: the bytes of each tensor. Those held all the time (variables, constants,
+            feeds) have size 0.
         fetched: the tensors that are held to the end, by number.
-        variable_bytes: what the variables hold.
+        variable_bytes: the bytes of the variables.
         variables: the bytes of each, if they are known.
-        constant_bytes: what the constants hold.
-        device: what it runs on.
+        constant_bytes: the bytes of the constants.
+        device: the device that it runs on.
     """
 
     nodes: Sequence[Node]
@@ -235,9 +232,9 @@ class Program:
     ) -> tuple[Program, dict[int, int]]:
         """Return the program without nodes whose results do not count, and new numbers.
 
-        Whatever reads or awaits one of the nodes `numbers` waits for what that reads
-        and awaits. Those that wait for more than `most` others stay; None if none does.
-        The tensors are the same. Cost: linear in nodes and edges.
+        Whatever reads or awaits one of the nodes `numbers` waits for the inputs and
+        waits of that. Those that wait for more than `most` others stay; None if none
+        does. The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
         place: dict[int, int] = {}
@@ -286,7 +283,7 @@ class Program:
     def without_views(
         self, apart: Collection[int]
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
-        """Return the program in which readers of a view read what it shows.
+        """Return the program in which readers of a view read its source.
 
         Besides, the tensor that each view shows, and the new number of each node that
         is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.

@@ -113,11 +113,9 @@ def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
 
 
 def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
-    """Return the size of a tensor in bytes, by the shape it has or is taken to have.
-
-    Handles, variants and strings count nothing: their contents are elsewhere. So does a
-    tensor of unknown rank. An unknown dimension counts as `unknown`.
-    """
+    """Return the size of a tensor in bytes, by its known or assumed shape."""
+    # Handles, variants and strings count nothing: their contents are elsewhere. So does
+    # a tensor of unknown rank.
     if tensor.dtype.name in ("resource", "variant", "string"):
         return 0
     return tensor_elements(tensor, unknown) * int(tensor.dtype.size)

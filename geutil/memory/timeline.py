@@ -83,7 +83,7 @@ class Moment:
 
     Attributes:
         op: its name.
-        bytes: what is held while it runs, at the most.
+        bytes: the most bytes held while it runs.
         phase: "forward", "recompute", "backward" or "update", told by the scopes that
             TensorFlow and geutil give to gradients; "" where it is not known.
     """
@@ -106,11 +106,12 @@ class Timeline(Shown):
         source: where the figures come from, for example "predicted".
         lifetimes: all buffers that are held at some moment, by the order in which they
             are made; () where that is not known, as of measured steps.
-        note: what else must be known of the figures, for example that they are the sum
-            over several devices; "" if nothing.
+        note: a fact to know of the figures, for example that they are the sum over
+            several devices; "" if nothing.
         resident: the most bytes of memory that are in use at once: of a process, with
-            what kernels take beside TensorFlow's allocator; of a GPU, the chunks that
-            the allocator hands out. None where that is not known, as of measured steps.
+            the bytes that kernels take beside TensorFlow's allocator; of a GPU, the
+            chunks that the allocator hands out. None where that is not known, as of
+            measured steps.
         extent: of a GPU, the bytes that it must have free for the step and its
             variables, whatever lies between the chunks; None likewise.
     """
@@ -224,11 +225,11 @@ class Environment:
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """The memory that one device of a step needed, above what it held before.
+    """The memory that one device of a step needed, above that held before.
 
     Attributes:
         device: its full name.
-        trace_peak: as in `Measurement`, of what the device made and received.
+        trace_peak: as in `Measurement`, of tensors that the device made and received.
         allocator_peak: that of the device's process; None where it keeps no statistics,
             or where several devices are of one process.
         resident_peak: how far the device's process grew; None likewise.
@@ -263,7 +264,7 @@ def _peaks_of(row: DeviceMeasurement | Measurement) -> list[tuple[int | None, st
 
 @dataclass(frozen=True)
 class Measurement:
-    """The memory that a step needed, above what the process held before it.
+    """The memory that a step needed, above that of the process before it.
 
     Variables, arguments and feeds are held before, and are not counted.
 
@@ -273,18 +274,18 @@ class Measurement:
             its graph, which may order the ops a little differently. None where there
             are no records.
         allocator_peak: the peak by the statistics of TensorFlow's allocator, which
-            counts the chunks that it hands out: up to twice what was asked for. On the
-            CPU it counts nothing at all of what is smaller than 256 KiB. None where it
-            keeps none: on the CPU with oneDNN off.
-        resident_peak: how far the process grew. Beside the step it holds what
-            Grappler and XLA needed to compile it, and what the allocator keeps
+            counts the chunks that it hands out: up to twice the request. On the CPU it
+            counts no buffers smaller than 256 KiB. None where it keeps none: on the CPU
+            with oneDNN off.
+        resident_peak: how far the process grew. Beside the step it holds the memory of
+            Grappler and XLA for compiling it, and chunks that the allocator keeps
             unused. None where the system does not tell: elsewhere than on Linux.
         timeline: the memory op by op; None where there are no records.
         seconds: the time of each step; the first step, which compiles, is not one.
-        environment: what else the figures depend on.
+        environment: the settings that the figures depend on.
         partly_compiled: whether XLA compiles calls in the step. The records, and the
-            timeline, lack what these make and hold; the allocator counts it. So the
-            larger of both figures is the peak.
+            timeline, lack the buffers of these; the allocator counts it. So the larger
+            of both figures is the peak.
         devices: the devices of the step by name, each for itself. Of several tasks, the
             peaks and the timeline above are those of the fullest one; of several
             devices of one process, those of all together.
@@ -444,7 +445,7 @@ Labelled = Sequence[tuple[str, Timeline]]
 
 
 def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
-    """Draw one labelled timeline, or two to compare, and what is held at each peak."""
+    """Draw one labelled timeline, or two to compare, and the tensors at each peak."""
     with _figure(path, (12, 1.6 + 3.4 * len(timelines))) as figure:
         grid = figure.add_gridspec(len(timelines), 2, width_ratios=(3, 2))
         _draw_curves(figure.add_subplot(grid[:, 0]), timelines)
@@ -456,10 +457,7 @@ def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def drawn_axes(path: str | os.PathLike[str], x: str, y: str) -> Iterator[Any]:
-    """Yield axes to draw on, labelled `x` and `y`; write the picture at the end.
-
-    Raises MissingExtraError without matplotlib, PlotError for a suffix of no format.
-    """
+    """Yield axes to draw on, labelled `x` and `y`; write the picture at the end."""
     with _figure(path, (8, 4.5)) as figure:
         axes = figure.add_subplot()
         axes.set_xlabel(x)

@@ -1,4 +1,4 @@
-"""Placements: ops moved to a device, and what is sent for it."""
+"""Placements: ops moved to a device, and the tensors that cross for it."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Placement:
 
 
 def place(ops: Any, device: str) -> Placement:
-    """Put ops on a device, and tell what is sent to them and by them.
+    """Put ops on a device, and return the tensors that cross.
 
-    What reads a variable from outside stays where that is, since TensorFlow runs
-    it nowhere else.
+    Ops that read a variable from outside stay where that is, since TensorFlow runs them
+    nowhere else.
 
     Args:
         ops: ops, or a nested list of them.
         device: the device, such as "/job:worker/task:1" or "/device:CPU:0".
 
     Returns:
-        The ops, and the tensors that cross. What an op without a device reads or
-        makes counts as crossing: TensorFlow is free to put that elsewhere.
+        The ops, and the tensors that cross. The inputs and results of an op without a
+        device count as crossing: TensorFlow is free to put that elsewhere.
 
     Raises:
         ArgumentTypeError: `device` is no text.

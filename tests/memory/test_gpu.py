@@ -28,9 +28,9 @@ from geutil.memory import (
 from geutil.memory.allocator import ALIGNMENT, Allocator
 from geutil.memory.bounds import worst_of
 from geutil.memory.executor import simulate_side_by_side
-from geutil.memory.predicting import executed_step
 from geutil.memory.program import Device
 from geutil.memory.sizes import megabytes
+from geutil.memory.step_prediction import executed_step
 from tests.processes import run_python
 
 GPU = "GPU:0"

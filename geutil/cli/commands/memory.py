@@ -178,7 +178,7 @@ def _show_largest(
 ) -> None:
     """Show the largest batch that fits, in each way of taking gradients."""
     from geutil.cli.batch_sizes import WAYS, BatchSizes
-    from geutil.memory.predicting import checked_limit
+    from geutil.memory.step_prediction import checked_limit
 
     limit = checked_limit(available)
     sizes = BatchSizes(

@@ -35,7 +35,7 @@ class Problem:
         c                    ############   read by d
 
     Attributes:
-        times: what each node costs, in any unit.
+        times: the cost of each node, in any unit.
         sizes: the bytes of each node's output.
         edges: pairs of nodes; the second reads the output of the first.
         fixed_order: the order in which nodes run for the first time; None for any
@@ -300,7 +300,7 @@ class Problem:
         return cls(times, sizes, pairs, workspaces=workspaces, **options)
 
     def _check_numbers(self) -> None:
-        """Refuse what no computation can have."""
+        """Refuse numbers that no computation can have."""
         count = len(self.times)
         numbers = {"time": self.times, "size": self.sizes, _WORKSPACE: self.workspaces}
         for name, values in numbers.items():
@@ -358,7 +358,7 @@ class Improvement(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Runs of nodes, some of them several times, and what is known of them.
+    """Runs of nodes, some of them several times, with their figures.
 
     Attributes:
         problem: the computation.
@@ -449,8 +449,8 @@ class Schedule:
 
         Raises:
             PlanError: a node runs without an input, or again although it may not, an
-                output is missing at the end, a node never runs, the order or the
-                budget is not kept, or a figure is not what the steps say.
+                output is missing at the end, a node never runs, the order or the budget
+                is not kept, or a figure differs from that of the steps.
 
         Cost: linear in the steps and their inputs.
         """
@@ -481,7 +481,7 @@ class Schedule:
         self._check_end(there, ran, peak)
 
     def _check_end(self, there: set[int], ran: dict[int, int], peak: int) -> None:
-        """Compare what the steps came to with what was promised."""
+        """Compare the outcome of the steps with the figures of the schedule."""
         problem = self.problem
         if never := [v for v in range(len(problem)) if v not in ran]:
             raise PlanError(f"nodes {never[:5]} never run")
@@ -496,7 +496,7 @@ class Schedule:
             )
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw what is held during each run, and the budget.
+        """Draw the bytes held during each run, and the budget.
 
         Args:
             path: a file, with suffix .png, .svg or .pdf.

@@ -37,7 +37,7 @@ MOST = 1 << 20
 FIRST = 32
 """The batch size that is tried first."""
 _SLOW = 3
-"""After so many tries that do not halve what is left, it is halved."""
+"""After so many tries that do not halve the range, it is halved."""
 
 
 def predict(
@@ -50,7 +50,7 @@ def predict(
     onednn: bool | None = None,
     device: str | None = None,
 ) -> Timeline:
-    """Predict what one step holds in memory, op by op, without running it.
+    """Predict the memory of one step, op by op, without running it.
 
     The step is optimized as a Session would do it, and then simulated as a Session with
     one inter-op thread runs it: each buffer is held until its last
@@ -59,22 +59,21 @@ def predict(
     Session to Session, and the peak may with it; of several such orders the one with
     the median peak is returned.
 
-    Feeds are not counted. Variables and constants are counted apart,
-    except that a variable which is changed before all have read it has two buffers, of
-    which one counts until the old one has been read. An op that runs functions (`If`,
-    `While`, a call) counts as one: what its function holds comes on top while it runs,
-    the larger branch of a conditional and two iterations of a loop, for one begins
-    before the last one has ended. What a loop adds to lists each time, for its gradient
-    or as a result, counts once for each time, if constants and shapes tell how often it
-    runs; else it does not, and a warning says so. Of loops of version 1 it is left out,
-    and so is what XLA holds besides the results of a call that it compiles: Keras has
-    convolutions by groups compiled on CPU, and the gradient of one of 768 channels,
-    7 x 7, takes 231 MB.
-    Ops of all devices are counted together, and the timeline says so;
-    `predict_by_device` tells them apart.
+    Feeds are not counted. Variables and constants are counted apart, except that a
+    variable which is changed before all have read it has two buffers, of which one
+    counts until the old one has been read. An op that runs functions (`If`, `While`, a
+    call) counts as one: the memory of its function comes on top while it runs, the
+    larger branch of a conditional and two iterations of a loop, for one begins before
+    the last one has ended. Elements that a loop adds to lists each time, for its
+    gradient or as a result, count once for each time, if constants and shapes tell how
+    often it runs; else they do not, and a warning says so. Those of loops of version 1
+    are left out, and so are the bytes that XLA holds besides the results of a call that
+    it compiles: Keras has convolutions by groups compiled on CPU, and the gradient of
+    one of 768 channels, 7 x 7, takes 231 MB. Ops of all devices are counted together,
+    and the timeline says so; `predict_by_device` tells them apart.
 
     Args:
-        ys_or_fetches: what the step is asked for: tensors, ops, or nested structures of
+        ys_or_fetches: the fetches of the step: tensors, ops, or nested structures of
             them; `None` (a gradient that does not exist) is left out.
         feeds: the tensors that are given besides placeholders, so that nothing behind
             them runs.
@@ -83,14 +82,14 @@ def predict(
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs. A key is a tensor, its `ref()` or its name.
         grappler: optimize the graph first.
-        onednn: whether oneDNN is used, which merges convolutions with what is around
-            them and makes them run later; None is what this process does.
+        onednn: whether oneDNN is used, which merges convolutions with the ops around
+            them and makes them run later; None is as this process does.
         device: where ops run that name no device, such as "GPU:0", which need not be
-            there; None is what their gradients were planned for, or where this process
-            runs them. Of a step on a GPU the bytes
-            are the GPU's: what is in the host's memory does not count. `resident` is
-            then what the GPU's allocator hands out, and `extent` what the GPU must have
-            free. Workspaces of cuDNN are left out.
+            there; None is the device that their gradients were planned for, or where
+            this process runs them. Of a step on a GPU the bytes are the GPU's: tensors
+            in the host's memory do not count. `resident` are then the bytes that the
+            GPU's allocator hands out, and `extent` those that the GPU must have free.
+            Workspaces of cuDNN are left out.
 
     Returns:
         The bytes held while each op runs, and the buffers held at the peak.
@@ -186,11 +185,9 @@ def executed_step(
 def device_peaks(
     ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
 ) -> tuple[int, ...]:
-    """Predict the peak of a step on each of several devices, one thread to each.
-
-    As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
-    count. A received tensor is held from the earliest moment at which it can arrive.
-    """
+    """Predict the peak of a step on each of several devices, one thread to each."""
+    # As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
+    # count. A received tensor is held from the earliest moment at which it can arrive.
     program = step_program(ys_or_fetches)
     graph: Any = graph_of_all(_fetches(ys_or_fetches))
     here: dict[str, set[int]] = {device: set() for device in devices}
@@ -198,7 +195,7 @@ def device_peaks(
     for i, node in enumerate(program.nodes):
         op = graph.get_operation_by_name(node.name)
         here[device_of(op)].add(i)
-        # Where a variable or constant is received, it takes what it takes.
+        # A received variable or constant has the size of its tensor.
         made.update(zip(node.outputs, op.outputs, strict=False))
 
     def size_of(tensor: int) -> int:
@@ -215,7 +212,7 @@ def step_program(
     shapes: GivenShapes | None = None,
     grappler: bool = False,
 ) -> Program:
-    """Return what runs for some fetches as a program.
+    """Return the ops that run for some fetches as a program.
 
     Args:
         ys_or_fetches: as in `predict`.
@@ -282,10 +279,8 @@ def _read(
 
 
 def _keep_loops(graph_def: Any) -> None:
-    """Keep Grappler from taking loops and conditionals apart.
-
-    It knows no shapes in what they become, and the memory is the same.
-    """
+    """Keep Grappler from taking loops and conditionals apart."""
+    # It knows no shapes in their parts, and the memory is the same.
     for node in all_nodes(graph_def):
         if _LOWERED in node.attr:
             node.attr[_LOWERED].b = False
@@ -312,7 +307,7 @@ class BatchFit:
 
     Attributes:
         batch: the batch size; 0 if not even one row fits.
-        bytes: what the step holds at its peak then, variables and constants included.
+        bytes: the peak of the step then, variables and constants included.
         memory: the bytes that it has to fit into.
         tried: the batch sizes that were predicted, and their bytes, in order.
     """
@@ -348,18 +343,18 @@ def largest_batch(
     tried where these leave room for less than a row.
 
     Args:
-        step: builds the step for a batch size, in a graph of its own, and returns what
-            `predict` takes, or a ConcreteFunction; None where there is no step that
-            fits, say because it would take too long.
+        step: builds the step for a batch size, in a graph of its own, and returns the
+            fetches for `predict`, or a ConcreteFunction; None where there is no step
+            that fits, say because it would take too long.
         memory: in bytes, or a text such as "8GB"; variables and constants have to fit
             into it, too. A step that nothing holds to an order may take more under
-            another schedule (`worst_case`). What TensorFlow itself takes, a fragmented
-            heap and slots that an optimizer makes later are no part of the prediction.
+            another schedule (`worst_case`). TensorFlow's own memory, a fragmented heap
+            and slots that an optimizer makes later are no part of the prediction.
         most: the largest batch size that is of interest.
-        resident: count what kernels of the CPU take beside TensorFlow's allocator, too
-            (`Timeline.resident`), as the limit of a container does.
-        device: as in `predict`. Of a GPU `memory` is what TensorFlow has of it, and the
-            step needs `Timeline.extent`: fragments count.
+        resident: count the bytes that kernels of the CPU take beside TensorFlow's
+            allocator, too (`Timeline.resident`), as the limit of a container does.
+        device: as in `predict`. Of a GPU `memory` are the bytes that TensorFlow has of
+            it, and the step needs `Timeline.extent`: fragments count.
 
     Raises:
         ArgumentTypeError: `memory` is no number of bytes, `most` is below 1, or
@@ -436,7 +431,7 @@ def fit_batch(
 
 
 class _BatchSearch:
-    """A search by secants that halves what is left where these are slow."""
+    """A search by secants that bisects where these are slow."""
 
     def __init__(self, limit: int, most: int) -> None:
         self._limit, self._most = limit, most
