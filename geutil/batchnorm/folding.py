@@ -46,14 +46,14 @@ def fold_batch_norms(
     stacked is folded into each of them, and one behind average pooling or a resized
     image into the layer before that.
 
-    With `is_training` norms that normalize by the statistics of the batch are folded,
-    too, before gradients are built: in a v1 graph, or in the FuncGraph of a function
-    while it is traced (`tf.gradients` sees the fold, a tape that was open before does
-    not). Weights take in the moving variance, so that they can be quantized as they
-    will be deployed; what the batch's differs by is put right behind the layer
-    (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients stay.
-    The old layer goes on being computed, for the statistics, or these are taken of the
-    folded layer, which then runs alone.
+    With `is_training` batch norms that normalize by the statistics of the batch are
+    folded, too, before gradients are built: in a v1 graph, or in the FuncGraph of a
+    function while it is traced (`tf.gradients` sees the fold, a tape that was open
+    before does not). Weights take in the moving variance, so that they can be quantized
+    as they will be deployed; a factor behind the layer corrects the difference from the
+    batch's (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients
+    stay. The old layer goes on being computed, for the statistics, or these are taken
+    of the folded layer, which then runs alone.
 
     Norms in the bodies of loops, of conditionals and of functions that are called are
     folded there, if their layer is in the same body and its weights reach the body as
@@ -68,36 +68,35 @@ def fold_batch_norms(
         graph_or_model: a graph, or a `geutil.model.Model`.
         is_training: fold norms in training for training. Norms at inference, of
             frozen layers for example, are folded as always.
-        freeze_batch_norm_delay: the training step, counted from 1, from which on norms
-            take the moving statistics, which stop moving. An int64 variable
+        freeze_batch_norm_delay: the training step, counted from 1, from which on batch
+            norms use the moving statistics, which stop moving. An int64 variable
             `fake_quantization_step` counts the steps; `tf.where` chooses, so that both
             are computed at each step. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
-        statistics: what the statistics of the batch are of. "exact" takes them of the
+        statistics: the source of the batch's statistics. "exact" takes them of the
             layer as it was, which is run besides: weights may be quantized, and they
             stay those of the float weights. "one_pass" takes them of the folded layer,
-            divided by what its weights were multiplied by: each layer runs once, and
-            where its weights are quantized the norm normalizes what they make, as it is
-            deployed. Until they are, both are the norm as it was, up to rounding.
-            Weights are scaled by gamma / sqrt(moving variance + epsilon) in both. Where
-            the moving variance is far from the batch's, symmetric ranges by channel
-            scale along, and quantized weights are the same multiples; of one range for
-            the whole tensor channels whose moving variance is too high get too few
-            steps, until the averages have settled.
+            divided by the factor of its weights: each layer runs once, and where its
+            weights are quantized the batch norm normalizes their result, as deployed.
+            Until they are, both are the norm as it was, up to rounding. Weights are
+            scaled by gamma / sqrt(moving variance + epsilon) in both. Where the moving
+            variance is far from the batch's, symmetric ranges by channel scale along,
+            and quantized weights are the same multiples; of one range for the whole
+            tensor channels whose moving variance is too high get too few steps, until
+            the averages have settled.
         scope: a name scope, with or without a slash at its end, or a Keras layer, by
-            its name, its path or as it is: only norms in it; None
-            is all.
+            its name, its path or as it is: only batch norms in it; None is all.
         strict: raise if a norm was refused.
-        assume_inference: fold norms that normalize by the statistics of the batch as
-            well, with their moving ones: those that a fused norm reads, or variables
+        assume_inference: fold batch norms that normalize by the statistics of the batch
+            as well, with their moving ones: those that a fused norm reads, or variables
             that the graph updates. Ops that update them stay, and are run if somebody
             asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
-        keep: ops, tensors, names of these and Keras layers that go on computing what
-            they do, since they are fetched
-            by name. Norms that cannot be folded without changing them are refused.
-        outputs: tensors of a graph: only the norms that they depend on are looked at.
+        keep: ops, tensors, names of these and Keras layers whose values stay, since
+            they are fetched by name. Norms that cannot be folded without changing them
+            are refused.
+        outputs: tensors of a graph: only batch norms that they depend on are folded.
             None are all; in a replica of `tf.distribute`, those of that replica.
 
     Returns:
@@ -106,7 +105,7 @@ def fold_batch_norms(
     Raises:
         ArgumentTypeError: the first argument is no graph and no model, or keep holds
             something else than ops and tensors.
-        SelectionError: what is in keep, or an output, is of another graph.
+        SelectionError: an element of `keep`, or an output, is of another graph.
         FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
             Or arguments contradict each other.
         TransformError: the graph counts its steps in another variable than `step`.

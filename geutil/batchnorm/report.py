@@ -22,7 +22,7 @@ class Folded:
         signature: of a model, the signature whose graph it is in; "" for graphs.
         keras_layer: the path of the Keras layer that the norm is in; "" if none is.
 
-    Names of what is in the body of a function begin with the function's, and a slash.
+    Names in the body of a function begin with the function's name and a slash.
     """
 
     norm: str

@@ -41,7 +41,7 @@ def gradients(
     device: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
+    """Return the gradients of `ys` by `xs` with activations recomputed to save memory.
 
     Gradient checkpointing: of the forward pass only some tensors, the checkpoints, are
     held for the backward pass. The rest is computed a second time, segment by segment,
@@ -59,11 +59,11 @@ def gradients(
     or, where forward ops have to wait and Grappler joins less, without it; and to 1e-6
     under XLA, unless what is differentiated makes more of a rounding than that.
 
-    Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
-    prints keep what they yielded. Loops, branches and calls are recomputed whole. What
-    a loop of functions keeps of each turn for its backward pass, such as the gates of
-    an LSTM, is computed again turn by turn where "memory" or a budget gains by it; its
-    products may run again then, nothing stateful.
+    Nothing stateful runs twice: the results of variable reads, assignments, random
+    numbers, queues and prints are kept. Loops, branches and calls are recomputed whole.
+    What a loop of functions keeps of each turn for its backward pass, such as the gates
+    of an LSTM, is computed again turn by turn where "memory" or a budget gains by it;
+    its products may run again then, nothing stateful.
 
     Args:
         ys: a tensor, or a list or tuple of tensors.
@@ -83,32 +83,32 @@ def gradients(
             mask that each of them reads.
         offload: whether kept tensors wait in the memory of another device from their
             last use in the forward pass to their first in the backward pass; or a
-            policy that tells which. "memory" chooses tensors knowing that: as few bytes
-            as bring the peak to 0.7 of that without, or the least peak; and none, with
-            a warning, where it would fall by less than a twentieth. In a function the
-            forward pass waits until all but the last two have arrived, so that no more
-            are held for that.
+            policy that selects them. "memory" chooses tensors knowing that: as few
+            bytes as bring the peak to 0.7 of that without, or the least peak; and none,
+            with a warning, where it would fall by less than a twentieth. In a function
+            the forward pass waits until all but the last two have arrived, so that no
+            more are held for that.
         offload_device: that device.
         prefetch: how many segments before its use a tensor starts to come back.
         holds_gradients: whether all gradients are held until the step ends, as when
             they are returned, or clipped by their common norm; otherwise each is used
             up as it comes, as by an optimizer. "memory" chooses accordingly, and
             predicted peaks count accordingly.
-        engine: what builds the backward graph: "tensorflow", `tf.gradients` itself; or
-            "tape", which adds up the gradients of a tensor that many ops read before
+        engine: the builder of the backward graph: "tensorflow", `tf.gradients` itself;
+            or "tape", which adds up the gradients of a tensor that many ops read before
             all of them are there (see `geutil.gradients.tape`). A `TapeEngine` says
             when.
-        order: whether the step, its updates included, is held to a planned order in
-            which it uses little memory, whatever threads and load there are. It takes
-            no time, and pays without checkpoints, too. In a graph of version 1, updates
-            that a Session runs are ordered by `order_updates`. Under XLA and op
-            determinism nothing is ordered.
+        order: whether the step, its updates included, runs in a planned low-memory
+            order, with any number of threads and any load. It takes no time, and pays
+            without checkpoints, too. In a graph of version 1, updates that a Session
+            runs are ordered by `order_updates`. Under XLA and op determinism nothing is
+            ordered.
         shapes: shapes for tensors whose static shapes leave dimensions open, such as
-            what is fed: a mapping, or pairs. A key is a tensor, its `ref()` or its
+            placeholders: a mapping, or pairs. A key is a tensor, its `ref()` or its
             name. All other sizes follow. Without them an open dimension that follows
-            from nothing is taken for 32; the report says of what. They hold for the
-            graph from then on.
-        encode: what is kept of tensors of which the backward pass needs less than
+            from no other is assumed to be 32; the report lists the tensors. They hold
+            for the graph from then on.
+        encode: the encodings of tensors of which the backward pass needs less than
             their values. "lossless": where an activation lets gradients through, the
             places of the maxima of a pool, a shape, a sign, what was cast to more
             bytes. Nothing is computed again for it, and with `checkpoints=None` the
@@ -128,9 +128,9 @@ def gradients(
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
-        depends on it. `last_report` tells what is kept and recomputed. Its warnings
-        are logged as well, so plain gradients never come without a word, unless
-        `checkpoints` is None.
+        depends on it. `last_report` returns the kept tensors and the recomputed ops.
+        Its warnings are logged as well, so plain gradients never come without a word,
+        unless `checkpoints` is None.
 
     Raises:
         ArgumentTypeError: an argument is of a wrong type.
@@ -195,9 +195,9 @@ def gradients_speed(
 ) -> list[Any]:
     """Return `gradients(..., checkpoints="speed")`; can replace `tf.gradients`.
 
-    Convolutions, matrix products and the like run once; what lies between them is
-    computed again. Arguments, errors and cost are those of `gradients`; by position,
-    `args` are the further ones of `tf.gradients`, in its order.
+    Convolutions, matrix products and the like run once; the ops between them run again.
+    Arguments, errors and cost are those of `gradients`; by position, `args` are the
+    further ones of `tf.gradients`, in its order.
 
     Example:
         >>> import tensorflow as tf
@@ -284,7 +284,7 @@ class GradientError:
     """How far a gradient is from that of `tf.gradients`.
 
     Attributes:
-        name: the name of what it is the gradient by.
+        name: the name of the tensor or variable that it is the gradient by.
         relative: the Euclidean norm of the difference, over that of the gradient.
         largest: the largest difference of an element, over the largest element.
     """
@@ -303,7 +303,7 @@ def encoding_errors(
     with its effects: moving averages move, and dropout draws.
 
     Args:
-        loss: computes what is differentiated from a batch.
+        loss: computes the loss from a batch.
         xs: variables, the same in each call.
         *batch: tensors or arrays.
         **options: those of `gradients`; `encode` is "bfloat16" unless given, and

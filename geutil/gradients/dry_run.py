@@ -122,18 +122,17 @@ def plan(
     device: str | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Return what `gradients` with a `Budget` would run again, to be used later.
+    """Return the recomputation of `gradients` with a `Budget`, to be used later.
 
     Planning takes longer than building the gradients, and need not be done again: a
     plan can be saved, and `gradients(ys, xs, checkpoints=plan)` takes it for the same
-    step, in the same graph or traced anew. Nothing is built here.
+    step, in the same graph or traced again. Nothing is built here.
 
     The budget is a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or
-    "50%", or a part of what plain gradients hold; the limit stands for a `Budget` that
-    is `measured`, or has `offload`, `bandwidth` and `offload_device`. A plan for
-    `extra_time` has what it holds for a budget. The other arguments are those of
-    `gradients`, which has to be told the same `encode` with the plan, and the plan is
-    for these `xs`, in this order.
+    "50%", or a part of the plain peak; the limit makes a `Budget` that is `measured`,
+    or has `offload`, `bandwidth` and `offload_device`. A plan for `extra_time` has its
+    own peak for a budget. The other arguments are those of `gradients`, which has to
+    get the same `encode` with the plan, and the plan is for these `xs`, in this order.
 
     Raises:
         The same as `gradients`.
@@ -195,11 +194,11 @@ def plan_curve(
     device: str | None = None,
     **kwargs: Any,
 ) -> PlanCurve:
-    """Return plans of one step for several budgets: what less memory costs in time.
+    """Return plans of one step for several budgets: the curve of time against memory.
 
-    The budgets are those of `plan`; by default, parts of what plain gradients hold. Of
-    a `Budget` that comes first, all but the limit holds for all. The other arguments
-    are those of `gradients`.
+    The budgets are those of `plan`; by default, parts of the plain peak. Of a `Budget`
+    that comes first, all but the limit holds for all. The other arguments are those of
+    `gradients`.
 
     Returns:
         The plans, each of which `gradients(..., checkpoints=plan)` takes, and the

@@ -46,13 +46,13 @@ class EncodedTensor:
     Attributes:
         name: its name.
         op_type: the type of the op that yields it.
-        keeps: what is kept in its place: "mask", where an activation lets gradients
-            through; "places", where in its window each maximum is; "shape"; "sign" as
-            int8; "narrow", what it was cast from; "part", nothing but the padded tensor
-            that it is part of and that is held anyway; "nothing", since it was only
-            searched for maxima; "bfloat16". Several are joined by " and ".
+        keeps: the encoding that is kept in its place: "mask", where an activation lets
+            gradients through; "places", where in its window each maximum is; "shape";
+            "sign" as int8; "narrow", what it was cast from; "part", nothing but the
+            padded tensor that it is part of and that is held anyway; "nothing", since
+            it was only searched for maxima; "bfloat16". Several are joined by " and ".
         bytes: its size.
-        kept_bytes: that of what is kept.
+        kept_bytes: that of the encoding.
     """
 
     name: str

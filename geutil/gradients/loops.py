@@ -523,7 +523,7 @@ class LoopValues:
         values: the names of the values, in the body, that are not kept; empty if all
             are.
         ops: how many ops of the body run again.
-        bytes: what all iterations together hold less.
+        bytes: the bytes that all iterations together save.
         reason: why all values are kept, None if not all are.
     """
 

@@ -53,7 +53,7 @@ class PipelinedStep:
         recomputed: for each stage, whether its backward passes compute again.
         passes: the ops of the first forward and of the first backward pass of each
             stage, by stage and whether it is backward.
-        notes: what differs from the step of the whole batch, by op, in words.
+        notes: the differences from the step of the whole batch, by op, in words.
     """
 
     loss: Tensor
@@ -210,21 +210,21 @@ def pipelined(
 ) -> PipelinedStep:
     """Build the gradients of a batch whose micro-batches go through stages on devices.
 
-    The batch is split along its first axis. For each micro-batch the forward pass is
-    copied; variables, and what reads no data, are shared. A stage keeps of a
-    micro-batch what it reads of other stages, and computes the rest again in its
-    backward pass. Control edges hold each stage to its order of passes, so that under
-    any executor it keeps at most min(M, stages - s) of M micro-batches with "1f1b", s
-    counted from 0, and M with "gpipe". The last stage of "1f1b" has each backward pass
-    right behind the forward pass, and computes nothing again. Gradients are added up as
-    they come.
+    The batch is split along its first axis. The forward pass is copied for each
+    micro-batch; variables, and ops that depend on no data, are shared. A stage keeps
+    its inputs from other stages for each micro-batch, and computes the rest again in
+    its backward pass. Control edges hold each stage to its order of passes, so that
+    under any executor it keeps at most min(M, stages - s) of M micro-batches with
+    "1f1b", s counted from 0, and M with "gpipe". The last stage of "1f1b" has each
+    backward pass right behind the forward pass, and computes nothing again. Gradients
+    are added up as they come.
 
     The gradients are those of the whole batch if the loss is a mean over the examples
     of the batch, or with `mean=False` a sum. That is not checked. Statistics of a batch
-    norm in training are those of each micro-batch. Random ops draw anew for each
-    micro-batch, and what they drew is kept, not drawn again. An op that changes state
-    is refused if it depends on the data, and runs once if not. `notes` of the result
-    says which of these the graph has.
+    norm in training are those of each micro-batch. Random ops draw again for each
+    micro-batch, and their results are kept. An op that changes state is refused if it
+    depends on the data, and runs once if not. `notes` of the result says which of these
+    the graph has.
 
     Args:
         loss: a number, made by a partitioned forward pass; in a graph of version 1 or
@@ -237,8 +237,8 @@ def pipelined(
             batch that it has parts of. All other inputs are shared.
         micro_batches: how many parts. They divide each batch.
         schedule: "1f1b" or "gpipe", as in `geutil.memory.Pipeline`.
-        recompute: whether a stage computes again what it needs to go backward, or keeps
-            it.
+        recompute: whether a stage recomputes activations in its backward pass, or keeps
+            them.
         mean: whether the loss and its gradients are means over micro-batches, or sums.
 
     Returns:

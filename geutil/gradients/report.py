@@ -83,9 +83,9 @@ class Report(Shown):
 
     Attributes:
         mode: how the kept tensors were chosen.
-        kept: what is held between forward and backward pass, variables and constants
-            apart, in graph order.
-        recomputed: what runs again, segment by segment.
+        kept: the tensors kept between forward and backward pass, without variables and
+            constants, in graph order.
+        recomputed: the ops that run again, segment by segment.
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
             constants apart: what `geutil.memory.predict(..., grappler=False)` predicts
@@ -98,30 +98,30 @@ class Report(Shown):
             returns a report with the peak of the whole step: the larger one of the
             planned order and the executor's.
         resident: the same with what kernels pack beside TensorFlow's allocator, which
-            hands out `peak`. It decides between checkpoints, and is what a budget
-            limits. What the heap adds is not counted. None under XLA.
+            hands out `peak`. It decides between checkpoints, and a budget limits it.
+            What the heap adds is not counted. None under XLA.
         forward_cost: the multiply-adds of the forward pass.
-        extra_cost: the multiply-adds of what runs again.
-        extra_time: about how much longer the step takes, by what runs again and what is
-            encoded without loss, as a part of the time with plain gradients: an
-            estimate, in which moving an element costs as much as some multiply-adds of
-            a convolution, unless times were measured.
+        extra_cost: the multiply-adds of the recomputation.
+        extra_time: the estimated extra time of the step, for recomputation and lossless
+            encodings, as a part of the time with plain gradients: an estimate, in which
+            moving an element costs as much as some multiply-adds of a convolution,
+            unless times were measured.
         extra_time_bound: no schedule of the step's ops within the budget takes less,
             encoded as they are, by the same estimate; 0 if nothing is known of that.
-        loops: what the backward pass of each loop computes again, or why nothing: for
-            "memory", a budget or a plan.
-        budget: what the step may hold, in bytes; None if nothing was said of that.
+        loops: the values that the backward pass of each loop computes again, or the
+            reason why none: for "memory", a budget or a plan.
+        budget: the budget of the step in bytes; None without one.
         attempts: how many plans were made for the budget. More than one where an
             allocator hands out chunks, and those of the finished step exceed it.
         offloaded: the names of tensors that wait in another device's memory.
         offloaded_bytes: the bytes that they take there, which no peak counts.
-        warnings: what the caller should know.
-        assumed: the tensors whose shapes nothing tells, each with the shape that all
-            sizes were computed with.
+        warnings: the warnings for the caller.
+        assumed: the tensors of unknown shapes, each with the shape that all sizes were
+            computed with.
         encoded: of which tensors less is held, in the order of the backward pass.
         not_encoded: which other tensors the backward pass reads, if tensors are to be
             encoded at all, each with the reason.
-        plan: the order in which the step runs, and what holds it to that.
+        plan: the order in which the step runs, and the edges that enforce it.
         plain_plan: the same with plain gradients, which nothing holds to an order.
         plain_plan_held: the same for a step that holds all gradients to its end. It
             takes the place of `plain_plan` when the whole step turns out to do so.
@@ -223,7 +223,7 @@ class Report(Shown):
         return "\n".join(lines)
 
     def worst_cases(self) -> str:
-        """Say in words what the step can hold under any schedule."""
+        """Return the bounds of any schedule, in words."""
         if self.plan is None:
             return "not known, since XLA has an order of its own"
         if not has_solver():
@@ -448,7 +448,7 @@ def last_report(of: Any = None) -> Report | None:
     first, so that after a step with several calls this is the report on the first.
 
     Args:
-        of: a graph, or what has one: a gradient, any other tensor or op, a
+        of: a graph, or an object with one: a gradient, any other tensor or op, a
             ConcreteFunction. The report is on the gradients built last in that graph,
             or in functions traced in it. None: on those that this thread built last, or
             a thread that has ended, as those have in which a `tf.distribute` strategy

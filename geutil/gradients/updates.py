@@ -120,14 +120,14 @@ def order_updates(*fetches: Any) -> Report | None:
     The peak of a step depends on when its updates use up the gradients, and TensorFlow
     puts that off. In `tf.function` and Keras' `fit` the updates are found when the
     function is built. A Session takes over the whole graph at its first run, often to
-    initialize variables, before anything tells what a step runs: so call this before.
+    initialize variables, before a call names the ops of a step: so call this before.
 
     From then on no run can have gradients of the step without its updates: one that
     asks for that is refused.
 
     Args:
-        *fetches: what a step is asked for: the train op, or the updates, with whatever
-            else each step runs.
+        *fetches: the fetches of a step: the train op, or the updates, with all other
+            ops that each step runs.
 
     Returns:
         The report on the gradients of the graph that were built last, with the peak of

@@ -78,40 +78,40 @@ def checkpointed(
     encode: str | None = None,
     device: str | None = None,
 ) -> F:
-    """Return `fn` with gradients that recompute what would need memory to hold.
+    """Return `fn` with gradients that recompute activations to save memory.
 
     The result is called as `fn` is, and does the same. `tf.GradientTape`,
     `tf.gradients` and `model.fit` get the same gradients from it, built as by
     `geutil.gradients.gradients`: with respect to arguments, to variables (also those
-    made in the first call) and to whatever else `fn` reads from outside. It runs once
-    for each call: moving averages move once, and dropout draws once. It can be called
-    several times, in loops and branches, and with `jit_compile=True`. Of checkpointed
-    calls inside each other, the outermost chooses.
+    made in the first call) and to all other tensors that `fn` reads from outside. It
+    runs once for each call: moving averages move once, and dropout draws once. It can
+    be called several times, in loops and branches, and with `jit_compile=True`. Of
+    checkpointed calls inside each other, the outermost chooses.
 
     A `tf.autodiff.ForwardAccumulator` gets the values of `fn` itself: a call that one
     follows is computed plainly, and a warning says so.
 
-    `last_report` tells what the gradients built last hold and recompute. Where a call
-    gets plain gradients after all, a warning that names it says why.
+    `last_report` returns the kept tensors and the recomputed ops of the last gradients.
+    Where a call gets plain gradients after all, a warning that names it says why.
 
     A Keras layer or model is changed in place, and returned: from now on its `call` is
     checkpointed, wherever the layer is already in use. Class, name, weights and saved
-    files stay what they were, and `del layer.call` undoes it.
+    files stay unchanged, and `del layer.call` undoes it.
 
-    Outside `tf.function`, a call is traced like one while a tape is open, with what
-    this means: Python code runs once for each kind of arguments, arrays arrive as
-    tensors, and an output that nothing reads has a gradient of zeros. Losses that Keras
-    layers add are given to them again.
+    Outside `tf.function`, a call is traced like one while a tape is open: Python code
+    runs once for each kind of arguments, arrays arrive as tensors, and an output that
+    nothing reads has a gradient of zeros. Losses that Keras layers add are given to
+    them again.
 
     Args:
         fn: a function, method, Keras layer or Keras model. Arguments and results may be
             nested, and need not be tensors.
-        checkpoints: what each call holds for the backward pass. "memory": what gives
-            the least predicted peak, or, in a call among several that has no use for
-            checkpoints inside, only what goes into it. "inputs": always only what goes
-            into the call. "speed", "collection", a policy or a `Budget`, which is then
-            that of each call: as in `gradients`.
-        budget: what each call may hold, in the place of `checkpoints`: a `Budget`, or
+        checkpoints: the tensors that each call keeps for the backward pass. "memory":
+            those of the lowest predicted peak, or, in a call among several that has no
+            use for checkpoints inside, only its inputs. "inputs": always only the
+            inputs of the call. "speed", "collection", a policy or a `Budget`, which is
+            then that of each call: as in `gradients`.
+        budget: the limit of each call, in the place of `checkpoints`: a `Budget`, or
             the limit of one.
         min_checkpoint_size: as in `gradients`.
         offload: as in `gradients`.

@@ -39,7 +39,7 @@ class Violation:
     Attributes:
         invariant: its name in the table of this module.
         op: the name of the op that breaks it.
-        reason: what is wrong, in a sentence.
+        reason: the fault, in a sentence.
 
     Example:
         >>> import geutil as ge

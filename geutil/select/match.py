@@ -45,11 +45,10 @@ class OpMatcher:
     """A predicate on an op, its producers, its consumers and its control inputs.
 
     Args:
-        positive_filter: what the op must be:
-            a string: a regex that must match all of its name, or all that follows the
-            last slash of its name ("Add" matches neither "AddN" nor "Add_1");
-            a compiled regex: found in its name by `search`;
-            an op: that very op; a predicate on ops; True: any op.
+        positive_filter: the condition on the op: a string: a regex that must match all
+            of its name, or all that follows the last slash of its name ("Add" matches
+            neither "AddN" nor "Add_1"); a compiled regex: found in its name by
+            `search`; an op: that very op; a predicate on ops; True: any op.
 
     Raises:
         SelectionError: `positive_filter` is none of these.
@@ -109,8 +108,8 @@ class OpMatcher:
     def output_ops(self, *args: Any) -> OpMatcher:
         """Ask for these consumers: for each output one matcher, a list, or None.
 
-        A list matches the consumers of the output in graph order; None stands for
-        any number of any consumers.
+        A list matches the consumers of the output in graph order; None matches any
+        number of any consumers.
 
         Raises:
             SelectionError: the consumers were asked for already.

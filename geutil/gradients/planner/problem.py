@@ -25,7 +25,7 @@ class Problem:
     """A computation whose nodes each make one output of their inputs.
 
     Every node runs at least once. While node v runs, memory holds its inputs, its
-    output, its workspace and whatever is kept for later. An output may be freed after
+    output, its workspace and the outputs kept for later. An output may be freed after
     any use, and the node run again for the next one::
 
         runs     a     b     c     a     d
@@ -35,7 +35,7 @@ class Problem:
         c                    ############   read by d
 
     Attributes:
-        times: what each node costs, in any unit.
+        times: the cost of each node, in any unit.
         sizes: the bytes of each node's output.
         edges: pairs of nodes; the second reads the output of the first.
         fixed_order: the order in which nodes run for the first time; None for any
@@ -358,7 +358,7 @@ class Improvement(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Runs of nodes, some of them several times, and what is known of them.
+    """Runs of nodes, some of them several times, and their figures.
 
     Attributes:
         problem: the computation.
@@ -450,7 +450,7 @@ class Schedule:
         Raises:
             PlanError: a node runs without an input, or again although it may not, an
                 output is missing at the end, a node never runs, the order or the
-                budget is not kept, or a figure is not what the steps say.
+                budget is not kept, or a figure differs from the steps.
 
         Cost: linear in the steps and their inputs.
         """
@@ -496,7 +496,7 @@ class Schedule:
             )
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw what is held during each run, and the budget.
+        """Draw the memory during each run, and the budget.
 
         Args:
             path: a file, with suffix .png, .svg or .pdf.

@@ -80,13 +80,13 @@ def solve(
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
         workers: how many searches run at once; by default one for each core.
-        iterations: how many moves each search makes, in place of what the time allows;
+        iterations: the number of moves of each search, in place of a limit of time;
             with it, results do not depend on how fast the machine is. A move that
-            takes several runs out and frees anew counts for ten.
+            removes several runs and frees other nodes counts as ten.
         progress: called with each improvement.
 
     Returns:
-        The best schedule. Its `status` says what is known of it.
+        The best schedule. Its `status` names the proof.
 
     Raises:
         ArgumentTypeError: there is no such objective.

@@ -41,14 +41,14 @@ class Plan:
     """What of a step runs again, and when: found once, used as often as wanted.
 
     Ops are numbered in an order that follows from the graph alone, so that a plan fits
-    the same step traced anew, in another process too.
+    the same step traced again, in another process, too.
 
     Attributes:
-        budget: what the peak may be, in bytes.
+        budget: the limit of the peak, in bytes.
         peak: the predicted peak, in bytes, without updates.
         plain_peak: that of plain gradients.
-        extra_time: what runs again takes, as a part of the time of the step with plain
-            gradients. An estimate from op costs.
+        extra_time: the time of the recomputation, as a part of that of the step with
+            plain gradients. An estimate from op costs.
         bound: no schedule of the planner within the budget takes less extra time; 0 if
             nothing is known of that, as of steps with very many ops.
         types: the types of the ops that run again, each with how many runs these are,
@@ -61,8 +61,8 @@ class Plan:
         away: the ops whose results wait on another device instead of running again.
         offload_device: that device.
         encoded: the tensors that are encoded, numbered among those that can be.
-        loops: for each loop what its backward pass computes again: nothing (0), what
-            takes no product or convolution (1), or all that can be (2).
+        loops: for each loop the recomputation in its backward pass: none (0), values
+            without a product or convolution (1), or all values that can be (2).
         ops: how many ops the step has.
         fingerprint: of the graph of the step; "" of a plan for any batch size, which
             fits each step of as many ops.
@@ -177,7 +177,7 @@ class PlanCurve:
 
     Attributes:
         plain_peak: what plain gradients hold, in bytes.
-        ordered_peak: what they hold in a planned order, which costs no time.
+        ordered_peak: their peak in a planned order, which costs no time.
         plans: from the largest budget to the least that could be met.
         unmet: the budgets, in bytes, for which no plan was found.
 

@@ -83,9 +83,9 @@ class Budget:
     """How much a step may hold at its peak, or how much longer it may take.
 
     Attributes:
-        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of what
-            plain gradients hold, above 0 and up to 1. What takes the least time within
-            it is looked for.
+        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of the plain
+            peak, above 0 and up to 1. What takes the least time within it is looked
+            for.
         seed: of the planner's random numbers.
         measured: whether each kind of op is run to see how long it takes, on this
             machine and in some seconds. Otherwise shapes tell.
@@ -95,8 +95,8 @@ class Budget:
             is that of the step's own device.
         bandwidth: bytes in a second that go there, or back; None has it measured.
         offload_device: that device.
-        extra_time: in the place of a limit, what may be run again, as a part of the
-            time of the step with plain gradients, or as a text such as "20%". What
+        extra_time: in the place of a limit, the time of the recomputation, as a part of
+            that of the step with plain gradients, or as a text such as "20%". What
             holds the least within it is looked for. One more forward pass is about 0.3.
 
     Raises:
@@ -150,7 +150,7 @@ class Budget:
         return f"budget of {megabytes(self.bytes(0))}"
 
     def bytes(self, plain_peak: int) -> int:
-        """Return the budget in bytes; what plain gradients hold if it is one of time.
+        """Return the budget in bytes; the plain peak if it is one of time.
 
         Args:
             plain_peak: what plain gradients hold.

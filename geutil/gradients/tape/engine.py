@@ -37,7 +37,7 @@ class VSpace(NamedTuple):
     Attributes:
         aggregate_fn: returns the sum of a list of gradients, at least one.
         num_elements_fn: returns how many elements a gradient holds.
-        tensor_id: returns the number that stands for a tensor on the tape.
+        tensor_id: returns the number of a tensor on the tape.
         zeros: returns zeros of a shape and dtype.
         ones_like: returns ones of the shape and dtype of a tensor.
 
@@ -366,7 +366,7 @@ def imperative_grad(
 
     How the sources were made does not count: a source stops the walk, as in
     `tf.gradients` with the sources as `stop_gradients`. A target that another target
-    depends on gets its own gradient, and what flows to it from the other.
+    depends on gets its own gradient, and the part that flows to it from the other.
 
     Args:
         vspace: the space that the gradients are in.

@@ -202,7 +202,7 @@ class TapeEntry(NamedTuple):
     """One operation that was run.
 
     Attributes:
-        op_type: what kind of operation it is.
+        op_type: the kind of the operation.
         output_ids: the ids of the tensors that it made.
         output_shape_and_dtype: for each of them its shape and dtype, from which zeros
             are made where no gradient arrives; None where the backward function wants
@@ -270,7 +270,7 @@ class Tape:
         """Note an operation.
 
         Args:
-            op_type: what kind it is, for messages and for what its gradient accepts.
+            op_type: its kind, for messages and for the arguments of its gradient.
             outputs: the tensors that it made: objects with a shape and a dtype.
             inputs: the tensors that it read. One that is read twice is listed twice.
             backward_function: takes the gradients of the outputs, and returns those of
@@ -286,7 +286,7 @@ class Tape:
         self._add(TapeEntry(op_type, made, kinds, read, backward_function))
 
     def export(self) -> tuple[dict[int, int], dict[int, TapeEntry]]:
-        """Hand over what was recorded; the tape is empty afterwards.
+        """Return the recorded entries; the tape is empty afterwards.
 
         Returns:
             `(tensor_to_op, op_to_entry)`: for the id of each tensor that an operation
@@ -316,7 +316,7 @@ class Tape:
 
         Raises:
             TapeError: an op between them is in a loop or conditional of version 1,
-                whose gradients need what `tf.gradients` alone knows.
+                whose gradients `tf.gradients` alone can build.
 
         Cost: linear in the ops behind `ys` and their edges.
 
