@@ -41,12 +41,13 @@ _REMARKS = Path(__file__).with_name("remarks.md")
 _STRATEGIES = """## Under tf.distribute
 
 MirroredStrategy on two logical CPU devices, 4 images of 64 px (96 px for Inception and
-Xception) on each, batch norms and biases at random; `python -m zoo.strategies`. The numbers are
-largest differences as a part of the largest value. Batch norms of random networks magnify
-rounding: the third column has the change of plain gradients when the last bits of the input
-change.
+Xception) on each, batch norms and biases at random; `python -m zoo.strategies`. The
+numbers are largest differences as a part of the largest value. Batch norms of random
+networks magnify rounding: the third column has the change of plain gradients when the
+last bits of the input change.
 """
-_KEY = """A **bold** cell misses its limit or raises. A number in brackets leads to the note below.
+_KEY = """A **bold** cell misses its limit or raises. A number in brackets leads to the note
+below.
 """
 
 

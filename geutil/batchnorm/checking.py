@@ -20,7 +20,7 @@ from geutil.select.networks.outputs import Array, distances, farthest, widened
 
 
 class CheckError(GeutilError, ValueError):
-    """What two models compute cannot be compared."""
+    """The outputs of two models cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def check(
 
     Args:
         before: a `geutil.model.Model`, or anything that is called with the inputs by
-            name and returns a tensor, or a list or mapping of tensors: what
-            `Model.to_function` returns, a `tf.function`, a ConcreteFunction, or a
-            function of your own that runs a Session.
+            name and returns a tensor, or a list or mapping of tensors: the result of
+            `Model.to_function`, a `tf.function`, a ConcreteFunction, or a function of
+            your own that runs a Session.
         after: likewise.
         samples: the inputs by name, or several of these.
 

@@ -62,11 +62,11 @@ def fold_batch_norms(
     A norm that nothing reads, such as one that is fetched, or returned by a function
     that is being traced, is folded too. Where it ends in a sum that op stays, and
     computes the folded layer's; a fused norm stays as it was, and the report's `into`
-    names what to fetch instead.
+    names the tensor to fetch instead.
 
     Args:
         graph_or_model: a graph, or a `geutil.model.Model`.
-        is_training: fold norms in training for training. Norms at inference, of
+        is_training: fold batch norms in training for training. Norms at inference, of
             frozen layers for example, are folded as always.
         freeze_batch_norm_delay: the training step, counted from 1, from which on batch
             norms use the moving statistics, which stop moving. An int64 variable

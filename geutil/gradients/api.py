@@ -57,13 +57,13 @@ def gradients(
     chance (see there, too). Otherwise the step also runs in an order that holds
     little, and adds gradients up as they come: rounded like TensorFlow's with Grappler
     or, where forward ops have to wait and Grappler joins less, without it; and to 1e-6
-    under XLA, unless what is differentiated makes more of a rounding than that.
+    under XLA, unless the loss amplifies rounding more than that.
 
     Nothing stateful runs twice: the results of variable reads, assignments, random
     numbers, queues and prints are kept. Loops, branches and calls are recomputed whole.
-    What a loop of functions keeps of each turn for its backward pass, such as the gates
-    of an LSTM, is computed again turn by turn where "memory" or a budget gains by it;
-    its products may run again then, nothing stateful.
+    Tensors that a loop of functions keeps of each iteration for its backward pass, such
+    as the gates of an LSTM, are computed again iteration by iteration where "memory" or
+    a budget gains by it; products of the loop may run again then, no stateful op.
 
     Args:
         ys: a tensor, or a list or tuple of tensors.
@@ -71,13 +71,13 @@ def gradients(
         grad_ys: the gradients of `ys`, each of its shape; None means ones.
         checkpoints: what is held. A list of tensors, of Keras layers, or of names of
             either, of ops or scopes; "collection", the tensors in the graph collection
-            `checkpoints`; "speed", what convolutions, matrix products and the like
-            yield; "memory", what gives the least predicted peak; a `Budget`, what takes
+            `checkpoints`; "speed", the results of convolutions, matrix products and the
+            like; "memory", what gives the least predicted peak; a `Budget`, what takes
             the least time at a predicted peak within it, or holds the least within some
             more time; a `Plan`, what was found for such a budget before; or a policy, a
-            predicate on tensors such as `by_type("Conv2D")`. None: all that the
-            backward pass reads, as with `tf.gradients`, for what else `engine` and the
-            report have to offer.
+            predicate on tensors such as `by_type("Conv2D")`. None: all tensors that the
+            backward pass reads, as with `tf.gradients`, for the other features of
+            `engine` and the report.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
             "memory" keeps a tiny one along that reaches over many layers, such as a
             mask that each of them reads.
@@ -110,7 +110,7 @@ def gradients(
             for the graph from then on.
         encode: the encodings of tensors of which the backward pass needs less than
             their values. "lossless": where an activation lets gradients through, the
-            places of the maxima of a pool, a shape, a sign, what was cast to more
+            places of the maxima of a pool, a shape, a sign, the input of a cast to more
             bytes. Nothing is computed again for it, and with `checkpoints=None` the
             gradients are the same to the last bit, but under XLA. "bfloat16": these,
             and all other kept tensors of type float32 wait in half the bytes, which
@@ -141,7 +141,7 @@ def gradients(
             step.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
-        Whatever `tf.gradients` raises.
+        The errors of `tf.gradients`.
 
     Cost: at most four times that of `tf.gradients`, linear in ops and edges; with a
         budget that of the planner besides, some 10 s for 2,000 ops, and twice in a
@@ -313,7 +313,7 @@ def encoding_errors(
         An error for each x that the loss depends on.
 
     Raises:
-        Whatever `gradients` raises.
+        The errors of `gradients`.
 
     Cost: two backward passes.
 

@@ -79,7 +79,7 @@ class RecomputedOp:
 
 @dataclass(frozen=True)
 class Report(Shown):
-    """What memory-saving gradients do to one step.
+    """The report of memory-saving gradients of one step.
 
     Attributes:
         mode: how the kept tensors were chosen.
@@ -88,18 +88,18 @@ class Report(Shown):
         recomputed: the ops that run again, segment by segment.
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
-            constants apart: what `geutil.memory.predict(..., grappler=False)` predicts
-            of them. If the whole step turns out to hold all gradients to its end, those
-            of plain gradients are held, too. Nothing holds plain gradients to an order:
-            where gradients of weights are most of the peak, Grappler may make a step of
-            it that holds up to two fifths less.
+            constants apart: the peak that `geutil.memory.predict(..., grappler=False)`
+            predicts for them. If the whole step turns out to hold all gradients to its
+            end, those of plain gradients are held, too. Nothing holds plain gradients
+            to an order: where gradients of weights are most of the peak, Grappler may
+            make a step of it that holds up to two fifths less.
         peak: the predicted peak with recomputation. When the updates of the step are
             known (the function is built, or `order_updates` is called), `last_report`
             returns a report with the peak of the whole step: the larger one of the
             planned order and the executor's.
-        resident: the same with what kernels pack beside TensorFlow's allocator, which
-            hands out `peak`. It decides between checkpoints, and a budget limits it.
-            What the heap adds is not counted. None under XLA.
+        resident: the same with the buffers that kernels pack beside TensorFlow's
+            allocator, which allocates `peak`. It decides between checkpoints, and a
+            budget limits it. The heap's overhead is not counted. None under XLA.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of the recomputation.
         extra_time: the estimated extra time of the step, for recomputation and lossless

@@ -357,7 +357,7 @@ def scope_dirname(name: str) -> str:
 
 
 def scope_basename(name: str) -> str:
-    """Return what follows the last slash of `name`."""
+    """Return the part of `name` behind the last slash."""
     return name[name.rfind("/") + 1 :]
 
 

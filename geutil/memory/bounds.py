@@ -101,7 +101,7 @@ those of `predict`. Eight others took no more: ResNet50 and others of measured.m
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The most that a step can hold, whatever its schedule.
+    """The largest memory of a step under any schedule.
 
     Attributes:
         peak: no schedule holds more bytes than that. Where an allocator hands out
@@ -111,11 +111,11 @@ class WorstCase:
         tensors: the buffers that are held in the state that was found, largest first.
         ended: the ops that have ended in that state, in an order that leads there.
         running: the ops that are running then.
-        gaps: of `peak`, the bytes by which chunks exceed what is asked for. No proof
-            bounds them but that a chunk is less than twice its buffer: they are the
-            most at any moment of several simulated schedules, on one thread and on
-            all, and need not come together with the most that buffers take. 0 where
-            the device has no chunks.
+        gaps: of `peak`, the bytes by which chunks exceed their buffers. No proof bounds
+            them but that a chunk is less than twice its buffer: they are the most at
+            any moment of several simulated schedules, on one thread and on all, and
+            need not come together with the most that buffers take. 0 where the device
+            has no chunks.
     """
 
     peak: int
@@ -155,12 +155,12 @@ def worst_case(
     """Return the most that a step can hold under any schedule that its edges allow.
 
     TensorFlow runs the ops of a step in an order that depends on threads, on the load
-    of the machine and on addresses. This bounds what any order can hold, and finds one
-    that holds much. The step is optimized first as a Session would do it; buffers are
-    counted as by `predict`.
+    of the machine and on addresses. This bounds the memory of any order, and finds one
+    that is near the bound. The step is optimized first as a Session would do it;
+    buffers are counted as by `predict`.
 
     Args:
-        ys_or_fetches: what the step is asked for, as in `predict`.
+        ys_or_fetches: the fetches of the step, as in `predict`.
         feeds: as in `predict`.
         shapes: as in `predict`.
         threads: how many ops may run at once; None is without a limit.

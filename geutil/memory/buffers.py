@@ -173,7 +173,7 @@ class Simulation:
     """The buffers of a program over time. A step is a place in `order`.
 
     Attributes:
-        program: what was run.
+        program: the program that was run.
         order: the nodes, by number, in the order in which they ran.
         held: the most bytes that are held while each step's node runs.
         born: for each tensor the step that made its buffer, or -1 where it shares
@@ -196,8 +196,8 @@ class Simulation:
     def resident(self) -> int:
         """The most bytes that are taken at once.
 
-        Whole chunks where the device has an allocator that hands out such, and what
-        kernels take beside it.
+        Whole chunks where the allocator of the device has such, and the memory of
+        kernels beside it.
         """
         nodes = self.program.nodes
         pairs = zip(self.order, self.chunks, strict=True)
@@ -208,7 +208,7 @@ class Simulation:
         """The bytes of a region that has room for the chunks and the variables.
 
         None where the device has no allocator of chunks. Regions of growing memory need
-        about as much, and at least what is in use.
+        about as much, and at least the memory in use.
         """
         allocator = self.program.device.allocator
         if allocator is None:

@@ -106,7 +106,7 @@ class MemoryByDevice:
 
     Attributes:
         devices: the devices, by name.
-        cuts: what goes from each device to each other one, by their names.
+        cuts: the traffic from each device to each other one, by their names.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -140,7 +140,7 @@ def predict_by_device(
     grappler: bool = True,
     onednn: bool | None = None,
 ) -> MemoryByDevice:
-    """Predict what each device holds in one step, and what crosses between devices.
+    """Predict the memory of each device in one step, and the traffic between devices.
 
     The step is placed on its devices by the rules of a Session, optimized and cut as a
     Session does, and simulated with one inter-op thread for each device, each of which
@@ -153,13 +153,13 @@ def predict_by_device(
     taken to exist. A function counts where its call is.
 
     Args:
-        ys_or_fetches: what the step is asked for, as in `predict`.
+        ys_or_fetches: the fetches of the step, as in `predict`.
         feeds: as in `predict`.
         shapes: as in `predict`.
         default: the device of ops that name none, which is that of the Session's
             target. None is the first task that the graph names, of other jobs than "ps"
             if there are any.
-        worst: also tell the most that each device can hold under any schedule.
+        worst: also bound the memory of each device under any schedule.
         threads: how many ops run at once for that, on all devices.
         measured: a measurement of the same step, whose peaks are set beside.
         grappler: as in `predict`.

@@ -54,8 +54,9 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
 
     Args:
         program: the nodes and their edges.
-        seed: stands for the addresses of edges, on which the order depends where a node
-            has more than eight; without it their order is that of the nodes.
+        seed: takes the place of the addresses of edges, on which the order depends
+            where a node has more than eight; without it their order is that of the
+            nodes.
 
     Returns:
         The numbers of the nodes.
@@ -169,13 +170,13 @@ class Stage:
 
     Attributes:
         forward: the seconds of its forward pass.
-        backward: those of its backward pass, what it computes again included.
+        backward: those of its backward pass, recomputation included.
         sent: the bytes that it sends to the next stage; as many come back as gradients.
         kept: the bytes that it holds of each micro-batch from its forward pass to its
             backward pass.
         transient: the bytes that a pass holds besides while it runs.
-        held: the bytes that it holds all the time: weights, their gradients, and what
-            an optimizer keeps.
+        held: the bytes that it holds all the time: weights, their gradients, and the
+            variables of an optimizer.
         gradients: the bytes of the gradients that replicas exchange.
     """
 
@@ -199,7 +200,7 @@ class Pipeline:
             begins with as many forward passes as there are stages from here on, and
             then alternates.
         bandwidth: of each link between two devices, in bytes per second.
-        latency: what each message takes besides, in seconds.
+        latency: the latency of each message, in seconds.
         speed: how many times as fast as in `stages` the devices compute.
         replicas: how many such pipelines share the batch. After its last backward pass
             each stage sums its gradients with its replicas, in a ring.
@@ -371,17 +372,17 @@ def simulate(
     *,
     seed: int | None = None,
 ) -> Simulation | PipelineRun:
-    """Run a program without computing anything, and note what it holds.
+    """Simulate a program without computing, and record its memory.
 
-    A buffer is held until the last reader of every tensor that shares it has run; what
-    is fetched, to the end. While a node runs it holds its inputs, its outputs and its
+    A buffer is held until the last reader of every tensor that shares it has run;
+    fetches stay to the end. While a node runs it holds its inputs, its outputs and its
     temporary bytes. A variable that is changed while it is still to be read has a
     second buffer until it has been read.
 
     Args:
         program: the nodes and tensors; or a `Pipeline` of devices, of which a step is
             simulated as `geutil.memory.executor.run_pipeline` says.
-        order: all nodes, by number, each after what it reads and waits for. Without
+        order: all nodes, by number, each after its inputs and control inputs. Without
             it, the order of TensorFlow's executor (`execution_order`).
         seed: for `execution_order`.
 

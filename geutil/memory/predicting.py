@@ -50,7 +50,7 @@ def predict(
     onednn: bool | None = None,
     device: str | None = None,
 ) -> Timeline:
-    """Predict what one step holds in memory, op by op, without running it.
+    """Predict the memory of one step, op by op, without running it.
 
     The step is optimized as a Session would do it, and then simulated as a Session with
     one inter-op thread runs it: each buffer is held until its last
@@ -62,19 +62,18 @@ def predict(
     Feeds are not counted. Variables and constants are counted apart,
     except that a variable which is changed before all have read it has two buffers, of
     which one counts until the old one has been read. An op that runs functions (`If`,
-    `While`, a call) counts as one: what its function holds comes on top while it runs,
-    the larger branch of a conditional and two iterations of a loop, for one begins
-    before the last one has ended. What a loop adds to lists each time, for its gradient
-    or as a result, counts once for each time, if constants and shapes tell how often it
-    runs; else it does not, and a warning says so. Of loops of version 1 it is left out,
-    and so is what XLA holds besides the results of a call that it compiles: Keras has
-    convolutions by groups compiled on CPU, and the gradient of one of 768 channels,
-    7 x 7, takes 231 MB.
-    Ops of all devices are counted together, and the timeline says so;
-    `predict_by_device` tells them apart.
+    `While`, a call) counts as one: the memory of its function comes on top while it
+    runs, the larger branch of a conditional and two iterations of a loop, for one
+    begins before the last one has ended. Tensors that a loop adds to lists, for its
+    gradient or as a result, count once for each iteration, if constants and shapes give
+    their number; else they do not, and a warning says so. Those of version 1 loops are
+    left out, and so is the memory of XLA besides the results of a call that it
+    compiles: Keras has convolutions by groups compiled on CPU, and the gradient of one
+    of 768 channels, 7 x 7, takes 231 MB. Ops of all devices are counted together, and
+    the timeline says so; `predict_by_device` has a row for each.
 
     Args:
-        ys_or_fetches: what the step is asked for: tensors, ops, or nested structures of
+        ys_or_fetches: the fetches of the step: tensors, ops, or nested structures of
             them; `None` (a gradient that does not exist) is left out.
         feeds: the tensors that are given besides placeholders, so that nothing behind
             them runs.
@@ -83,14 +82,14 @@ def predict(
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs. A key is a tensor, its `ref()` or its name.
         grappler: optimize the graph first.
-        onednn: whether oneDNN is used, which merges convolutions with what is around
-            them and makes them run later; None is what this process does.
+        onednn: whether oneDNN is used, which merges convolutions with the ops around
+            them and makes them run later; None is the setting of this process.
         device: where ops run that name no device, such as "GPU:0", which need not be
-            there; None is what their gradients were planned for, or where this process
-            runs them. Of a step on a GPU the bytes
-            are the GPU's: what is in the host's memory does not count. `resident` is
-            then what the GPU's allocator hands out, and `extent` what the GPU must have
-            free. Workspaces of cuDNN are left out.
+            there; None is the device that their gradients were planned for, or that
+            this process runs them on. Of a step on a GPU the bytes are the GPU's:
+            tensors in the host's memory do not count. `resident` is then the sum of the
+            GPU allocator's chunks, and `extent` the bytes that the GPU must have free.
+            Workspaces of cuDNN are left out.
 
     Returns:
         The bytes held while each op runs, and the buffers held at the peak.
@@ -215,7 +214,7 @@ def step_program(
     shapes: GivenShapes | None = None,
     grappler: bool = False,
 ) -> Program:
-    """Return what runs for some fetches as a program.
+    """Return the ops that run for some fetches as a program.
 
     Args:
         ys_or_fetches: as in `predict`.
@@ -312,7 +311,7 @@ class BatchFit:
 
     Attributes:
         batch: the batch size; 0 if not even one row fits.
-        bytes: what the step holds at its peak then, variables and constants included.
+        bytes: the peak of the step then, variables and constants included.
         memory: the bytes that it has to fit into.
         tried: the batch sizes that were predicted, and their bytes, in order.
     """
@@ -348,18 +347,18 @@ def largest_batch(
     tried where these leave room for less than a row.
 
     Args:
-        step: builds the step for a batch size, in a graph of its own, and returns what
-            `predict` takes, or a ConcreteFunction; None where there is no step that
-            fits, say because it would take too long.
+        step: builds the step for a batch size, in a graph of its own, and returns its
+            fetches, as for `predict`, or a ConcreteFunction; None where there is no
+            step that fits, say because it would take too long.
         memory: in bytes, or a text such as "8GB"; variables and constants have to fit
             into it, too. A step that nothing holds to an order may take more under
-            another schedule (`worst_case`). What TensorFlow itself takes, a fragmented
-            heap and slots that an optimizer makes later are no part of the prediction.
+            another schedule (`worst_case`). The prediction leaves out TensorFlow's own
+            memory, a fragmented heap and slots that an optimizer makes later.
         most: the largest batch size that is of interest.
-        resident: count what kernels of the CPU take beside TensorFlow's allocator, too
-            (`Timeline.resident`), as the limit of a container does.
-        device: as in `predict`. Of a GPU `memory` is what TensorFlow has of it, and the
-            step needs `Timeline.extent`: fragments count.
+        resident: count the memory that CPU kernels take beside TensorFlow's allocator,
+            too (`Timeline.resident`), as the limit of a container does.
+        device: as in `predict`. For a GPU, `memory` is the part of it that TensorFlow
+            has, and the step needs `Timeline.extent`: fragments count.
 
     Raises:
         ArgumentTypeError: `memory` is no number of bytes, `most` is below 1, or

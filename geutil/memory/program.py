@@ -126,13 +126,13 @@ class Program:
     Attributes:
         nodes: the nodes; a node's number is its place. Any order will do, but where
             several nodes are ready at once their order decides.
-        sizes: the bytes of each tensor. What is held all the time (variables,
-            constants, what the caller feeds) has size 0.
+        sizes: the bytes of each tensor. Tensors that stay all the time (variables,
+            constants, feeds) have size 0.
         fetched: the tensors that are held to the end, by number.
-        variable_bytes: what the variables hold.
+        variable_bytes: the bytes of the variables.
         variables: the bytes of each, if they are known.
-        constant_bytes: what the constants hold.
-        device: what it runs on.
+        constant_bytes: the bytes of the constants.
+        device: the device that it runs on.
     """
 
     nodes: Sequence[Node]
@@ -235,8 +235,8 @@ class Program:
     ) -> tuple[Program, dict[int, int]]:
         """Return the program without nodes whose results do not count, and new numbers.
 
-        Whatever reads or awaits one of the nodes `numbers` waits for what that reads
-        and awaits. Those that wait for more than `most` others stay; None if none does.
+        A node that reads or awaits one of the nodes `numbers` waits for the inputs of
+        that node. Those that wait for more than `most` others stay; None if none does.
         The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
@@ -286,7 +286,7 @@ class Program:
     def without_views(
         self, apart: Collection[int]
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
-        """Return the program in which readers of a view read what it shows.
+        """Return the program in which readers of a view read the viewed tensor.
 
         Besides, the tensor that each view shows, and the new number of each node that
         is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.

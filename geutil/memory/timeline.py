@@ -83,8 +83,8 @@ class Moment:
 
     Attributes:
         op: its name.
-        bytes: what is held while it runs, at the most.
-        phase: "forward", "recompute", "backward" or "update", told by the scopes that
+        bytes: the largest memory while it runs.
+        phase: "forward", "recompute", "backward" or "update", by the scopes that
             TensorFlow and geutil give to gradients; "" where it is not known.
     """
 
@@ -106,13 +106,13 @@ class Timeline(Shown):
         source: where the figures come from, for example "predicted".
         lifetimes: all buffers that are held at some moment, by the order in which they
             are made; () where that is not known, as of measured steps.
-        note: what else must be known of the figures, for example that they are the sum
-            over several devices; "" if nothing.
+        note: a note on the figures, for example that they are the sum over several
+            devices; "" if none.
         resident: the most bytes of memory that are in use at once: of a process, with
-            what kernels take beside TensorFlow's allocator; of a GPU, the chunks that
-            the allocator hands out. None where that is not known, as of measured steps.
+            the memory of kernels beside TensorFlow's allocator; of a GPU, the chunks of
+            the allocator. None where that is not known, as of measured steps.
         extent: of a GPU, the bytes that it must have free for the step and its
-            variables, whatever lies between the chunks; None likewise.
+            variables, gaps between chunks included; None likewise.
     """
 
     moments: tuple[Moment, ...]
@@ -224,11 +224,11 @@ class Environment:
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """The memory that one device of a step needed, above what it held before.
+    """The memory of one device in a step, above that before it.
 
     Attributes:
         device: its full name.
-        trace_peak: as in `Measurement`, of what the device made and received.
+        trace_peak: as in `Measurement`, for tensors that the device made and received.
         allocator_peak: that of the device's process; None where it keeps no statistics,
             or where several devices are of one process.
         resident_peak: how far the device's process grew; None likewise.
@@ -263,7 +263,7 @@ def _peaks_of(row: DeviceMeasurement | Measurement) -> list[tuple[int | None, st
 
 @dataclass(frozen=True)
 class Measurement:
-    """The memory that a step needed, above what the process held before it.
+    """The memory of a step, above that of the process before it.
 
     Variables, arguments and feeds are held before, and are not counted.
 
@@ -273,17 +273,17 @@ class Measurement:
             its graph, which may order the ops a little differently. None where there
             are no records.
         allocator_peak: the peak by the statistics of TensorFlow's allocator, which
-            counts the chunks that it hands out: up to twice what was asked for. On the
-            CPU it counts nothing at all of what is smaller than 256 KiB. None where it
-            keeps none: on the CPU with oneDNN off.
-        resident_peak: how far the process grew. Beside the step it holds what
-            Grappler and XLA needed to compile it, and what the allocator keeps
-            unused. None where the system does not tell: elsewhere than on Linux.
+            counts the chunks that it hands out: up to twice their buffers. On the CPU
+            it does not count buffers smaller than 256 KiB. None where it keeps none: on
+            the CPU with oneDNN off.
+        resident_peak: how far the process grew. Beside the step it has the memory of
+            Grappler and XLA to compile it, and the unused memory of the allocator. None
+            where the system does not report it: elsewhere than on Linux.
         timeline: the memory op by op; None where there are no records.
         seconds: the time of each step; the first step, which compiles, is not one.
-        environment: what else the figures depend on.
+        environment: other conditions of the figures.
         partly_compiled: whether XLA compiles calls in the step. The records, and the
-            timeline, lack what these make and hold; the allocator counts it. So the
+            timeline, lack the tensors of these; the allocator counts them. So the
             larger of both figures is the peak.
         devices: the devices of the step by name, each for itself. Of several tasks, the
             peaks and the timeline above are those of the fullest one; of several

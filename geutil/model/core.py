@@ -241,7 +241,7 @@ def _fitting(name: str, t: Tensor, value: Any) -> Any:
 class ModelFunction:
     """A model as a callable: in eager code, inside `tf.function`, under a tape.
 
-    It computes what the model's graph was when the function was made.
+    It computes the model's graph of the moment when the function was made.
 
     Args:
         function: the concrete function.

@@ -50,7 +50,7 @@ class Model(EditableModel):
         outputs: the outputs by name, in order; they follow edits, and can be set.
         signature: the name of the signature that this graph computes.
         kept_calls: the calls that opening did not inline, each with its reason.
-        strip_report: what `strip_training` did to make this model; None for others.
+        strip_report: the report of `strip_training` for this model; None for others.
     """
 
     def __init__(
@@ -92,9 +92,8 @@ class Model(EditableModel):
 
         Bodies of loops, branches of conditionals, and functions whose calls were not
         inlined, under the names that they have in the graph's library; callers come
-        before what they call. A body is edited on its own graph; the model and all
-        other callers follow, when the model is used next. The names stay as bodies
-        change.
+        before callees. A body is edited on its own graph; the model and all other
+        callers follow, when the model is used next. The names stay as bodies change.
 
         Example:
             >>> import tensorflow as tf
@@ -125,7 +124,7 @@ class Model(EditableModel):
 
         Known of models that were opened from Keras: models in memory, `.keras` and
         `.h5` files; and SavedModels that Keras wrote, where the name scopes and
-        `keras_metadata.pb` tell them. A layer that is called twice is listed twice;
+        `keras_metadata.pb` record them. A layer that is called twice is listed twice;
         those in nested models and in other layers are listed after them, with their
         paths. Layers of which edits have left nothing are not listed.
 
@@ -179,7 +178,7 @@ class Model(EditableModel):
                 many batches of this kind, as an iterable or a `tf.data.Dataset`; or
                 the path of a `.npz` file, or of a folder of them. All forms:
                 `geutil.select.networks.data.batches`.
-            **inputs: a value for each input: an array, or what converts to one.
+            **inputs: a value for each input: an array, or a value that converts to one.
 
         Returns:
             The outputs by name, in order. Those of many batches are put together along
@@ -319,11 +318,10 @@ class Model(EditableModel):
         """Return the model with constants in place of its variables, in all signatures.
 
         The constants have the values that the variables have now, and their names.
-        What read a variable reads its constant, in loops and other functions too. The
+        Readers of a variable read its constant, in loops and other functions, too. The
         ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
-        them where it sees constants, which shows in the last bits. What a fold computes
-        from variables is computed, and its weights and biases are constants. Tables
-        stay what they are.
+        them where it sees constants, which shows in the last bits. Weights and biases
+        that a fold computes from variables become constants. Tables stay unchanged.
 
         Returns:
             A model without variables. This one is unchanged.
@@ -359,14 +357,15 @@ class Model(EditableModel):
         trainable variables with the constants' values and names. Constants of other
         dtypes stay, even if they match: they are shapes, axes and the like, which
         TensorFlow reads while it builds graphs, and gradients do not reach them. So do
-        constants in version 1 loops. Which matching constants stay is logged.
+        constants in version 1 loops. Matching constants that stay are logged.
 
         In other signatures, constants of the same name and value become the same
         variables. Constants in the bodies of functions are no ops of the graph, and
         stay.
 
         Args:
-            regex: what to look for in the names of ops (anywhere, as `re.search`).
+            regex: a regular expression that is searched for in the names of ops
+                (`re.search`).
 
         Returns:
             A model with more variables. This one is unchanged.
@@ -414,8 +413,8 @@ class Model(EditableModel):
                 `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
                 if an input leads to it (else `outputs=` is needed, which is logged).
                 "tflite", one file with this signature, frozen, for TensorFlow Lite.
-            overwrite: whether to replace what is at `path`: a model by a model, a file
-                by a file.
+            overwrite: whether to replace an existing file or directory at `path`: a
+                model by a model, a file by a file.
             select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
                 TensorFlow's own, for interpreters that come with them.
 
@@ -725,15 +724,15 @@ class Model(EditableModel):
         keep: Iterable[Any] = (),
         neutral: Mapping[str, Any] | None = None,
     ) -> Model:
-        """Return the model without what serves training only.
+        """Return the model without the ops that serve training only.
 
         - Inputs and placeholders that switch between training and inference, such as
           `is_training` or `keras_learning_phase`, become False; of each conditional the
           branch that runs then is left.
-        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout pass on
-          what they get. The update of a seed goes with them.
+        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout become
+          identities. The update of a seed goes with them.
         - Batch norms that use the statistics of the batch read their moving averages
-          instead. Which variables these are, the updates tell.
+          instead. The updates of a graph identify these variables.
         - Assert, Print, CheckNumerics and summaries go.
         - Writes of variables go if they train, or if nothing that stays reads the
           variable. Other side effects stay.
@@ -741,28 +740,28 @@ class Model(EditableModel):
 
         The result's `strip_report` lists all this, and each candidate that was left,
         with the reason: random ops that are no known layer, dropout whose constants do
-        not fit, and what is in the bodies of loops and of kept calls.
+        not fit, and candidates in the bodies of loops and of kept calls.
 
         Args:
             switches: the value at inference of further inputs or placeholders, by name,
                 such as `{"keep_prob": 1.0}`; they become constants.
-            statistics: for batch norms whose moving averages the graph does not tell
-                (because nothing that runs updates them) the names of the variables of
-                mean and variance. The refusal says what the norms are called.
+            statistics: for batch norms whose moving averages the graph does not reveal
+                (because no op that runs updates them) the names of the variables of
+                mean and variance. The refusal names these batch norms.
             keep: names of ops, name scopes and Keras layers that stay as they are.
-            neutral: what ops yield at inference, by their names, where geutil does not
-                know: a number for each value, such as False for a mask of SpecAugment,
-                or None for the first input that fits, such as what noise is added to.
-                An op whose shape is not known goes on running for that; name what it
-                draws, too.
+            neutral: the results of ops at inference, by their names, where geutil does
+                not know them: a number for each value, such as False for a mask of
+                SpecAugment, or None for the first input that fits, such as the input
+                that noise is added to. An op whose shape is not known goes on running
+                for that; name its random numbers, too.
 
         Returns:
             A new model. If there is nothing to strip, it equals this one.
 
         Raises:
-            ModelError: a batch norm's moving averages cannot be told: the message lists
-                all such norms with the reasons; or a name does not exist, or a value
-                does not fit its switch or op.
+            ModelError: a batch norm's moving averages are unknown: the message lists
+                all such batch norms with the reasons; or a name does not exist, or a
+                value does not fit its switch or op.
 
         Cost: linear in ops and edges, for each level of conditionals that are decided.
 
@@ -781,17 +780,17 @@ class Model(EditableModel):
         return stripping.strip_training(self, switches, statistics, keep, neutral)
 
     def without_powers(self) -> Model:
-        """Return the model without what it can do beyond computing.
+        """Return the model without capabilities beyond computing.
 
         Ops that read or write files, print, open connections and the like (see
-        `geutil.model.powers`) go, unless the value of an output needs them, or what
-        sets a variable does; in the body of a branch, a loop or another function,
-        unless a result of that body needs them. Functions of a loaded object that no
-        signature calls are no part of a model, and are gone already.
+        `geutil.model.powers`) go, unless the value of an output needs them, or an
+        initializer of a variable does; in the body of a branch, a loop or another
+        function, unless a result of that body needs them. Functions of a loaded object
+        that no signature calls are no part of a model, and are gone already.
 
         Returns:
-            A new model, whose `strip_report` lists what was removed, and what could not
-            be. If there is nothing to remove, it equals this one.
+            A new model, whose `strip_report` lists the removed ops, and those that had
+            to stay. If there is nothing to remove, it equals this one.
 
         Raises:
             ModelError: TensorFlow refuses the graph that is left.
@@ -860,21 +859,21 @@ class Model(EditableModel):
         """Return the model with some ops replaced.
 
         Args:
-            ops: what to replace: a type of op; a Keras layer that computes with one op,
-                or its name; or an op, a regex that is searched in names, or several of
-                these.
+            ops: the ops to replace: a type of op; a Keras layer that computes with one
+                op, or its name; or an op, a regex that is searched in names, or several
+                of these.
             replacement: a function, such as a custom op or a `tf.function`. It is
                 called with the inputs of each op, in the op's graph, name scope and
                 device, and returns a tensor for each output. Or the name of another
                 type of op, which gets the inputs and attributes of the old one.
 
         Returns:
-            A new model. The replacements wait for what the old ops waited for.
+            A new model. The replacements get the control inputs of the old ops.
 
         Raises:
             ModelError: nothing is selected, an op is selected that no output needs or
-                that stands for an input or variable, or the replacement returns
-                other dtypes, shapes or numbers of tensors.
+                that is an input or variable, or the replacement returns other dtypes,
+                shapes or numbers of tensors.
 
         Cost: linear in the ops, plus the replacements.
 
@@ -908,10 +907,11 @@ class Model(EditableModel):
         and others) are found by letting TensorFlow infer
         all shapes for another size, and are replaced. That the result is right is then
         proved by running both models on random inputs: at the old size the results are
-        the same, and at others each row is what the old model makes of that row, up to
-        rounding (32 times what changing the inputs in the last bit does).
-        Where an output comes out the same for all rows, as in many untrained networks,
-        the tensors behind it are compared, and rows are drawn that differ more.
+        the same, and at others each row is that of the old model for the same row, up
+        to rounding (32 times the change of the results when the inputs change in the
+        last bit). Where an output comes out the same for all rows, as in many untrained
+        networks, the tensors behind it are compared, and rows are drawn that differ
+        more.
 
         Args:
             size: the new batch size.
@@ -920,14 +920,14 @@ class Model(EditableModel):
                 drawn: normal floats, integers 0 and 1, or below the
                 length of what they index.
             verify: whether to prove the result by running it; if False, it is made by
-                the rules alone, which can misjudge what a constant 1 stands for.
+                the rules alone, which can misjudge the meaning of a constant 1.
 
         Returns:
             A new model, with the other signatures as they are.
 
         Raises:
             ModelError: ops hold on to the old size, and the message lists each with its
-                constants, the reason and what to do; or the proof fails, or is not
+                constants, the reason and the remedy; or the proof fails, or is not
                 possible: the rows of an output depend on each other, the model has side
                 effects, it computes something else each time.
 
@@ -1075,7 +1075,7 @@ class Body(EditableBody, Model):
     def add_input(
         self, name: str, dtype: Any, shape: Any = None, *, value: Value
     ) -> Tensor:
-        """Add an argument, and give all callers what they pass for it.
+        """Add an argument, with its value for all callers.
 
         The functions of a loop share their arguments, and so do the branches of a
         conditional: all of them get it. In a loop it is a variable that the body
@@ -1086,8 +1086,8 @@ class Body(EditableBody, Model):
             name: its name.
             dtype: its dtype.
             shape: its static shape; unknown if None.
-            value: what the callers pass: a constant; a function of the calling op that
-                returns a tensor of `op.graph` and is called with that graph as the
+            value: the value that callers pass: a constant; a function of the calling op
+                that returns a tensor of `op.graph` and is called with that graph as the
                 default one; or a mapping from callers or their names to either.
 
         Returns:

@@ -213,7 +213,7 @@ def reroute_ts(
     Afterwards nobody reads the tensors of `ts1`, except ops that may not be modified.
 
     Args:
-        ts0: a tensor, or tensors: what shall be read.
+        ts0: a tensor, or tensors: the tensors to be read.
         ts1: as many tensors, with the same dtypes and compatible shapes.
         can_modify: the ops that may be rewired; None is all.
         cannot_modify: ops that may not be rewired.

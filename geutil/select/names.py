@@ -35,7 +35,7 @@ class Layer:
         scope: the name scope of its ops.
         inputs: the tensors that it reads.
         outputs: the tensors that it gives. A layer that does nothing at inference, such
-            as Dropout, gives what it reads.
+            as Dropout, returns its input.
         ops: its ops, in the order of the graph; those of layers inside it are among
             them.
     """

@@ -109,8 +109,8 @@ def select_ops_and_ts(
     """Return the ops and the tensors that the arguments select.
 
     Args:
-        *args: what `select_ops` and `select_ts` take. A regex selects ops unless it
-            begins with "(?#ts)".
+        *args: the arguments of `select_ops` and `select_ts`. A regex selects ops unless
+            it begins with "(?#ts)".
         **kwargs: `graph` and `positive_filter`.
 
     Returns:
@@ -228,8 +228,9 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
     `geutil.sgv` is the same function.
 
     Args:
-        *args: one view, returned as it is; or what `select_ops_and_ts` takes. Tensors
-            become passthrough tensors unless an op of the view reads or makes them.
+        *args: one view, returned unchanged; or the arguments of `select_ops_and_ts`.
+            Tensors become passthrough tensors unless an op of the view reads or makes
+            them.
         **kwargs: `graph`, which the elements must belong to and which regexes are
             looked up in; `positive_filter`.
 

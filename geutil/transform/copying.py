@@ -82,7 +82,7 @@ def copy_with_input_replacements(
         sgv: a view, or anything that `make_view` takes.
         replacement_ts: the tensor to read instead of each input: a mapping keyed by
             tensor or by `tensor.ref()`, or pairs. Where the shape is another one, the
-            shapes behind it are inferred anew. A key that is no input of the view is
+            shapes behind it are inferred again. A key that is no input of the view is
             left out, with a warning.
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
@@ -131,10 +131,10 @@ def graph_replace(
 ) -> Any:
     """Return the targets as they would be if other tensors were read in some places.
 
-    Copies what lies between the replaced tensors and the targets; everything else is
+    Copies the ops between the replaced tensors and the targets; everything else is
     shared with the original, or copied too when the result goes to another graph.
     Version 1 while loops in between are copied whole, with the stacks and arrays that
-    they fill, and what else these are used by.
+    they fill, and the other users of these.
 
     Args:
         target_ts: a tensor, or a nested structure of tensors.

@@ -37,12 +37,12 @@ BALANCES = ("memory", "time")
 
 @dataclass(frozen=True, eq=False)
 class PartitionStage:
-    """What one device computes.
+    """The part of one device.
 
     Attributes:
         device: the device.
         ops: the ops, in topological order.
-        cost: by what is balanced: bytes, or multiply-adds of a convolution.
+        cost: by the balanced quantity: bytes, or multiply-adds of a convolution.
         sent: the tensors that later stages read, of this stage or of earlier ones.
         sent_bytes: their bytes.
     """
@@ -60,7 +60,7 @@ class Partition:
 
     Attributes:
         stages: the stages, first to last.
-        balance: what is balanced, "memory" or "time".
+        balance: the balanced quantity, "memory" or "time".
         bound: no partition into as many stages has a largest stage below it.
         unplaced: ops that may change state and read the forward pass, but are not
             behind the tensors, so that they get no device.
@@ -78,7 +78,7 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """By what part the largest stage is above the bound."""
+        """The share by which the largest stage exceeds the bound."""
         return self.largest / self.bound - 1 if self.bound else 0.0
 
     def apply(self) -> None:
@@ -142,16 +142,16 @@ def partition(
 
     Every tensor goes to the same stage or to a later one. Of all cuts of the ops in
     their topological order, the largest stage is least, and within the slack the
-    fewest bytes cross. What reads neither data nor random numbers (variables, their
-    reads, constants) is in the stage that reads it first; ops that share a variable, or
-    are colocated, are in one stage.
+    fewest bytes cross. Ops without data or random numbers (variables, their reads,
+    constants) are in the stage that reads them first; ops that share a variable, or are
+    colocated, are in one stage.
 
-    "time" counts what each op takes by the planner's cost model. "memory" counts the
+    "time" counts the time of each op by the planner's cost model. "memory" counts the
     predicted peak of each stage in a training step of `geutil.gradients.pipelined`:
-    variables, their gradients and constants; what it keeps of the micro-batches in
-    flight; and what its passes of one micro-batch hold, simulated. The least largest
-    stage is found by estimates of all stretches, and then lowered by simulations of
-    stretches near it.
+    variables, their gradients and constants; the kept tensors of the micro-batches in
+    flight; and the memory of its passes of one micro-batch, simulated. The least
+    largest stage is found by estimates of all stretches, and then lowered by
+    simulations of stretches near it.
 
     Args:
         ys: the tensors, such as the loss; or a graph, of which those of numbers that
@@ -159,9 +159,9 @@ def partition(
         devices: one for each stage, first to last.
         balance: "memory" or "time".
         micro_batches: how many of them a step has.
-        slack: by what part the largest stage may be larger, to save traffic.
+        slack: the share by which the largest stage may be larger, to save traffic.
         schedule: "1f1b" or "gpipe"; it says how many micro-batches are in flight.
-        recompute: whether stages compute again what they need to go backward.
+        recompute: whether stages recompute activations in their backward passes.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs; "memory" needs them. What is sent and "time" count each as 32.
 

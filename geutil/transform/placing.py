@@ -54,10 +54,10 @@ class Placement:
 
 
 def place(ops: Any, device: str) -> Placement:
-    """Put ops on a device, and tell what is sent to them and by them.
+    """Put ops on a device, and report the tensors sent to them and by them.
 
-    What reads a variable from outside stays where that is, since TensorFlow runs
-    it nowhere else.
+    A read of a variable from outside stays on the variable's device, since TensorFlow
+    runs it nowhere else.
 
     Args:
         ops: ops, or a nested list of them.

@@ -132,7 +132,7 @@ MissingFunction = Callable[[Any], Any]
 
 
 class TransformerInfo:
-    """The ops and tensors of a view and what they were transformed into.
+    """The ops and tensors of a view and their transformed versions.
 
     Args:
         info: the state of the transformation.
@@ -166,7 +166,7 @@ class TransformerInfo:
     def transformed(
         self, original: Any, missing_fn: MissingFunction | None = None
     ) -> Any:
-        """Return what an op or tensor was transformed into.
+        """Return the result of the transformation of an op or tensor.
 
         Args:
             original: an op, a tensor, the name of one, or a nested structure of these.
@@ -184,7 +184,7 @@ class TransformerInfo:
     def original(
         self, transformed: Any, missing_fn: MissingFunction | None = None
     ) -> Any:
-        """Return what was transformed into an op or tensor.
+        """Return the original of an op or tensor of the result.
 
         Args:
             transformed: an op, a tensor, the name of one, or a nested structure of

@@ -91,5 +91,7 @@ def test_a_riddle_is_found(text):
 
 
 def test_code_and_the_fields_own_norms_pass():
-    text = "`powers` reads it; batch\nnorms, layer norms, `norms`.\n\n```text\nWhat\n```"
+    text = (
+        "`powers` reads it; batch\nnorms, layer norms, `norms`.\n\n```text\nWhat\n```"
+    )
     assert not any(map(faults, blocks(text)))

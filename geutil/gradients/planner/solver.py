@@ -401,7 +401,7 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """What less memory costs in time.
+    """The curve of time against memory.
 
     Attributes:
         problem: the computation.

@@ -38,7 +38,7 @@ _OTHER_GRAPH = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a step runs again, and when: found once, used as often as wanted.
+    """The recomputation of a step, and its order: found once, used as often as wanted.
 
     Ops are numbered in an order that follows from the graph alone, so that a plan fits
     the same step traced again, in another process, too.
@@ -173,10 +173,10 @@ def _check(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class PlanCurve:
-    """What less memory costs in time: plans of one step for several budgets.
+    """The curve of time against memory: plans of one step for several budgets.
 
     Attributes:
-        plain_peak: what plain gradients hold, in bytes.
+        plain_peak: the plain peak, in bytes.
         ordered_peak: their peak in a planned order, which costs no time.
         plans: from the largest budget to the least that could be met.
         unmet: the budgets, in bytes, for which no plan was found.

@@ -84,11 +84,11 @@ class Budget:
 
     Attributes:
         limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of the plain
-            peak, above 0 and up to 1. What takes the least time within it is looked
-            for.
+            peak, above 0 and up to 1. The planner searches for the least time within
+            it.
         seed: of the planner's random numbers.
         measured: whether each kind of op is run to see how long it takes, on this
-            machine and in some seconds. Otherwise shapes tell.
+            machine and in some seconds. Otherwise times are estimated from shapes.
         offload: whether results may also wait in the memory of another device, where
             that takes less time than to compute them again. Ops are measured then, and
             transfers counted as if nothing ran meanwhile: they may take less. The peak
@@ -96,8 +96,9 @@ class Budget:
         bandwidth: bytes in a second that go there, or back; None has it measured.
         offload_device: that device.
         extra_time: in the place of a limit, the time of the recomputation, as a part of
-            that of the step with plain gradients, or as a text such as "20%". What
-            holds the least within it is looked for. One more forward pass is about 0.3.
+            that of the step with plain gradients, or as a text such as "20%". The
+            planner searches for the least memory within it. One more forward pass is
+            about 0.3.
 
     Raises:
         ArgumentTypeError: the limit is none of these, the bandwidth or the extra time
@@ -153,7 +154,7 @@ class Budget:
         """Return the budget in bytes; the plain peak if it is one of time.
 
         Args:
-            plain_peak: what plain gradients hold.
+            plain_peak: the plain peak.
         """
         if self.extra_time is not None:
             return plain_peak

@@ -92,7 +92,7 @@ def measure(
     jit_compile: bool = False,
     timeout: float | None = None,
 ) -> Measurement:
-    """Measure what a step needs in memory and time, in a fresh process.
+    """Measure the memory and time of a step, in a fresh process.
 
     On a machine with a GPU the memory of the first one is measured, else the host's.
     The process runs one step, which compiles, then those that are timed, then (a graph
@@ -110,9 +110,9 @@ def measure(
               (tensor, value) pairs. An op that is fetched is run and its outputs are
               not held. The captures of a FuncGraph come along with their values.
             - a `tf.function` or ConcreteFunction, called with `args` and `kwargs`.
-            - any other callable that a process can import by its module and name. What
-              its first call makes and keeps (a model, say) is no part of the
-              allocator's peak, but is one of the resident set's.
+            - any other callable that a process can import by its module and name.
+              Tensors that its first call makes and keeps (a model, say) are no part of
+              the allocator's peak, but of the resident set's.
         args: arguments by position, for a function or callable.
         kwargs: arguments by keyword, likewise.
         steps: how many steps are timed, at least 1.
@@ -122,8 +122,8 @@ def measure(
         inter_op_threads: how many ops run at once; None is TensorFlow's default. With 1
             the order of the ops, and with it the peak, is the same in each run of this
             process, but not in another one: where several ops become ready together
-            the order of their edges in memory decides. What no order can exceed is
-            told by `worst_case`; the steps of `geutil.gradients` are held to one order.
+            the order of their edges in memory decides. `worst_case` bounds every order;
+            the steps of `geutil.gradients` run in one order.
         intra_op_threads: how many threads share one op; None is TensorFlow's default.
         grappler: whether Grappler optimizes the graph.
         onednn: whether oneDNN is used; None is TensorFlow's default.
@@ -140,7 +140,7 @@ def measure(
         MeasurementError: `steps` is less than 1; the step cannot be run in another
             process (a placeholder without a value, a resource that is no variable,
             Python code in the graph, a callable that cannot be imported); a function,
-            or what XLA compiles, has ops on tasks of a cluster; or the process
+            or a call that XLA compiles, has ops on tasks of a cluster; or the process
             failed, died or took too long. Its last words are in the message.
 
     Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the

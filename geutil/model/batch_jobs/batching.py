@@ -67,24 +67,23 @@ def batch(
     Or functions that a process can import. One takes a `Model`, and returns a `Model`
     to go on with, bytes to write, or None or a report if it changed the model.
 
-    The folder of the results has a folder for each model, with what was written,
-    `report.json` and `log.txt`; of what is not done, the last two. `batch.json` has the
-    report of the batch, which is written again after each model. A call that finds one
-    does what is not done. What was done is done again if the model, its data or the
-    pipeline is another one, by names, sizes and times of files and the source of
-    functions, or if results are missing.
+    The folder of the results has a folder for each model, with the written files,
+    `report.json` and `log.txt`; for a model that is not done, the last two.
+    `batch.json` has the report of the batch, which is written again after each model. A
+    call that finds one runs the models that are not done. A finished model runs again
+    if the model, its data or the pipeline is another one, by names, sizes and times of
+    files and the source of functions, or if results are missing.
 
     Args:
-        paths: a folder, of which all models are taken, in whatever format `open` reads;
+        paths: a folder, of which all models are taken, in any format that `open` reads;
             a pattern, such as "models/*.keras"; or several of these, and of models.
         pipeline: the steps: text, such as "fold,quantize,tflite", a function, or a list
             of both.
         output: the folder of the results, which is made.
-        data: what "quantize" calibrates with: the path of a `.npz` file, or of a folder
-            of them, a batch each; a folder that has `NAME.npz`, or such a folder
-            `NAME`, for each model; a function that takes the path of a model and
-            returns what `calibrate` takes; or "random", for inputs that are drawn, and
-            ranges that mean nothing.
+        data: the data for "quantize": the path of a `.npz` file, or of a folder of
+            them, a batch each; a folder that has `NAME.npz`, or such a folder `NAME`,
+            for each model; a function that takes the path of a model and returns data
+            for `calibrate`; or "random", for random inputs, and ranges without meaning.
         signature: the signature of each model; None as in `open`.
         executor: runs the jobs: any executor of `concurrent.futures`, such as
             `RayExecutor`, or `get_executor()` of a client of Dask. Its workers need
@@ -93,13 +92,13 @@ def batch(
         workers: how many processes run at once on this machine; None is as many as
             there are cores.
         timeout: how many seconds a model may take; None is without end.
-        resume: whether to leave out what is done already.
+        resume: whether to leave out models that are done already.
         pages: whether to write `report.html` for each model, with all its stages.
         progress: show a progress bar on stderr; None does so on a terminal, if rich is
             installed.
 
     Returns:
-        What became of each model, by the order of their names.
+        The outcome of each model, in the order of their names.
 
     Raises:
         ArgumentTypeError: an argument is of another type, or a function cannot be

@@ -51,7 +51,7 @@ class BatchStep:
 
 @dataclass(frozen=True)
 class BatchEntry:
-    """What became of one path of a batch.
+    """The outcome of one path of a batch.
 
     Attributes:
         name: its name, which the folder of its results has, too.
@@ -64,10 +64,10 @@ class BatchEntry:
         step: the step that was going on when it ended; "" if it is done.
         seconds: from the start of its process to the end.
         peak_bytes: the most memory that the process had resident; 0 if it is not known.
-        files: the bytes of what was written, by the name in the folder of its results.
+        files: the bytes of each written file, by the name in the folder of its results.
         steps: the steps that were done.
         tries: how many times it was begun; more than once if workers died.
-        fingerprint: tells whether model, data and pipeline are those of another call.
+        fingerprint: identifies model, data and pipeline across calls.
     """
 
     name: str
@@ -84,7 +84,7 @@ class BatchEntry:
 
     @property
     def is_done(self) -> bool:
-        """Whether its results are there, from this call or an earlier one."""
+        """True if its results exist, from this call or an earlier one."""
         return self.action in ("done", "done before")
 
     def __str__(self) -> str:
@@ -100,13 +100,13 @@ class BatchEntry:
 
 @dataclass(frozen=True)
 class BatchReport(Shown):
-    """What `batch` did: an entry for each path, in the order of their names.
+    """The report of `batch`: an entry for each path, in the order of their names.
 
     Attributes:
         output: the folder of the results.
         pipeline: the steps, as text.
-        entries: what became of each path.
-        notes: what happened to the batch as a whole, such as the loss of workers.
+        entries: the outcome of each path.
+        notes: events of the batch as a whole, such as the loss of workers.
         seconds: how long the call took.
 
     Example:
@@ -130,7 +130,7 @@ class BatchReport(Shown):
 
     @property
     def undone(self) -> tuple[BatchEntry, ...]:
-        """The models whose results are not there; what is no model is left out."""
+        """The models whose results are not there, without files that are no models."""
         return tuple(
             entry
             for entry in self.entries

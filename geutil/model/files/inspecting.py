@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
-    """Tell what a model is: signatures, ops, functions, variables, sizes.
+    """Return the facts of a model: signatures, ops, functions, variables, sizes.
 
     Only its files are looked at. No graph is built, no object is made, nothing is
     executed, and the values of variables and large constants are not read.
@@ -29,8 +29,8 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef,
             a `.keras` or `.h5` file, or a `.tflite` file, of which a
             `TFLiteInspection` is returned.
-        tags: exactly the tags of the MetaGraph of a SavedModel; None stands for
-            "serve", or for the only one there is.
+        tags: exactly the tags of the MetaGraph of a SavedModel; None means "serve", or
+            the only one.
 
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.

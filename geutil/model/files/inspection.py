@@ -100,11 +100,11 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class Inspection(Shown):
-    """What a model's files say. What does not apply to its kind is empty.
+    """The facts of a model's files. Fields that do not apply to its kind are empty.
 
     Attributes:
         kind: "SavedModel", "GraphDef", "Keras" or "TFLite".
-        path: what was inspected.
+        path: the path of the file or directory.
         tags: the tags of the MetaGraph.
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
             "" if the file does not say.
@@ -119,7 +119,7 @@ class Inspection(Shown):
         layers: the layers of a Keras model.
         bytes_total: the size of all files.
         bytes_variables: the size of the files of variables.
-        bytes_constants: what the values of constants take in the file.
+        bytes_constants: the bytes of constants in the file.
     """
 
     kind: str

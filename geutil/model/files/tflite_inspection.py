@@ -47,7 +47,7 @@ class TFLiteTensorInfo(TensorInfo):
 
 @dataclass(frozen=True)
 class TFLiteInspection(Inspection):
-    """What a TFLite file says; `functions` are its subgraphs behind the main one.
+    """The facts of a TFLite file; `functions` are its subgraphs behind the main one.
 
     Attributes:
         ends: the inputs and outputs of the main subgraph, by the names of its tensors:
@@ -60,8 +60,8 @@ class TFLiteInspection(Inspection):
         flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
         slow_ops: those that run on slow kernels on CPUs; see
             `geutil.tflite.speed`.
-        metadata: the names of what else is stored in the file.
-        description: what the converter says of itself.
+        metadata: the names of other data in the file.
+        description: the converter's name of itself.
     """
 
     ends: SignatureInfo = field(default_factory=lambda: SignatureInfo({}, {}))

@@ -19,16 +19,15 @@ class Power:
     """One thing in a model that does more than compute.
 
     Attributes:
-        kind: what it can do, such as "write files"; "unknown" for an op that geutil
+        kind: the capability, such as "write files"; "unknown" for an op that geutil
             does not know, as of a custom library or a newer TensorFlow.
         name: the op, or the layer, by name.
         type: its type: that of the op, or the class of the layer.
         place: where it is: "the graph", the name of a function, or a file.
         when: "loaded" if it happens as the model is loaded, else "run".
-        by: what makes it happen: signatures, and functions of the saved object. Empty
-            if nothing in the file does.
-        detail: the path, address, stream or code that decides what it does, if the file
-            tells it.
+        by: the callers: signatures, and functions of the saved object. Empty if nothing
+            in the file does.
+        detail: the path, address, stream or code that it uses, if the file names it.
     """
 
     kind: str
@@ -41,7 +40,7 @@ class Power:
 
     @property
     def is_tolerated(self) -> bool:
-        """Whether it is told, and is no more than computing: chance, the time."""
+        """True if it counts as computing although it is reported: chance, the time."""
         return self.kind in TOLERATED
 
     def __str__(self) -> str:
@@ -58,12 +57,12 @@ MAIN = "the graph"
 
 @dataclass(frozen=True)
 class Powers(Shown):
-    """What a model can do beyond computing and keeping its own state.
+    """The capabilities of a model beyond computing and keeping its own state.
 
     Attributes:
         path: the model.
-        entries: what it can do, the gravest first. Reading the variables and the assets
-            of the model itself, as every loader does, is left out.
+        entries: the capabilities, the gravest first. Reading the variables and
+            the assets of the model itself, as every loader does, is left out.
         ops: how many ops were looked at, those of functions among them.
 
     Example:
@@ -83,12 +82,12 @@ class Powers(Shown):
 
     @property
     def computes_only(self) -> bool:
-        """Whether it does no more than compute and keep its own state."""
+        """True if it only computes and keeps its own state."""
         return not self.dangers
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it can do, each once, the gravest first."""
+        """The kinds of capabilities, each once, the gravest first."""
         found = {entry.kind for entry in self.entries}
         return tuple(kind for kind in POWERS if kind in found)
 

@@ -13,10 +13,10 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Stripped:
-    """One thing that serves training, and what became of it.
+    """One candidate that serves training, and its outcome.
 
     Attributes:
-        action: "removed"; "turned" into what it is at inference; or "kept".
+        action: "removed"; "turned" into its form at inference; or "kept".
         kind: "switch", "dropout", "noise", "random", "batch norm", "diagnostic",
             "side effect", "input", "variable" or "body".
         name: the op, input or variable.
@@ -42,7 +42,7 @@ class Stripped:
 
 @dataclass(frozen=True)
 class StripReport(Shown):
-    """What `Model.strip_training` did and what it left, each with the reason.
+    """The report of `Model.strip_training`: removed and kept candidates with reasons.
 
     Attributes:
         entries: one for each candidate, in the order in which they were decided.
@@ -59,12 +59,12 @@ class StripReport(Shown):
 
     @property
     def removed(self) -> tuple[Stripped, ...]:
-        """What was removed."""
+        """The removed candidates."""
         return self._by("removed")
 
     @property
     def turned(self) -> tuple[Stripped, ...]:
-        """What was turned into its form at inference."""
+        """The candidates turned into their form at inference."""
         return self._by("turned")
 
     @property

@@ -66,7 +66,7 @@ class Const(Leaf):
 
 
 class Variable(Leaf):
-    """What a variable holds: a ReadVariableOp, or the reference of a v1 variable.
+    """The value of a variable: a ReadVariableOp, or the reference of a v1 variable.
 
     Example:
         >>> from geutil.transform.rewrite import Variable
@@ -79,7 +79,7 @@ class Variable(Leaf):
 
 
 class Weight(Leaf):
-    """A constant or what a variable holds: a weight, frozen or not.
+    """A constant or the value of a variable: a weight, frozen or not.
 
     Example:
         >>> from geutil.transform.rewrite import Weight

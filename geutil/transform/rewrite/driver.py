@@ -167,12 +167,12 @@ def rewrite(
     It stops: each visit tries each rule once, and a search is bounded by the pattern.
     A visit is asked for once for each op at the start, and after a rewrite for a finite
     number of ops. Rewrites are at most `limit`; so visits are finite in number. Rules
-    that undo each other are found before that, when a rule is about to replace what
-    it replaced in an ancestor of the match.
+    that undo each other are found before that, when a rule is about to replace an op
+    that it replaced in an ancestor of the match.
 
     Replaced ops stay in the graph, because TensorFlow cannot delete an op; they have
     no readers left, are not matched again, and do not count as readers. Ops that waited
-    for them wait for what replaced them. In the body of a function that is being
+    for them wait for their replacements. In the body of a function that is being
     traced, TensorFlow runs stateful ops that nobody reads too.
 
     Bodies of functions are graphs of their own: rewrite them separately.
@@ -184,19 +184,19 @@ def rewrite(
         debug: whether to check the whole graph with `geutil.verify` after each rewrite.
         ops: the ops that matches may be made of, besides those that rewrites make;
             None is all.
-        keep: ops and tensors that must survive, such as what is fetched; outputs of a
-            FuncGraph do in any case. They are not replaced, and count as read.
-            An output that nobody reads and that is not kept may be replaced: the
-            report says by what.
+        keep: ops and tensors that must survive, such as fetches; outputs of a FuncGraph
+            do in any case. They are not replaced, and count as read. An output that
+            nobody reads and that is not kept may be replaced: the report names the
+            replacement.
 
     Returns:
-        What was rewritten, and every candidate that was refused, with the reason.
+        The rewritten matches, and every refused candidate with the reason.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
         SelectionError: an op or tensor is of another graph, or a search takes too long.
         TransformError: there are more rewrites than `limit`, rules undo each other, or
-            a replacement returned what cannot stand in for the outputs of its root.
+            a replacement returned tensors that cannot replace the outputs of its root.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
         VerificationError: in debug mode, a rewrite broke an invariant.

@@ -21,14 +21,14 @@ class Match:
     """A place in a graph where a pattern holds.
 
     `match["name"]` is the op or tensor that was captured under a name, and
-    `match[node]` the one that a node of the pattern stands for. What an alternative
-    that was not taken would have captured is missing: `get` returns None for it.
+    `match[node]` the one that a node of the pattern matches. What an alternative that
+    was not taken would have captured is missing: `get` returns None for it.
 
     Attributes:
-        root: the op that the root of the pattern stands for.
-        ops: the ops that Op nodes stand for, each once, the root first. What leaves
-            stand for (Any, Const, ...) is no part of the match.
-        captures: what was captured, by name.
+        root: the op that the root of the pattern matches.
+        ops: the ops that Op nodes match, each once, the root first. Tensors of leaves
+            (Any, Const, ...) are no part of the match.
+        captures: the captured ops and tensors, by name.
     """
 
     root: Operation
@@ -49,7 +49,7 @@ class Match:
         return self.get(key) is not None
 
     def get(self, key: str | Pattern) -> Any:
-        """Return what a name or a node stands for, or None."""
+        """Return the op or tensor of a name or a node, or None."""
         if isinstance(key, Pattern):
             return self._bound.get(id(key))
         return self.captures.get(key)
@@ -129,9 +129,9 @@ def match(
 
     Raises:
         ArgumentTypeError: an argument is of another type.
-        SelectionError: the pattern cannot be used (its root is no op, a name stands
-            for an op and a tensor), the ops belong to different graphs, or a search
-            takes too long.
+        SelectionError: the pattern cannot be used (its root is no op, a name is of an
+            op and of a tensor), the ops belong to different graphs, or a search takes
+            too long.
 
     Cost: linear in the ops; at each op of an anchor type bounded by the pattern, and
     for `only_consumer` linear in the readers of the op.
@@ -209,8 +209,8 @@ class Explanation:
         reached: for each node of the pattern that stood for something when the search
             failed: the node, and the name of its op or tensor, in the order of search.
         node: the node that failed, in words; None where there is a match.
-        element: the name of the op or tensor it could not stand for.
-        reason: what failed.
+        element: the name of the op or tensor that it could not match.
+        reason: the reason.
     """
 
     root: Operation
@@ -250,14 +250,14 @@ class _NearestMiss:
 
 
 def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
-    """Say how far a pattern matches at an op, and what stopped it.
+    """Return how far a pattern matches at an op, and the reason why no further.
 
     Every way to meet the pattern is tried; the one that came furthest is reported.
 
     Args:
         graph: the graph of `op`.
         pattern: the pattern.
-        op: the op that the root of the pattern should stand for.
+        op: the op that the root of the pattern should match.
 
     Raises:
         ArgumentTypeError: an argument is of another type.

@@ -24,7 +24,7 @@ Types: typing.TypeAlias = "str | Iterable[str] | OpTest"
 
 
 class Pattern:
-    """A node of a pattern; stands for a tensor.
+    """A node of a pattern; matches a tensor.
 
     `pattern | other` is `Or(pattern, other)`.
     """
@@ -70,12 +70,12 @@ class Any(Pattern):
 
 
 class Op(Pattern):
-    """An op of some type, and what it reads; as a tensor, its first output.
+    """An op of some type with its inputs; as a tensor, its first output.
 
     Args:
         types: a type, several, or a predicate on the op.
         *inputs: a pattern for each data input. None at all: the inputs are not looked
-            at. A final `...` stands for any further inputs.
+            at. A final `...` matches any further inputs.
         name: captures the op.
         where: a predicate that the op must pass.
         only_consumer: nothing outside the match may read an output of the op; ops that
@@ -83,8 +83,8 @@ class Op(Pattern):
             readers are never part of the match.
         commutative: the inputs may come in any order; the first order that matches
             counts, in the order of the op's own inputs.
-        attrs: for each attribute its value, or a predicate on the value. A str stands
-            for bytes too.
+        attrs: for each attribute its value, or a predicate on the value. A str matches
+            bytes, too.
 
     Raises:
         ArgumentTypeError: an input is no pattern.
@@ -224,7 +224,7 @@ class Or(Pattern):
 
 
 class Optional(Or):
-    """An op that may be missing: then what it would read stands there itself.
+    """An op that may be missing: then its input is there itself.
 
     Args:
         pattern: the pattern with the op.

@@ -46,8 +46,8 @@ def constant_folding(
     """Return a rule that replaces an op that depends on constants alone by its value.
 
     The op is folded together with the ops above it, and TensorFlow computes them on
-    the CPU. Larger subgraphs are folded from the top down, piece by piece. What the
-    folded ops waited for, the new constant waits for.
+    the CPU. Larger subgraphs are folded from the top down, piece by piece. The new
+    constant gets the control inputs of the folded ops.
 
     Never folded: stateful ops (variables, assertions), random ops, ops that call
     functions, placeholders, fake quantization, references, resources and variants, ops

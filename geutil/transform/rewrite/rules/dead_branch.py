@@ -21,8 +21,8 @@ def dead_branch_folding() -> tuple[Rule, ...]:
     """Return rules that keep the branch that runs, where a constant decides.
 
     - An If or StatelessIf becomes a call of its branch.
-    - Of version 1 conditionals, whoever reads a Merge reads the branch that runs, and
-      that branch reads what went into its Switch ops. The other branch stays, without
+    - Of version 1 conditionals, the readers of a Merge read the branch that runs, and
+      that branch reads the inputs of its Switch ops. The other branch stays, without
       readers.
 
     Refused: an If with a state in a function that is being traced, because TensorFlow

@@ -102,7 +102,7 @@ def identity_elimination() -> Rule:
     - it has a gradient of its own (`tf.Graph.gradient_override_map`);
     - it is part of version 1 control flow: its input comes from a Switch, Merge,
       Enter, Exit or NextIteration op, which says in which branch or loop it runs;
-    - nobody reads it: it may be what is fetched.
+    - nobody reads it: it may be a fetch.
 
     Example:
         >>> import tensorflow as tf
