@@ -46,8 +46,8 @@ numbers are largest differences as a part of the largest value. Batch norms of r
 networks magnify rounding: the third column has the change of plain gradients when the
 last bits of the input change.
 """
-_KEY = """A **bold** cell misses its limit or raises. A number in brackets leads to the note
-below.
+_KEY = """A **bold** cell misses its limit or raises. A number in brackets leads to the
+note below.
 """
 
 
