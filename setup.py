@@ -150,8 +150,8 @@ setup(
     packages=find_packages(include=["geutil", "geutil.*"]),
     package_data={
         "geutil": ["py.typed"],
-        # What pages show graphs with, as `make web` builds it.
-        "geutil.model.scanning": ["ops.tsv"],
+        "geutil.capabilities": ["ops.tsv"],
+        # The viewer of pages, as `make web` builds it.
         "geutil.report": ["static/*"],
     },
     # TensorFlow 2.20 is the first release for Python 3.13. There is none for 3.14.

@@ -18,8 +18,8 @@ from benchmarks import pipeline_processes
 from benchmarks.networks import ALL_NETWORKS, MakeStep
 from geutil.memory import Pipeline, Stage, simulate
 from geutil.memory.times import op_time
+from geutil.pipeline.partitions import even_split
 from geutil.transform import Partition, partition
-from geutil.transform.partitioning import even_split
 
 NETWORKS = ("ResNet152", "decoder", "U-Net")
 SMALL: dict[str, MakeStep] = {

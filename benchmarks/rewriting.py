@@ -10,7 +10,7 @@ import geutil as ge
 from benchmarks.graphs import Case, import_graph
 from benchmarks.rows import Row
 from benchmarks.timing import Side, compare
-from geutil.transform import rewrite as rw
+from geutil import rewrite as rw
 
 LIMIT = 3.0
 RULES = 20

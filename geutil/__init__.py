@@ -3,7 +3,7 @@
 `import geutil as ge` serves code that was written for
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
 `allow_stale`. `geutil.model` opens, edits and saves models, `geutil.tflite` TFLite
-files; `geutil.transform.rewrite` applies rewrite rules; `geutil.batchnorm` folds batch
+files; `geutil.rewrite` applies rewrite rules; `geutil.batchnorm` folds batch
 norms, and `geutil.quantize` simulates int8 and converts to it. `geutil.gradients` saves
 memory in training, and `geutil.memory` predicts and measures it; `geutil.report` draws
 graphs, reports and timelines. The names below are grouped by layer; see
@@ -110,14 +110,18 @@ __all__ = [
     "transform_op_if_inside_handler",
     # submodules
     "batchnorm",
+    "capabilities",
     "edit",
-    "match",
     "gradients",
+    "jobs",
+    "match",
     "memory",
     "model",
+    "pipeline",
     "quantize",
     "report",
     "reroute",
+    "rewrite",
     "select",
     "subgraph",
     "tflite",
@@ -130,14 +134,18 @@ __all__ = [
 if typing.TYPE_CHECKING:
     from geutil import (
         batchnorm,
+        capabilities,
         edit,
         gradients,
+        jobs,
         match,
         memory,
         model,
+        pipeline,
         quantize,
         report,
         reroute,
+        rewrite,
         select,
         subgraph,
         tflite,
@@ -227,15 +235,19 @@ else:
         exported=__all__,
         submodules=(
             "batchnorm",
+            "capabilities",
             "edit",
             "gradients",
             "graph",
+            "jobs",
             "match",
             "memory",
             "model",
+            "pipeline",
             "quantize",
             "report",
             "reroute",
+            "rewrite",
             "select",
             "subgraph",
             "tflite",
@@ -262,3 +274,7 @@ else:
 lazy.watch_what_exists(__name__)
 lazy.provide(notebook_display.DRAWING, "geutil.report.pages", "html_of")
 lazy.provide("model of a TFLite file", "geutil.model", "from_tflite")
+lazy.provide("powers of a file", "geutil.capabilities.scan", "powers")
+lazy.provide(
+    "model without powers", "geutil.capabilities.without_powers", "without_powers"
+)

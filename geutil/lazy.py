@@ -67,7 +67,8 @@ def names_of(
 
     Args:
         package: its name.
-        homes: the exported names by the submodule that they are in.
+        homes: the exported names by the submodule that they are in, or by the whole
+            name of a module elsewhere: the room that they have moved to.
 
     Cost: the imports, once for each name.
     """
@@ -77,7 +78,9 @@ def names_of(
     def get_attribute(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        place = importlib.import_module(f"{package}.{home_of[name]}")
+        home = home_of[name]
+        elsewhere = home.startswith("geutil.")
+        place = importlib.import_module(home if elsewhere else f"{package}.{home}")
         attribute = getattr(place, name)
         setattr(module, name, attribute)
         return attribute
@@ -104,10 +107,8 @@ def provide(job: str, module: str, function: str) -> None:
     _provided[job] = module, function
 
 
-def provided(job: str) -> Callable[..., Any] | None:
-    """Return the function that does a job; None if nobody said which."""
-    if job not in _provided:
-        return None
+def provided(job: str) -> Callable[..., Any]:
+    """Return the function of a higher layer that does a job."""
     module, function = _provided[job]
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

@@ -17,7 +17,6 @@ class Shown:
 
     __slots__ = ()
 
-    def _repr_html_(self) -> str | None:
-        """Return the HTML that a notebook shows; None lets it show the text."""
-        draw = lazy.provided(DRAWING)
-        return None if draw is None else str(draw(self))
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows."""
+        return str(lazy.provided(DRAWING)(self))

@@ -8,6 +8,7 @@ import inspect
 import re
 import types
 
+import pytest
 import tensorflow as tf
 
 import geutil as ge
@@ -27,7 +28,19 @@ BUILTIN = {
 ERRORS = list(BUILTIN)
 
 # Packages with names of their own; see the tests of each.
-PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report", "tflite"]
+PACKAGES = [
+    "batchnorm",
+    "capabilities",
+    "gradients",
+    "jobs",
+    "memory",
+    "model",
+    "pipeline",
+    "quantize",
+    "report",
+    "rewrite",
+    "tflite",
+]
 # Names of one submodule that another has, too.
 EXTRA = {
     "transform": ["Partition", "PartitionStage", "Placement", "partition", "place"],
@@ -243,6 +256,33 @@ DOCUMENTED = sorted({*FLAT, *set().union(*NAMES.values())} - {*ALIASES, "__versi
 def test_the_public_names():
     expected = [*ERRORS, *NAMES, *PACKAGES, *FLAT, *set().union(*NAMES.values())]
     assert sorted(ge.__all__) == sorted(expected)
+
+
+FORMER_HOMES = {
+    "geutil.gradients": ("geutil.pipeline", ["PipelinedStep", "pipelined"]),
+    "geutil.model": (
+        "geutil.jobs",
+        ["BatchEntry", "BatchReport", "BatchStep", "RayExecutor", "batch"],
+    ),
+    "geutil.model ": ("geutil.capabilities", ["Power", "Powers", "powers"]),
+    "geutil.transform": (
+        "geutil.pipeline",
+        ["Partition", "PartitionStage", "Placement", "partition", "place"],
+    ),
+    "geutil.transform.rewrite": ("geutil.rewrite", None),
+    "geutil.transform.rewrite.rules": ("geutil.rewrite.rules", None),
+}
+
+
+@pytest.mark.parametrize("former", FORMER_HOMES)
+def test_names_can_be_imported_from_where_they_were(former):
+    home, names = FORMER_HOMES[former]
+    before, now = map(importlib.import_module, (former.strip(), home))
+    names = names or now.__all__
+    assert sorted(names) == sorted(set(names) & {*before.__all__, *now.__all__})
+    for name in set(names) - {"rules"}:
+        assert getattr(before, name) is getattr(now, name)
+    assert {*names} <= {*dir(before)}
 
 
 def test_the_flat_names_that_are_not_exported_are_modules():

@@ -27,7 +27,7 @@ EVERYTHING = frozenset(
 DATA = {
     "web": ["geutil.report"],
     "geutil/report/static": ["geutil.report"],
-    "geutil/model/scanning/ops.tsv": ["geutil.model"],
+    "geutil/capabilities/ops.tsv": ["geutil.capabilities"],
     "testdata": ["tests.test_testdata"],
 }
 """The modules that read files which are no modules, by the folders of the files."""

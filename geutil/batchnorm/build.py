@@ -20,9 +20,9 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, is_by_groups
 from geutil.select.networks.moving_averages import MovingVariable
-from geutil.transform.rewrite.liveness import Liveness
 
 SUFFIX = "_fold"
 

@@ -18,9 +18,9 @@ from geutil.batchnorm.training_fold import Training, fold_in_training
 from geutil.graph import creation, edits, state, types
 from geutil.graph.convolution_calls import inlined, is_convolution_call
 from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.rewrite.applying import replace_each
+from geutil.rewrite.liveness import Liveness
 from geutil.select.names import LayerNames
-from geutil.transform.rewrite.applying import replace_each
-from geutil.transform.rewrite.liveness import Liveness
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "

@@ -25,10 +25,10 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle, Path, Ways
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
 from geutil.select.networks.provenance import Origin, Origins
-from geutil.transform.rewrite.liveness import Liveness
 
 
 class WaysOn:

@@ -17,8 +17,8 @@ from geutil.batchnorm.training_fold import EXACT, Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph import edits, state, types
 from geutil.graph.types import Graph, IdentitySet
+from geutil.rewrite.liveness import Liveness
 from geutil.select import conversions, names
-from geutil.transform.rewrite.liveness import Liveness
 
 
 @tf.autograph.experimental.do_not_convert

@@ -19,10 +19,10 @@ from geutil.batchnorm.channel_affine import (
 )
 from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origin, Origins
-from geutil.transform.rewrite.liveness import Liveness
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from geutil.batchnorm.norm_finding import Norm, measures_only
 from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origin, Origins
-from geutil.transform.rewrite.liveness import Liveness
 
 
 def hand_over_shapes(old: Tensor, new: Tensor) -> None:

@@ -53,8 +53,8 @@ from geutil.batchnorm.training_build import (
 )
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.types import Tensor
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.moving_averages import base_of
-from geutil.transform.rewrite.liveness import Liveness
 
 LEAST_GAMMA = 2.0**-10
 """The least gamma that weights are scaled by."""

@@ -22,9 +22,9 @@ from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import creation, op_types, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
+from geutil.rewrite.applying import replace_each
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.provenance import Origins
-from geutil.transform.rewrite.applying import replace_each
-from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.step_counter import (
     STEP_NAME,
     check_step_variable,

@@ -1,1 +1,1 @@
-"""L5, the `geutil` command."""
+"""L6, the `geutil` command."""

@@ -2,7 +2,7 @@
 
 With `--serve` and a listening socket, the server that forks such processes.
 
-The folder holds a `geutil.model.batch_jobs.model_job.Job`. What is done is noted there
+The folder holds a `geutil.jobs.model_job.Job`. What is done is noted there
 after each step, so that the death of this process tells what it was at.
 """
 
@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.model.batch_jobs import model_job as jobs
-from geutil.model.batch_jobs.processes import SERVE, serve
-from geutil.model.batch_jobs.report import write_json
-from geutil.model.batch_jobs.sources import DataSource
-from geutil.model.batch_jobs.steps import PipelineStep
+from geutil.jobs import model_job as jobs
+from geutil.jobs.processes import SERVE, serve
+from geutil.jobs.report import write_json
+from geutil.jobs.sources import DataSource
+from geutil.jobs.steps import PipelineStep
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -194,7 +194,7 @@ STEPS: Mapping[str, Callable[[Work, PipelineStep], Any]] = {
     "save": _save,
     "tflite": _tflite,
 }
-"""What does each step of `OPTIONS` of `geutil.model.batch_jobs.steps`."""
+"""What does each step of `OPTIONS` of `geutil.jobs.steps`."""
 
 
 def run(job: jobs.Job, place: Path) -> None:

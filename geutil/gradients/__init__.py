@@ -58,7 +58,6 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
     from geutil.gradients.loops import LoopValues
-    from geutil.gradients.pipelining import PipelinedStep, pipelined
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
@@ -76,6 +75,7 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
     from geutil.gradients.updates import order_updates
     from geutil.gradients.wrapping import checkpointed
+    from geutil.pipeline.micro_batches import PipelinedStep, pipelined
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
@@ -92,7 +92,7 @@ else:
             "dry_run": ("explain", "plan", "plan_curve"),
             "encodings": ("EncodedTensor",),
             "loops": ("LoopValues",),
-            "pipelining": ("PipelinedStep", "pipelined"),
+            "geutil.pipeline.micro_batches": ("PipelinedStep", "pipelined"),
             "planning": ("Budget", "Plan", "PlanCurve"),
             "policies": (
                 "Policy",

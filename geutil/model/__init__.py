@@ -34,10 +34,12 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
+    from geutil.capabilities.report import Power, Powers
+    from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
-    from geutil.model.batch_jobs.batching import batch
-    from geutil.model.batch_jobs.executors import RayExecutor
-    from geutil.model.batch_jobs.report import BatchEntry, BatchReport, BatchStep
+    from geutil.jobs.batching import batch
+    from geutil.jobs.executors import RayExecutor
+    from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
     from geutil.model.comparison import Comparison, Difference
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspecting import inspect
@@ -45,8 +47,6 @@ if typing.TYPE_CHECKING:
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
     from geutil.model.opening import from_tflite, open
-    from geutil.model.scanning.report import Power, Powers
-    from geutil.model.scanning.scan import powers
     from geutil.model.sources.tflite_files import tflite_kinds
     from geutil.model.strip.report import Stripped, StripReport
     from geutil.select.names import Layer
@@ -56,9 +56,9 @@ else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "batch_jobs.executors": ("RayExecutor",),
-            "batch_jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
-            "batch_jobs.batching": ("batch",),
+            "geutil.jobs.executors": ("RayExecutor",),
+            "geutil.jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
+            "geutil.jobs.batching": ("batch",),
             "comparison": ("Comparison", "Difference"),
             "core": ("ModelFunction",),
             "files.inspecting": ("inspect",),
@@ -66,8 +66,8 @@ else:
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
             "opening": ("from_tflite", "open"),
-            "scanning.report": ("Power", "Powers"),
-            "scanning.scan": ("powers",),
+            "geutil.capabilities.report": ("Power", "Powers"),
+            "geutil.capabilities.scan": ("powers",),
             "sources.tflite_files": ("tflite_kinds",),
             "strip.report": ("StripReport", "Stripped"),
         },

@@ -17,7 +17,7 @@ from geutil.graph.creation import DERIVED
 from geutil.graph.types import Graph, Operation
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
-from geutil.transform.rewrite.rules.constant_folding import (
+from geutil.rewrite.rules.constant_folding import (
     NEVER,
     exact_session,
     is_foldable,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import (
     comparison,
@@ -30,7 +31,6 @@ from geutil.model.functions.body import BodyOutputs, EditableBody
 from geutil.model.functions.library import Entry, FunctionLibrary, Functions
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
-from geutil.model.scanning import without_powers
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
@@ -810,7 +810,8 @@ class Model(EditableModel):
             >>> print(m.run(x=1.0)["y"])
             2.0
         """
-        return without_powers.without_powers(self)
+        remove: Callable[[Model], Model] = lazy.provided("model without powers")
+        return remove(self)
 
     def unroll(self, loops: Any = None, *, max_ops: int = 100_000) -> Model:
         """Return the model with its loops unrolled.

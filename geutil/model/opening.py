@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil import tflite
+from geutil import lazy, tflite
 from geutil.errors import ModelError, TFLiteError
 from geutil.formats import is_tflite_file
 from geutil.graph import functions, strategy_variables, training_flags, types
@@ -22,7 +22,6 @@ from geutil.model.core import Signatures
 from geutil.model.files import keras_files, reading, validation
 from geutil.model.model import Model
 from geutil.model.programs import Ancestor, ModelProgram
-from geutil.model.scanning import scan
 from geutil.model.shared_state import SharedState
 from geutil.model.sources import frozen_handles, graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
@@ -193,7 +192,7 @@ def _check_powers(path: Path, *, allowed: str) -> None:
     if not path.exists():
         return
     try:
-        found = scan.powers(path)
+        found = lazy.provided("powers of a file")(path)
     except ModelError:
         if allowed == "compute":
             raise

@@ -12,9 +12,9 @@ from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, is_op, is_tensor
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import fresh_name, legal_name, node_of, rename_nodes
+from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.select import names
 from geutil.select.queries import select_ops
-from geutil.transform.rewrite import Match, Op, Rule, rewrite
 
 Replacement = str | Callable[..., Any]
 

@@ -28,9 +28,9 @@ from geutil.model.programs import (
 )
 from geutil.model.strip.options import keep_of, program_of_parts
 from geutil.model.to_graph import Parts, materialize
+from geutil.rewrite import Match, Op, Rule, rewrite
+from geutil.rewrite.rules import constant_folding
 from geutil.select.queries import select_ops
-from geutil.transform.rewrite import Match, Op, Rule, rewrite
-from geutil.transform.rewrite.rules import constant_folding
 
 _CALLS = {"While": "StatefulPartitionedCall", "StatelessWhile": "PartitionedCall"}
 _SCALAR = 8

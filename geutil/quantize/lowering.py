@@ -12,9 +12,9 @@ from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.forms import Form
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
+from geutil.rewrite.applying import replace_each
+from geutil.rewrite.liveness import Liveness
 from geutil.transform.op_templates import Stencils
-from geutil.transform.rewrite.applying import replace_each
-from geutil.transform.rewrite.liveness import Liveness
 
 
 def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:

@@ -40,9 +40,9 @@ from geutil.quantize.range_variables import (
     shape_of,
 )
 from geutil.quantize.spec import Range
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.provenance import Origins
 from geutil.transform.op_templates import Later, Stencils
-from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.step_counter import check_step_variable, step_counter
 
 _logger = logging.getLogger("geutil")

@@ -19,8 +19,8 @@ from geutil.quantize import (
     QuantizeReport,
 )
 from geutil.report.table import Row, Rows
+from geutil.rewrite import RewriteReport
 from geutil.select.names import with_layer
-from geutil.transform.rewrite import RewriteReport
 
 
 @singledispatch

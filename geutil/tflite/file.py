@@ -1153,10 +1153,7 @@ class LiteFile(Contents):
 
         Cost: linear in ops, and in the bytes of the weights; it imports TensorFlow.
         """
-        make = lazy.provided("model of a TFLite file")
-        if make is None:
-            raise TFLiteError("models are made by the whole package; import geutil")
-        return make(self, signature=signature)
+        return lazy.provided("model of a TFLite file")(self, signature=signature)
 
     def __repr__(self) -> str:
         ops = sum(len(graph.ops) for graph in self.graphs)

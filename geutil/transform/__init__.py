@@ -1,5 +1,11 @@
-"""L3, rebuilding: copies of views, replacements, and the transformer behind both."""
+"""L3, rebuilding: copies of views, replacements, and the transformer behind both.
 
+Names of `geutil.pipeline` can be imported from here, too.
+"""
+
+import typing
+
+from geutil import lazy
 from geutil.transform.copying import (
     copy,
     copy_with_input_replacements,
@@ -12,8 +18,6 @@ from geutil.transform.handlers import (
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,
 )
-from geutil.transform.partitioning import Partition, PartitionStage, partition
-from geutil.transform.placing import Placement, place
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer
 
@@ -34,3 +38,15 @@ __all__ = [
     "replace_t_with_placeholder_handler",
     "transform_op_if_inside_handler",
 ]
+
+if typing.TYPE_CHECKING:
+    from geutil.pipeline.partitions import Partition, PartitionStage, partition
+    from geutil.pipeline.placements import Placement, place
+else:
+    __getattr__, __dir__ = lazy.names_of(
+        __name__,
+        {
+            "geutil.pipeline.partitions": ("Partition", "PartitionStage", "partition"),
+            "geutil.pipeline.placements": ("Placement", "place"),
+        },
+    )

@@ -18,9 +18,9 @@ from tests.model.training.helpers import (
     randomize,
     types_of,
 )
+from tests.rewrite.rules import test_dropout
 from tests.select.layer_norms import fused_layer_norm
 from tests.thorough import examples
-from tests.transform.rewrite.rules import test_dropout
 
 layers = tf.keras.layers
 IMAGES = tf.TensorSpec([None, 8, 8, 3], name="x")

@@ -19,7 +19,7 @@ from geutil.quantize import (
 )
 from geutil.report.pages import html_of
 from geutil.report.rows import NOISE_BANDS, Row, noise_band, rows_of
-from geutil.transform.rewrite import RewriteReport, Rewritten
+from geutil.rewrite import RewriteReport, Rewritten
 
 
 def unresolved(page):

@@ -20,11 +20,11 @@ from geutil.model.programs import ModelProgram, canonical, node_of, nodes_by_nam
 from geutil.model.strip.options import StripOptions, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import materialize
+from geutil.rewrite import Any as AnyTensor
+from geutil.rewrite import Const, Match, Op, Rule, constant_value, rewrite
+from geutil.rewrite.rules import constant_folding, dead_branch_folding
+from geutil.rewrite.rules.dead_branch import is_true
 from geutil.select.walks import get_forward_walk_ops
-from geutil.transform.rewrite import Any as AnyTensor
-from geutil.transform.rewrite import Const, Match, Op, Rule, constant_value, rewrite
-from geutil.transform.rewrite.rules import constant_folding, dead_branch_folding
-from geutil.transform.rewrite.rules.dead_branch import is_true
 
 KNOWN = frozenset(
     (

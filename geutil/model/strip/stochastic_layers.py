@@ -14,11 +14,11 @@ from geutil.model.strip.options import StripOptions, keep_of
 from geutil.model.strip.report import Stripped
 from geutil.model.strip.side_effects import PASSING
 from geutil.model.to_graph import Parts
+from geutil.rewrite import Any as AnyTensor
+from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
+from geutil.rewrite.rules.dropout import dropout_removal
+from geutil.rewrite.rules.noise import noise_removal
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform.rewrite import Any as AnyTensor
-from geutil.transform.rewrite import Match, Op, RewriteReport, Rule, rewrite
-from geutil.transform.rewrite.rules.dropout import dropout_removal
-from geutil.transform.rewrite.rules.noise import noise_removal
 
 _CHECK = "check"
 _DROPOUT = "dropout_removal"
@@ -44,7 +44,7 @@ def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
     Raises:
         ModelError: a value does not fit its op.
 
-    Cost: as `geutil.transform.rewrite.rewrite`.
+    Cost: as `geutil.rewrite.rewrite`.
     """
     if not options.neutral:
         return Bypassed()
@@ -103,7 +103,7 @@ def _neutral(op: Operation, value: Any) -> Tensor | str:
 def bypass_layers(parts: Parts, options: StripOptions) -> Bypassed:
     """Let dropout, noise and checks pass on what they get, in place.
 
-    Cost: as `geutil.transform.rewrite.rewrite`.
+    Cost: as `geutil.rewrite.rewrite`.
     """
     check = Rule(
         Op(PASSING, AnyTensor("x"), ...), lambda match: match["x"], name=_CHECK

@@ -16,8 +16,8 @@ from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
 from geutil.quantize.spec import Format, Range, nudged
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.provenance import Origins, scalar_value
-from geutil.transform.rewrite.liveness import Liveness
 
 Array = np.ndarray[Any, Any]
 Measure = Callable[[str, Sequence[Tensor]], Mapping[str, Tensor]]

@@ -43,9 +43,9 @@ from geutil.quantize.planning.int8_kernels import (
 )
 from geutil.quantize.planning.network import forwarded_from
 from geutil.quantize.spec import Range, nudged, step, with_zero
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
-from geutil.transform.rewrite.liveness import Liveness
 
 Array = np.ndarray[Any, Any]
 

@@ -24,9 +24,9 @@ from geutil.quantize.planning.int8_kernels import (
     Treatment,
 )
 from geutil.quantize.planning.network import Network, kernel_of, neutral_input
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, data_format
 from geutil.select.networks.provenance import scalar_value
-from geutil.transform.rewrite.liveness import Liveness
 
 
 @dataclass(frozen=True, eq=False)

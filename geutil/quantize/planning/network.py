@@ -27,6 +27,7 @@ from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.planning.random_layers import find_random_layers, noise_ops
 from geutil.quantize.spec import Format, Spec
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import (
     DATA_SLOTS,
@@ -34,7 +35,6 @@ from geutil.select.networks.provenance import (
     Origins,
     scalar_value,
 )
-from geutil.transform.rewrite.liveness import Liveness
 
 _NEUTRAL = {
     **dict.fromkeys(op_types.ADDITIONS, 0.0),

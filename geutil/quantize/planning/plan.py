@@ -62,7 +62,7 @@ _NOISE = "computes with random numbers alone, which are not rounded"
 _NO_KERNEL = (_DIVIDES, _DROPS, _NOISE, _RANKS)
 _REFUSED = (
     "has no kernel in TFLite, in float neither, so that to_int8() and to_tflite() will "
-    "refuse the model; compute it by other ops (geutil.transform.rewrite), or cut the "
+    "refuse the model; compute it by other ops (geutil.rewrite), or cut the "
     "model before it (Model.cut)"
 )
 _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"

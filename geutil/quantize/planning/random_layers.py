@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from geutil.graph import op_types
 from geutil.graph.types import Operation, Tensor
+from geutil.rewrite.matching import match
+from geutil.rewrite.rules.dropout import dropout_removal
+from geutil.rewrite.rules.noise import noise_removal
 from geutil.select.networks.provenance import DATA_SLOTS, Origins
-from geutil.transform.rewrite.matching import match
-from geutil.transform.rewrite.rules.dropout import dropout_removal
-from geutil.transform.rewrite.rules.noise import noise_removal
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,13 @@
-"""User-defined match-and-replace: patterns, rules and their application.
+"""The names of `geutil.rewrite`, by the path that they had."""
 
-A rule is a pattern, a check and a replacement; `rewrite` applies rules to a graph until
-none applies. `geutil.transform.rewrite.rules` holds rules that are often wanted.
-"""
-
+from geutil.rewrite.compiling import Const, Variable, Weight, constant_value
+from geutil.rewrite.driver import rewrite
+from geutil.rewrite.matching import Explanation, Match, explain, match
+from geutil.rewrite.patterns import Any, Op, Optional, Or, Output, Pattern
+from geutil.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 from geutil.transform.rewrite import rules
-from geutil.transform.rewrite.compiling import Const, Variable, Weight, constant_value
-from geutil.transform.rewrite.driver import rewrite
-from geutil.transform.rewrite.matching import Explanation, Match, explain, match
-from geutil.transform.rewrite.patterns import Any, Op, Optional, Or, Output, Pattern
-from geutil.transform.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 
 __all__ = [
-    # patterns
     "Any",
     "Const",
     "Op",
@@ -22,13 +17,11 @@ __all__ = [
     "Pattern",
     "Variable",
     "Weight",
-    # looking
     "Explanation",
     "Match",
     "constant_value",
     "explain",
     "match",
-    # rewriting
     "Refused",
     "RewriteReport",
     "Rewritten",

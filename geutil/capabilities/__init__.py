@@ -1,0 +1,28 @@
+"""L5, capabilities: the ops and layers of a stranger's file that do more than compute.
+
+They read or write files, run Python, keep state, or call out. `powers` reports them
+from the file alone, with what runs each; nothing of the file is loaded or executed.
+Whether a weight does harm cannot be read from a file, and is not reported.
+"""
+
+import typing
+
+from geutil import lazy
+
+__all__ = [
+    "Power",
+    "Powers",
+    "powers",
+]
+
+if typing.TYPE_CHECKING:
+    from geutil.capabilities.report import Power, Powers
+    from geutil.capabilities.scan import powers
+else:
+    __getattr__, __dir__ = lazy.names_of(
+        __name__,
+        {
+            "report": ("Power", "Powers"),
+            "scan": ("powers",),
+        },
+    )

@@ -1,0 +1,340 @@
+"""Ops with powers in graphs and functions, read as protos; no graph is built."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from geutil.capabilities import op_table
+from geutil.capabilities.op_table import OpEntry
+from geutil.capabilities.report import MAIN
+from geutil.model.files import wire
+from geutil.model.files.schema import message_class
+from geutil.model.files.wire import Buffer, Span
+
+_UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
+_ATTRIBUTES = {
+    # Which attribute decides, and what each beginning of its value stands for.
+    "PrintV2": ("output_stream", {b"file://": op_table.WRITE}, op_table.PRINT),
+    "DecodeProtoV2": (
+        "descriptor_source",
+        {b"local://": op_table.COMPUTE, b"bytes://": op_table.COMPUTE},
+        op_table.READ,
+    ),
+    "EncodeProto": (
+        "descriptor_source",
+        {b"local://": op_table.COMPUTE, b"bytes://": op_table.COMPUTE},
+        op_table.READ,
+    ),
+}
+_FILE_ATTRIBUTES = {
+    # Without a file the op does what it says here.
+    "FixedUnigramCandidateSampler": ("vocab_file", op_table.RANDOM),
+}
+_URLS = re.compile(r"Debug(Identity|NanCount|NumericSummary)")
+_FILE_INPUTS = {
+    # The inputs that name files, or hold what is written.
+    **dict.fromkeys(("ReadFile", "WriteFile", "MatchingFiles", "SaveV2"), 0),
+    **dict.fromkeys(("RestoreV2", "Restore", "RestoreSlice", "Save"), 0),
+    **dict.fromkeys(("SaveSlices", "LoadAndRemapMatrix", "LoadDataset"), 0),
+    **dict.fromkeys(("TextLineDataset", "TFRecordDataset", "CSVDataset"), 0),
+    **dict.fromkeys(("TFRecordDatasetV2", "CSVDatasetV2", "LMDBDataset"), 0),
+    **dict.fromkeys(("FixedLengthRecordDataset", "MatchingFilesDataset"), 0),
+    "FixedLengthRecordDatasetV2": 0,
+    **dict.fromkeys(("CacheDataset", "CacheDatasetV2", "SaveDataset"), 1),
+    **dict.fromkeys(("SaveDatasetV2", "DatasetToTFRecord", "SqlDataset"), 1),
+    **dict.fromkeys(("SnapshotDataset", "SnapshotDatasetV2"), 1),
+    **dict.fromkeys(("MergeV2Checkpoints", "InitializeTableFromTextFile"), 1),
+    **dict.fromkeys(("InitializeTableFromTextFileV2", "DistributedSave"), 1),
+    **dict.fromkeys(("CreateSummaryFileWriter", "CreateSummaryDbWriter"), 1),
+    **dict.fromkeys(("DataServiceDataset", "DataServiceDatasetV2"), 3),
+    **dict.fromkeys(("DataServiceDatasetV3", "DataServiceDatasetV4"), 3),
+    **dict.fromkeys(("RegisterDataset", "RegisterDatasetV2"), 1),
+    **dict.fromkeys(("RpcClient", "RpcServer", "RemoteCall"), 0),
+    **dict.fromkeys(("GenerateVocabRemapping", "SnapshotDatasetReader"), 0),
+    **dict.fromkeys(("SnapshotChunkDataset", "ListSnapshotChunksDataset"), 0),
+}
+_STRING = 7
+"""The number of the type of strings."""
+_TOO_LONG = (b"", b"/..")
+"""What stands for strings that were left out, being long: no one value, and no path."""
+_CACHES = ("CacheDataset", "CacheDatasetV2")
+_DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")
+_PASSING = frozenset(("Identity", "Snapshot", "StopGradient", "PlaceholderWithDefault"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """An op with a power.
+
+    Attributes:
+        node: its definition.
+        kind: the power.
+        detail: what decides, where an attribute tells it.
+    """
+
+    node: Any
+    kind: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of a string that an op reads.
+
+    Attributes:
+        text: its value, where it is a constant.
+        argument: the number of the argument of the function that it is; or None.
+        nodes: the names of the nodes that it comes from, each passed on by the last.
+    """
+
+    text: str | None = None
+    argument: int | None = None
+    nodes: tuple[str, ...] = ()
+
+
+class Node(NamedTuple):
+    """What is kept of a node to follow edges.
+
+    Attributes:
+        op: its type.
+        input: the names of its inputs.
+        strings: the values of a constant of strings.
+    """
+
+    op: str
+    input: tuple[str, ...]
+    strings: tuple[bytes, ...]
+
+
+def _edges_of(node: Any) -> Node:
+    op = sys.intern(node.op)
+    strings: tuple[bytes, ...] = ()
+    if op == "Const" and "value" in node.attr:
+        tensor = node.attr["value"].tensor
+        strings = tuple(tensor.string_val)
+        if tensor.dtype == _STRING and not strings:
+            strings = _TOO_LONG
+    return Node(op, tuple(map(sys.intern, node.input)), strings)
+
+
+@dataclass
+class Body:
+    """A graph, or the body of a function, with what is of interest in it.
+
+    Attributes:
+        place: how reports call it.
+        buffer: the file.
+        span: where it lies.
+        proto: the name of its proto.
+        nodes_field: the field of its nodes.
+        arguments: the names of the arguments of a function.
+        found: the ops with powers.
+        calls: the nodes that call functions, with the names of these.
+        count: how many nodes it has.
+        gradients: the functions of its library that are gradients of ops or functions.
+    """
+
+    place: str
+    buffer: Buffer
+    span: Span
+    proto: str
+    nodes_field: str
+    arguments: tuple[str, ...] = ()
+    found: list[Found] = field(default_factory=list)
+    calls: list[tuple[Any, tuple[str, ...]]] = field(default_factory=list)
+    count: int = 0
+    gradients: list[str] = field(default_factory=list)
+
+    def elements(self) -> Iterator[Any]:
+        """Yield its nodes, without the long values in them."""
+        return (node for node, _ in self.elements_and_sizes())
+
+    def elements_and_sizes(self) -> Iterator[tuple[Any, int]]:
+        """Yield its nodes, and how many bytes the values take that were left out."""
+        kind = message_class(self.proto)
+        return wire.elements(self.buffer, self.span, kind, self.nodes_field)
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        """Its nodes by name: read when they are asked for, since most never are."""
+        return {sys.intern(node.name): _edges_of(node) for node in self.elements()}
+
+    def cone(self, roots: Iterable[str]) -> set[str]:
+        """Return the names of all nodes that some depend on, with these."""
+        seen: set[str] = set()
+        waiting = [name for name in roots if name in self.nodes]
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                inputs = map(node_name, self.nodes[name].input)
+                waiting += [n for n in inputs if n in self.nodes and n not in seen]
+        return seen
+
+    def value(self, tensor: str) -> Value:
+        """Return what is known of a string by the name of its tensor."""
+        passed: dict[str, None] = {}
+        text = argument = None
+        while argument is None:
+            name = node_name(tensor)
+            node = self.nodes.get(name)
+            if name in self.arguments:
+                argument = self.arguments.index(name)
+            elif node is None or name in passed:
+                break
+            else:
+                passed[name] = None
+                if len(node.strings) == 1:
+                    text = node.strings[0].decode(errors="replace")
+                before = self._passed_on(node)
+                if before is None:
+                    break
+                tensor = before
+        return Value(text, argument, tuple(passed))
+
+    def _passed_on(self, node: Node) -> str | None:
+        """Return the tensor whose value a node passes on; None if it computes one."""
+        if node.op == "ReadVariableOp":
+            # TensorFlow keeps the path of an asset in a variable that is set once.
+            sources = self._assigned.get(node_name(node.input[0]), [])
+            return sources[0] if len(sources) == 1 else None
+        return node.input[0] if node.op in _PASSING and node.input else None
+
+    @cached_property
+    def _assigned(self) -> dict[str, list[str]]:
+        """What is assigned to each variable, by the name of its handle."""
+        sources: dict[str, list[str]] = {}
+        for node in self.nodes.values():
+            if node.op == "AssignVariableOp" and len(node.input) > 1:
+                handle, value = node.input[0], node.input[1]
+                sources.setdefault(node_name(handle), []).append(value)
+        return sources
+
+    def detail(self, found: Found) -> tuple[str, Value]:
+        """Return what decides what an op does, in words and as it is read."""
+        index = _FILE_INPUTS.get(found.node.op)
+        inputs = [name for name in found.node.input if not name.startswith("^")]
+        if found.detail or index is None or index >= len(inputs):
+            return found.detail, Value()
+        value = self.value(inputs[index])
+        return ("" if value.text is None else f"'{value.text}'"), value
+
+
+def node_name(tensor: str) -> str:
+    """Return the name of the node of an input, as graphs or functions write it."""
+    return tensor.lstrip("^").partition(":")[0]
+
+
+def scan(body: Body) -> None:
+    """Note the ops with powers in a body, and its calls.
+
+    Cost: linear in the nodes; memory for a few of them at a time.
+    """
+    known = op_table.table()
+    for node, left_out in body.elements_and_sizes():
+        body.count += 1
+        entry = known.get(node.op, _UNKNOWN)
+        if entry.functions or entry is _UNKNOWN:
+            called = tuple(_called(node, entry))
+            if called:
+                body.calls.append((node, called))
+        if entry.power in op_table.HARMLESS:
+            continue
+        kind, detail = power_of_node(node, left_out)
+        if kind not in op_table.HARMLESS:
+            body.found.append(Found(node, kind, detail))
+
+
+def _called(node: Any, entry: OpEntry) -> Iterator[str]:
+    """Yield the functions that a node calls; of an unknown op all that it names."""
+    names = entry.functions or tuple(node.attr)
+    for name in names:
+        if name in node.attr:
+            value = node.attr[name]
+            if value.HasField("func"):
+                yield value.func.name
+            yield from (func.name for func in value.list.func)
+
+
+def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
+    """Return the power of a node, and the attribute that decides, as text.
+
+    Args:
+        node: its definition.
+        left_out: how many bytes of long values it lacks. What could have decided is
+            taken for the gravest.
+
+    Cost: constant.
+    """
+    power = op_table.table().get(node.op, _UNKNOWN).power
+    is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
+    if left_out and (is_decided or _URLS.match(node.op)):
+        grave = op_table.WRITE if node.op == "PrintV2" else power
+        return grave, f"a value of {left_out:,} bytes"
+    if node.op in _ATTRIBUTES:
+        name, kinds, otherwise = _ATTRIBUTES[node.op]
+        text = node.attr[name].s if name in node.attr else b""
+        for beginning, kind in kinds.items():
+            if text.startswith(beginning):
+                return kind, f"'{text.decode(errors='replace')}'"
+        return otherwise, f"'{text.decode(errors='replace')}'" if text else ""
+    if node.op in _FILE_ATTRIBUTES:
+        name, otherwise = _FILE_ATTRIBUTES[node.op]
+        if not (node.attr[name].s if name in node.attr else b""):
+            return otherwise, ""
+    if _URLS.match(node.op):
+        urls = node.attr["debug_urls"].list.s if "debug_urls" in node.attr else []
+        if not urls:
+            return op_table.COMPUTE, ""
+        text = ", ".join(f"'{url.decode(errors='replace')}'" for url in urls)
+        is_file = all(url.startswith(b"file://") for url in urls)
+        return op_table.WRITE if is_file else op_table.CONNECT, text
+    for name in _DETAILS:
+        if name in node.attr and node.attr[name].s:
+            return power, f"{name} '{node.attr[name].s.decode(errors='replace')}'"
+    return power, ""
+
+
+def is_memory_cache(body: Body, found: Found) -> bool:
+    """Tell whether an op caches a dataset in memory: its file has no name."""
+    return found.node.op in _CACHES and body.detail(found)[1].text == ""
+
+
+def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
+    """Return the main body of a `GraphDef` and those of its functions, scanned.
+
+    Cost: linear in the nodes.
+    """
+    main = Body(MAIN, buffer, graph, "GraphDef", "node")
+    scan(main)
+    functions = {}
+    function_class = message_class("FunctionDef")
+    for library in wire.spans(buffer, graph, 2):
+        main.gradients += _gradients(buffer, library)
+        for place in wire.spans(buffer, library, 1):
+            signature = wire.message(buffer, place, function_class, 1).signature
+            arguments = tuple(arg.name for arg in signature.input_arg)
+            body = Body(
+                f"function '{signature.name}'",
+                buffer,
+                place,
+                "FunctionDef",
+                "node_def",
+                arguments,
+            )
+            scan(body)
+            functions[signature.name] = body
+    return main, functions
+
+
+def _gradients(buffer: Buffer, library: Span) -> Iterator[str]:
+    """Yield the functions that compute gradients of functions, and of types of ops."""
+    for entries, number in ((2, 2), (3, 1)):
+        for entry in wire.spans(buffer, library, entries):
+            for start, end in wire.spans(buffer, entry, number):
+                yield buffer[start:end].decode(errors="replace")

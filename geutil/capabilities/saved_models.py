@@ -1,0 +1,432 @@
+"""The powers of SavedModels and graphs: which ops run when, by what, on which files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from geutil.capabilities import op_table
+from geutil.capabilities.graph_scan import (
+    Body,
+    Found,
+    Node,
+    Value,
+    bodies_of,
+    is_memory_cache,
+    node_name,
+)
+from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
+from geutil.capabilities.report import LOADED, RUN, Power
+from geutil.errors import ModelError
+from geutil.model.files import reading, wire
+from geutil.model.files.schema import message_class
+from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer, Span
+
+_INIT, _SAVER = "loading", "saving and restoring variables"
+_INIT_SIGNATURE = "__saved_model_init_op"
+_INIT_COLLECTIONS = ("legacy_init_op", "saved_model_main_op", "table_initializer")
+_AT_LOAD = frozenset(("_initialize", "_create_resource", "_destroy_resource"))
+"""The functions of resources that loaders call."""
+_TRACE = re.compile(r"\.trace_\d+$")
+_WRITES = frozenset(("Save", "SaveSlices", "SaveV2"))
+_SAVING = _WRITES | {"MergeV2Checkpoints", "Restore", "RestoreSlice", "RestoreV2"}
+_TABLE_FILES = ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
+_ASSETS = "assets"
+_METADATA = "keras_metadata.pb"
+
+
+def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
+    """Return the powers of a SavedModel, and how many ops it has.
+
+    All its MetaGraphs are looked at, whichever would be loaded.
+
+    Raises:
+        ModelError: the directory holds no whole SavedModel.
+    """
+    file = reading.saved_model_file(folder)
+    if file.suffix == ".pbtxt":
+        data = reading.read_saved_model(folder).SerializeToString()
+        entries, ops = _told(file, data, folder)
+    else:
+        with wire.mapped(file) as buffer:
+            reading.check_binary(buffer, file, SAVED_MODEL)
+            entries, ops = _told(file, buffer, folder)
+    metadata = folder / _METADATA
+    if metadata.is_file() and metadata.stat().st_size:
+        with wire.mapped(metadata) as buffer:
+            try:
+                entries += powers_of_metadata(buffer)
+            except ModelError as error:
+                raise ModelError(f"'{metadata}': {error}") from error
+    return entries, ops
+
+
+def powers_of_file(file: Path) -> tuple[list[Power], int]:
+    """Return the powers of a file with a GraphDef, and how many ops it has.
+
+    MetaGraphs of version 1, as checkpoints have them, are looked at, too.
+
+    Raises:
+        ModelError: the file holds no whole GraphDef.
+    """
+    if file.suffix in (".pbtxt", ".txt"):
+        data = reading.read_graph_def(file).SerializeToString()
+        return _of_graph(data, (0, len(data)))
+    with wire.mapped(file) as buffer:
+        if file.suffix == ".meta":
+            reading.check_binary(buffer, file, META_GRAPH)
+            return _MetaGraph(buffer, (0, len(buffer)), file.parent).told()
+        reading.check_binary(buffer, file, GRAPH_DEF)
+        return _of_graph(buffer, (0, len(buffer)))
+
+
+def _told(file: Path, buffer: Buffer, folder: Path) -> tuple[list[Power], int]:
+    entries: list[Power] = []
+    ops = 0
+    try:
+        for place in wire.spans(buffer, (0, len(buffer)), 2):
+            found, count = _MetaGraph(buffer, place, folder).told()
+            entries += found
+            ops += count
+    except ModelError as error:
+        raise ModelError(f"'{file}': {error}") from error
+    return entries, ops
+
+
+def _of_graph(buffer: Buffer, span: Span) -> tuple[list[Power], int]:
+    main, functions = bodies_of(buffer, span)
+    called = _closure(functions, (name for _, names in main.calls for name in names))
+    backward = _closure(functions, main.gradients)
+
+    def by(name: str) -> tuple[str, ...]:
+        runs = (_CALLERS,) if name in called or not name else ()
+        return (*runs, _BACKWARD) if name in backward else runs
+
+    entries = [
+        _power(body, found, RUN, by(name))
+        for name, body in {"": main, **functions}.items()
+        for found in _kept(body, functions)
+    ]
+    return entries, main.count + sum(body.count for body in functions.values())
+
+
+_CALLERS = "whoever runs the graph"
+_BACKWARD = "whoever differentiates it"
+
+
+def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
+    """Yield the ops of a body that are to be told, functions called by name apart."""
+    for found in body.found:
+        if found.kind == op_table.UNKNOWN and found.node.op in functions:
+            continue
+        if not is_memory_cache(body, found):
+            yield found
+
+
+def _power(
+    body: Body, found: Found, when: str, by: tuple[str, ...], detail: str | None = None
+) -> Power:
+    told = body.detail(found)[0] if detail is None else detail
+    return Power(found.kind, found.node.name, found.node.op, body.place, when, by, told)
+
+
+def _closure(functions: dict[str, Body], roots: Iterable[str]) -> set[str]:
+    """Return the names of all functions that some call, with these."""
+    seen: set[str] = set()
+    waiting = [name for name in roots if name in functions]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += [
+                n for n in _callees(functions[name], functions) if n not in seen
+            ]
+    return seen
+
+
+def _callees(body: Body, functions: dict[str, Body]) -> Iterator[str]:
+    for _, names in body.calls:
+        yield from (name for name in names if name in functions)
+    # Version 1 calls functions by ops of their names.
+    for found in body.found:
+        if found.node.op in functions:
+            yield found.node.op
+
+
+class _MetaGraph:
+    """A MetaGraph: its graph, functions and objects, and what makes them run.
+
+    Args:
+        buffer: the file.
+        place: where the MetaGraph lies in it.
+        folder: the directory of the SavedModel.
+    """
+
+    def __init__(self, buffer: Buffer, place: Span, folder: Path) -> None:
+        kind = message_class("MetaGraphDef")
+        self._proto = wire.message(buffer, place, kind, 1, 3, 4, 5, 6)
+        self._objects = wire.message(buffer, place, kind, 7).object_graph_def
+        self._folder = folder
+        self._buffer, self._place = buffer, place
+        self._graphs = [
+            bodies_of(buffer, graph) for graph in wire.spans(buffer, place, 2)
+        ]
+
+    def told(self) -> tuple[list[Power], int]:
+        """Return what it can do, and how many ops it has."""
+        entries: list[Power] = []
+        ops = 0
+        for main, functions in self._graphs:
+            ops += main.count + sum(body.count for body in functions.values())
+            bodies = {"": main, **functions}
+            if any(body.found for body in bodies.values()):
+                reach = _Reach(self._proto, self._objects, main, functions)
+                for name, body in bodies.items():
+                    for found in _kept(body, functions):
+                        entries += self._entry(reach, name, body, found)
+        return [*entries, *self._layers(), *self._assets()], ops
+
+    def _layers(self) -> Iterator[Power]:
+        """Yield what the configurations of layers can do, which Keras 2 wrote here."""
+        buffer = self._buffer
+        for objects in wire.spans(buffer, self._place, 7):
+            for node in wire.spans(buffer, objects, 1):
+                for user in wire.spans(buffer, node, 4):
+                    for start, end in wire.spans(buffer, user, 3):
+                        yield from powers_of_text(buffer[start:end], "its objects")
+
+    def _entry(
+        self, reach: _Reach, name: str, body: Body, found: Found
+    ) -> Iterator[Power]:
+        entries = reach.entries(name, found.node.name)
+        # A Saver of the graph's own is run by nothing: only its own code has a use
+        # for it. Without a loader the path may be the default, too.
+        idle = not entries and not name
+        saves = (entries == {_SAVER} or idle) and found.node.op in _SAVING
+        if saves and _is_saver(body, found, is_passed=not idle):
+            return
+        detail, value = body.detail(found)
+        if found.node.op in _TABLE_FILES:
+            assets = reach.assets(name, value)
+            if assets is not None:
+                return
+        when = LOADED if entries & {_INIT} or self._restores(entries, found) else RUN
+        by = tuple(sorted(entries - {_INIT}))
+        yield _power(body, found, when, by, detail)
+
+    def _restores(self, entries: set[str], found: Found) -> bool:
+        """Tell whether an op runs as variables are restored, which loading does."""
+        return _SAVER in entries and found.node.op not in _WRITES
+
+    def _assets(self) -> Iterator[Power]:
+        """Yield the assets that lie outside of the folder of assets, or lead there."""
+        base = self._folder / _ASSETS
+        for asset in self._proto.asset_file_def:
+            path = base / asset.filename
+            outside = not path.resolve().is_relative_to(base.resolve())
+            if outside:
+                yield Power(
+                    op_table.READ,
+                    asset.filename,
+                    "asset",
+                    "the list of assets",
+                    LOADED,
+                    (),
+                    f"'{asset.filename}', which lies outside of the model",
+                )
+
+
+def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
+    """Tell whether an op saves or restores at the path that the loader passes.
+
+    All strings that its path is made of are looked at: the first comes from outside,
+    and no other leads to another folder; nor does its default, unless it is passed.
+    """
+    inputs = [name for name in found.node.input if not name.startswith("^")]
+    paths = inputs[:2] if found.node.op == "MergeV2Checkpoints" else inputs[:1]
+    return bool(paths) and all(_is_within(body, path, is_passed) for path in paths)
+
+
+def _is_within(body: Body, path: str, is_passed: bool = True) -> bool:
+    """Tell whether a path begins with what comes from outside, and stays below it."""
+    seen: set[str] = set()
+    waiting, first = [path], True
+    begins = False
+    while waiting:
+        name = node_name(waiting.pop(0))
+        if name in seen:
+            continue
+        seen.add(name)
+        node = body.nodes.get(name)
+        if name in body.arguments or (node is not None and _is_fed(node)):
+            begins = begins or first
+            first = False
+            waiting = [*(() if is_passed or node is None else node.input), *waiting]
+        elif node is None or node.op not in _PATH_OPS:
+            return False
+        elif node.op == "Const":
+            if not all(map(_is_piece, node.strings)):
+                return False
+            first = False
+        else:
+            inputs = [n for n in node.input if not n.startswith("^")]
+            waiting = inputs + waiting
+    return begins
+
+
+_PATH_OPS = frozenset(
+    (
+        *("Const", "Identity", "ShardedFilename", "StringJoin", "Select", "SelectV2"),
+        *("StaticRegexFullMatch", "RegexFullMatch", "Pack"),
+    )
+)
+
+
+def _is_fed(node: Node) -> bool:
+    return node.op in ("Placeholder", "PlaceholderWithDefault")
+
+
+def _is_piece(text: bytes) -> bool:
+    """Tell whether a string may stand in a path without leading elsewhere."""
+    return not text.startswith((b"/", b"~")) and b".." not in text and b":" not in text
+
+
+class _Reach:
+    """What makes each op run: signatures, functions of objects, loading, saving.
+
+    Args:
+        proto: the MetaGraph without its graph and objects.
+        objects: its objects.
+        main: its graph.
+        functions: the functions of that.
+    """
+
+    def __init__(
+        self, proto: Any, objects: Any, main: Body, functions: dict[str, Body]
+    ) -> None:
+        self._proto, self._objects = proto, objects
+        self._main, self._functions = main, functions
+
+    def entries(self, function: str, node: str) -> set[str]:
+        """Return what makes an op run.
+
+        Args:
+            function: the function that it is in; "" for the graph.
+            node: its name.
+        """
+        if not function:
+            return {e for e, cone in self._cones.items() if node in cone}
+        return {e for e, names in self._reached.items() if function in names}
+
+    @cached_property
+    def _cones(self) -> dict[str, set[str]]:
+        """The nodes of the graph that run for each entry."""
+        roots: dict[str, list[str]] = {}
+        for name, signature in self._proto.signature_def.items():
+            entry = _INIT if name == _INIT_SIGNATURE else f"signature '{name}'"
+            ends = [signature.outputs[key].name for key in signature.outputs]
+            roots.setdefault(entry, []).extend(map(node_name, ends))
+        for name in _INIT_COLLECTIONS:
+            if name in self._proto.collection_def:
+                nodes = self._proto.collection_def[name].node_list.value
+                roots.setdefault(_INIT, []).extend(map(node_name, nodes))
+        for name, collection in self._proto.collection_def.items():
+            if name not in _INIT_COLLECTIONS and collection.node_list.value:
+                nodes = collection.node_list.value
+                roots.setdefault(f"collection '{name}'", []).extend(
+                    map(node_name, nodes)
+                )
+        saver = self._proto.saver_def
+        names = (saver.save_tensor_name, saver.restore_op_name)
+        roots.setdefault(_SAVER, []).extend(node_name(name) for name in names if name)
+        return {entry: self._main.cone(ends) for entry, ends in roots.items()}
+
+    @cached_property
+    def _reached(self) -> dict[str, set[str]]:
+        """The functions that run for each entry."""
+        roots: dict[str, list[str]] = {entry: [] for entry in self._cones}
+        for node, names in self._main.calls:
+            for entry, cone in self._cones.items():
+                if node.name in cone:
+                    roots[entry] += names
+        roots[_BACKWARD] = list(self._main.gradients)
+        for entry, listed in self._functions_of_objects():
+            roots.setdefault(entry, []).extend(listed)
+        return {e: _closure(self._functions, names) for e, names in roots.items()}
+
+    def _functions_of_objects(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the functions that a loaded object has, by what makes them run."""
+        nodes = self._objects.nodes
+        paths = {0: ""}
+        waiting = [0] if len(nodes) else []
+        while waiting:
+            number = waiting.pop(0)
+            for child in nodes[number].children:
+                is_new = child.node_id not in paths
+                if is_new and 0 <= child.node_id < len(nodes):
+                    paths[child.node_id] = f"{paths[number]}.{child.local_name}"
+                    waiting.append(child.node_id)
+        restoring = {
+            saveable.restore_function
+            for node in nodes
+            for saveable in node.saveable_objects.values()
+        }
+        for number, node in enumerate(nodes):
+            names = list(node.function.concrete_functions)
+            if node.HasField("bare_concrete_function"):
+                names.append(node.bare_concrete_function.concrete_function_name)
+            path = _TRACE.sub("", paths.get(number, ""))[1:]
+            # The functions of signatures are reached by their nodes as well.
+            if names and not path.startswith("signatures."):
+                at_load = path.rpartition(".")[2] in _AT_LOAD or number in restoring
+                yield (_INIT if at_load else f"function '{path}'"), names
+
+    def assets(self, function: str, value: Value) -> list[str] | None:
+        """Return the assets that a string names; None if it may be anything else."""
+        if value.argument is None:
+            named = [] if function else [n for n in value.nodes if n in self._by_node]
+            return [self._by_node[name] for name in named] or None
+        found = [*self._bound(function, value.argument)]
+        for caller, body in {"": self._main, **self._functions}.items():
+            for node, names in body.calls:
+                if function in names:
+                    inputs = [n for n in node.input if not n.startswith("^")]
+                    if value.argument >= len(inputs):
+                        return None
+                    passed = body.value(inputs[value.argument])
+                    if passed.argument is not None and caller:
+                        found += [self.assets(caller, passed)]
+                    else:
+                        found.append(self.assets(caller, passed))
+        listed = [assets for assets in found if assets is not None]
+        if not found or len(listed) < len(found):
+            return None
+        return [name for assets in listed for name in assets]
+
+    @cached_property
+    def _by_node(self) -> dict[str, str]:
+        """The assets by the nodes that name them."""
+        return {
+            node_name(asset.tensor_info.name): asset.filename
+            for asset in self._proto.asset_file_def
+        }
+
+    def _bound(self, function: str, argument: int) -> Iterator[list[str] | None]:
+        """Yield the assets that an object passes to a function of its own."""
+        concrete = self._objects.concrete_functions
+        if function not in concrete:
+            return
+        bound = list(concrete[function].bound_inputs)
+        count = len(self._functions[function].arguments)
+        index = argument - (count - len(bound))
+        if 0 <= index < len(bound) and 0 <= bound[index] < len(self._objects.nodes):
+            node = self._objects.nodes[bound[index]]
+            if node.HasField("asset"):
+                number = node.asset.asset_file_def_index
+                if number < len(self._proto.asset_file_def):
+                    yield [self._proto.asset_file_def[number].filename]
+                    return
+        yield None

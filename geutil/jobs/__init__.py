@@ -1,0 +1,32 @@
+"""L5, jobs: a pipeline of steps over many models, each in a process of its own.
+
+`batch` runs it in this machine's processes, or on executors of Ray and Dask. A job that
+fails or dies is an entry of the report; the others go on, and a stopped batch is
+continued. The steps are methods of models, or the caller's functions.
+"""
+
+import typing
+
+from geutil import lazy
+
+__all__ = [
+    "BatchEntry",
+    "BatchReport",
+    "BatchStep",
+    "RayExecutor",
+    "batch",
+]
+
+if typing.TYPE_CHECKING:
+    from geutil.jobs.batching import batch
+    from geutil.jobs.executors import RayExecutor
+    from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
+else:
+    __getattr__, __dir__ = lazy.names_of(
+        __name__,
+        {
+            "batching": ("batch",),
+            "executors": ("RayExecutor",),
+            "report": ("BatchEntry", "BatchReport", "BatchStep"),
+        },
+    )

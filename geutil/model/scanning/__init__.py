@@ -1,1 +1,0 @@
-"""Powers of models: what they can do beyond computing, told from their files."""

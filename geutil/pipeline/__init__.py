@@ -1,0 +1,21 @@
+"""L5, pipelines: a model in stages on several devices, trained in micro-batches.
+
+A partition cuts the forward pass into stages, a placement puts each on a device, and
+`pipelined` builds the step in which micro-batches follow each other through them, with
+the time, the idle time, the traffic and the peaks that it predicts. Variables, losses
+and optimizers stay the caller's; `geutil.memory` simulates any placed step.
+"""
+
+from geutil.pipeline.micro_batches import PipelinedStep, pipelined
+from geutil.pipeline.partitions import Partition, PartitionStage, partition
+from geutil.pipeline.placements import Placement, place
+
+__all__ = [
+    "Partition",
+    "PartitionStage",
+    "PipelinedStep",
+    "Placement",
+    "partition",
+    "pipelined",
+    "place",
+]

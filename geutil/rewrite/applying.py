@@ -1,0 +1,447 @@
+"""One application of a rule, and the ops to visit after it.
+
+`apply_replacement` is one step: new ops are built beside the root of a match, and read
+in its place. The driver takes such steps where rules match; `replace_each` takes one
+for each op of a list, and needs neither rules nor patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import CycleError, RerouteError, SelectionError, TransformError
+from geutil.graph import adjacency, creation, edits, state, types
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
+from geutil.reroute.tensors import ReroutePlan, redirection
+from geutil.rewrite.compiling import TypeSet
+from geutil.rewrite.liveness import Liveness, Territory
+from geutil.rewrite.rule import Replaced, Rule
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """What one application changed.
+
+    Attributes:
+        pairs: (old, new) for each output of the root that was replaced.
+        new_ops: the ops that were made.
+        rewired: the ops that read new tensors or wait for other ops, in graph order.
+        retired: the ops that nobody reads any more.
+        revived: retired ops that are read again.
+    """
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    new_ops: tuple[Operation, ...]
+    rewired: tuple[Operation, ...]
+    retired: tuple[Operation, ...]
+    revived: tuple[Operation, ...]
+
+
+def apply_replacement(
+    name: str,
+    root: Operation,
+    ops: Sequence[Operation],
+    build: Callable[[], Replaced],
+    territory: Territory,
+) -> Applied | str:
+    """Replace the outputs of an op.
+
+    Args:
+        name: of the rule, for messages.
+        root: the op.
+        ops: all ops whose work the replacement does, the root among them.
+        build: makes what stands in for the outputs, as the replacement of a rule does.
+        territory: who reads what, and what must survive.
+
+    Returns:
+        What changed, or why nothing did.
+
+    Raises:
+        TransformError: the replacement returned what cannot stand in for the outputs.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+    """
+    liveness = territory.liveness
+    graph, where = root.graph, f"rule '{name}' at '{root.name}'"
+    state.check_editable(graph, [*ops, *liveness.readers(root)])
+    count = state.count_ops(graph)
+    awaited = _awaited(ops)
+    with creation.surroundings_of(root, awaited):
+        result = build()
+        if not isinstance(result, str):
+            stand_in = [result] if not root.outputs and types.is_op(result) else []
+            pairs = _pairs(where, root, None if stand_in else result)
+            pairs = _ordered(pairs, frozenset(state.ops_since(graph, count)), awaited)
+    new_ops = state.ops_since(graph, count)
+    if isinstance(result, str):
+        liveness.abandon(new_ops)
+        return result
+    if not pairs and root.outputs:
+        liveness.abandon(new_ops)
+        return "the replacement replaces no output"
+    try:
+        return _move(root, ops, pairs, new_ops, stand_in or awaited, territory)
+    except CycleError as error:
+        liveness.forget(t.op for op in new_ops for t in op.inputs)
+        liveness.abandon(new_ops)
+        return str(error)
+    except RerouteError as error:
+        raise TransformError(f"{where}: {error}") from error
+
+
+def _awaited(ops: Sequence[Operation]) -> list[Operation]:
+    """Return what the replaced ops wait for, each once."""
+    members = frozenset(ops)
+    control_inputs = dict.fromkeys(
+        c for op in ops for c in adjacency.control_inputs(op)
+    )
+    return [op for op in control_inputs if op not in members]
+
+
+def _pairs(where: str, root: Operation, result: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return (old, new) for the outputs that the result of a replacement replaces."""
+    listed = list(result) if isinstance(result, list | tuple) else [result]
+    if result is None and not root.outputs:
+        listed = []
+    if len(listed) != len(root.outputs):
+        raise TransformError(
+            f"{where} returned {len(listed)} tensor(s) for {len(root.outputs)} "
+            "output(s); return one for each, or None for those to leave alone"
+        )
+    pairs = []
+    for old, new in zip(root.outputs, listed, strict=True):
+        if new is None or new is old:
+            continue
+        if not types.is_tensor(new) or new.graph is not root.graph:
+            hint = "; return its output" if types.is_op(new) else ""
+            raise TransformError(
+                f"{where} returned {types.type_name(new)} for '{old.name}', not a "
+                f"tensor of the same graph{hint}"
+            )
+        pairs.append((old, new))
+    return pairs
+
+
+def _ordered(
+    pairs: list[tuple[Tensor, Tensor]],
+    new_ops: frozenset[Operation],
+    awaited: list[Operation],
+) -> list[tuple[Tensor, Tensor]]:
+    """Let readers of a tensor that was there before wait for what the root awaited."""
+    if not awaited:
+        return pairs
+    return [
+        (old, new)
+        if new.op in new_ops
+        else (old, tf.identity(new, name=types.scope_basename(old.op.name)))
+        for old, new in pairs
+    ]
+
+
+def _move(
+    root: Operation,
+    ops: Sequence[Operation],
+    pairs: list[tuple[Tensor, Tensor]],
+    new_ops: list[Operation],
+    stand_ins: list[Operation],
+    territory: Territory,
+) -> Applied:
+    """Move readers from the root to its replacement; retire what nobody reads."""
+    liveness = territory.liveness
+    replacement_ops = frozenset(new_ops)
+    liveness.take_in(new_ops)
+    replaced = {id(old) for old, _ in pairs}
+    moving = [
+        op
+        for op in liveness.readers(root)
+        if op not in replacement_ops and any(id(t) in replaced for t in op.inputs)
+    ]
+    dead = _dead(root, ops, replaced, replacement_ops, territory)
+    plan = ReroutePlan(root.graph)
+    plan.redirect(
+        redirection(
+            [old for old, _ in pairs],
+            [new for _, new in pairs],
+            frozenset(moving).__contains__,
+        )
+    )
+    waiting = _move_control_outputs(
+        plan, dead, [new.op for _, new in pairs] or stand_ins, liveness
+    )
+    plan.apply()
+    liveness.forget([root])
+    liveness.take_in(moving)
+    # A replacement may read ops that an earlier rewrite retired.
+    sources = dict.fromkeys(
+        [new.op for _, new in pairs] + [t.op for op in new_ops for t in op.inputs]
+    )
+    revived = liveness.revive(sources)
+    retired = liveness.retire(
+        [op for op in ops if op is not root or dead],
+        lambda op: territory.protection(op) is not None,
+    )
+    return Applied(
+        tuple(pairs),
+        tuple(new_ops),
+        tuple(adjacency.graph_order(dict.fromkeys([*moving, *waiting]))),
+        tuple(retired),
+        tuple(revived),
+    )
+
+
+def _dead(
+    root: Operation,
+    ops: Sequence[Operation],
+    replaced: set[int],
+    replacement_ops: frozenset[Operation],
+    territory: Territory,
+) -> list[Operation]:
+    """Return the replaced ops that nobody will read, the root first."""
+    liveness = territory.liveness
+    if any(
+        op in replacement_ops
+        or any(t.op is root and id(t) not in replaced for t in op.inputs)
+        for op in liveness.readers(root)
+    ):
+        return []
+    dead = {root: None}
+    while True:
+        newly_dead = [
+            op
+            for op in ops
+            if op not in dead
+            and liveness.readers(op) <= dead.keys()
+            and territory.protection(op) is None
+        ]
+        if not newly_dead:
+            return list(dead)
+        dead.update(dict.fromkeys(newly_dead))
+
+
+def _move_control_outputs(
+    plan: ReroutePlan,
+    dead: list[Operation],
+    producers: list[Operation],
+    liveness: Liveness,
+) -> list[Operation]:
+    """Let whoever waits for a dead op wait for what replaces it; return those ops."""
+    dead_ops = frozenset(dead)
+    waiting = dict.fromkeys(op for d in dead for op in liveness.waiting(d))
+    live_ops = [op for op in waiting if op not in dead_ops]
+    for op in live_ops:
+        live_controls = [c for c in plan.control_inputs(op) if c not in dead_ops]
+        plan.set_control_inputs(op, dict.fromkeys([*live_controls, *producers]))
+    return live_ops
+
+
+class Worklist:
+    """A stack of ops, each on it at most once.
+
+    Args:
+        rules: the rules that visits try.
+        liveness: who reads what.
+    """
+
+    def __init__(self, rules: Iterable[Rule], liveness: Liveness) -> None:
+        listed = list(rules)
+        self._liveness = liveness
+        self._depth = max((rule.depth for rule in listed), default=0)
+        # A condition with a reach may look through ops of any type.
+        self._interior = _join(
+            None if rule.reach else rule.compiled.interior for rule in listed
+        )
+        shared = [
+            (node, len(rule.compiled.ops))
+            for rule in listed
+            for node in rule.compiled.ops
+            if node.only_consumer
+        ]
+        self._only_consumers = _join(node.types for node, _ in shared)
+        # An op with more readers than a match has ops has one outside the match.
+        self._most_readers = max((count for _, count in shared), default=0)
+        self._stack: list[Operation] = []
+        self._waiting: set[Operation] = set()
+
+    def fill(self, ops: Iterable[Operation]) -> None:
+        """Put ops on the stack, to be visited from the last to the first."""
+        for op in ops:
+            if op not in self._waiting:
+                self._waiting.add(op)
+                self._stack.append(op)
+
+    def __iter__(self) -> Iterator[Operation]:
+        """Take ops off the stack until it is empty; it may be filled meanwhile."""
+        while self._stack:
+            op = self._stack.pop()
+            self._waiting.discard(op)
+            yield op
+
+    def add_around(self, root: Operation, applied: Applied) -> None:
+        """Visit again what a rewrite may concern.
+
+        Cost: linear in the ops within the depth of the deepest pattern downstream of
+        what changed, along ops that some pattern looks at, and their edges.
+        """
+        changed = [*applied.new_ops, *applied.rewired, *applied.revived]
+        changed += self._freed(applied.retired)
+        self.fill(
+            adjacency.graph_order(self._downstream(dict.fromkeys([*changed, root])))
+        )
+
+    def _freed(self, retired: Iterable[Operation]) -> list[Operation]:
+        """Return ops that lost a reader, where `only_consumer` may hold now."""
+        if not self._most_readers:
+            return []
+        producers = dict.fromkeys(t.op for op in retired for t in op.inputs)
+        return [
+            op
+            for op in producers
+            if _has(self._only_consumers, op.type)
+            and not self._liveness.is_retired(op)
+            and len(self._liveness.readers(op)) <= self._most_readers
+        ]
+
+    def _downstream(self, ops: dict[Operation, None]) -> list[Operation]:
+        """Return `ops` and the roots that may look at them."""
+        frontier = list(ops)
+        for _ in range(self._depth):
+            reached = []
+            for op in frontier:
+                if _has(self._interior, op.type):
+                    reached += [r for r in self._liveness.readers(op) if r not in ops]
+            frontier = list(dict.fromkeys(reached))
+            ops.update(dict.fromkeys(frontier))
+        return [op for op in ops if not self._liveness.is_retired(op)]
+
+
+def _has(kinds: TypeSet, kind: str) -> bool:
+    return kinds is None or kind in kinds
+
+
+def _join(sets: Iterable[TypeSet]) -> TypeSet:
+    joined: set[str] = set()
+    for kinds in sets:
+        if kinds is None:
+            return None
+        joined |= kinds
+    return frozenset(joined)
+
+
+@contextmanager
+def undone_on_error(graph: Graph, liveness: Liveness) -> Iterator[None]:
+    """Put back all edges when the block raises; the ops that it made count no more."""
+    count = state.count_ops(graph)
+    try:
+        # Neutral from here on, so that each replacement has little to set aside.
+        with edits.transaction(graph), creation.neutral(graph):
+            yield
+    except BaseException:
+        # The edges are back; what was built for them leads nowhere.
+        liveness.abandon(state.ops_since(graph, count))
+        raise
+
+
+@dataclass(frozen=True, eq=False)
+class Replacements:
+    """The result of `replace_each`.
+
+    Attributes:
+        replaced: for each output that was replaced, what computes it now.
+        refused: for each op that is left as it was, why; in graph order.
+    """
+
+    replaced: IdentityMap[Tensor]
+    refused: dict[Operation, str]
+
+    def current(self, tensor: Tensor) -> Tensor:
+        """Return what computes `tensor` now: itself, unless it was replaced."""
+        return self.replaced.get(tensor, tensor)
+
+
+def replace_each(
+    graph: Graph,
+    ops: Iterable[Operation],
+    build: Callable[[Operation], Replaced],
+    *,
+    name: str,
+    keep: Iterable[Operation | Tensor] = (),
+) -> Replacements:
+    """Replace known ops of a graph, each once, consumers first.
+
+    It does what `rewrite` does with a rule that matches these ops alone: an op that was
+    refused is tried again once it reads something else, and one that nobody reads any
+    more by then is passed over.
+
+    Args:
+        graph: the graph.
+        ops: ops of it.
+        build: called with an op; builds and returns what stands in for its outputs, as
+            the replacement of a `Rule` does. A str says why the op stays after all.
+        name: stands in messages.
+        keep: ops and tensors that must survive; outputs of a FuncGraph do in any case.
+
+    Returns:
+        What was replaced, and what was refused and why.
+
+    Raises:
+        SelectionError: an op is of another graph.
+        TransformError: `build` returned what cannot stand in for the outputs.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+        After an error, also one of `build`, all edges are as they were; ops that were
+        made stay, unconnected.
+
+    Cost: linear in ops and edges, and what the replacements cost.
+    """
+    # For each op that is not replaced yet, why it was refused when it was last tried.
+    left: dict[Operation, str | None] = dict.fromkeys(ops)
+    for op in left:
+        if op.graph is not graph:
+            raise SelectionError(
+                f"'{op.name}' belongs to another graph than the one to edit; pass ops "
+                "of that graph"
+            )
+    liveness = Liveness(graph)
+    territory = Territory(graph, liveness, keep=keep)
+    worklist = Worklist((), liveness)
+    replaced: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    with undone_on_error(graph, liveness):
+        worklist.fill(adjacency.topological_sort(graph.get_operations()))
+        for op in worklist:
+            if op not in left or liveness.is_retired(op):
+                continue
+            applied = territory.protection(op) or apply_replacement(
+                name, op, [op], partial(build, op), territory
+            )
+            if isinstance(applied, str):
+                left[op] = applied
+                continue
+            del left[op]
+            replaced.update(applied.pairs)
+            worklist.add_around(op, applied)
+    refused = {
+        op: reason
+        for op in adjacency.graph_order(left)
+        if (reason := left[op]) is not None and not liveness.is_retired(op)
+    }
+    return Replacements(resolved(replaced), refused)
+
+
+def resolved(replaced: IdentityMap[Tensor]) -> IdentityMap[Tensor]:
+    """Return for each replaced tensor the one that was not replaced in turn."""
+    last: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for old in replaced:
+        path = [old]
+        while path[-1] in replaced and path[-1] not in last:
+            path.append(replaced[path[-1]])
+        end = last.get(path[-1], path[-1])
+        last.update((tensor, end) for tensor in path[:-1])
+    order: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    order.update((old, last[old]) for old in replaced)
+    return order

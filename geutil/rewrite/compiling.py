@@ -1,0 +1,326 @@
+"""Compiled patterns.
+
+Anchors, depth, quick tests, leaves that are constants or variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph.types import Tensor, type_name
+from geutil.rewrite import patterns
+from geutil.rewrite.patterns import Any, Op, Or, Output, Pattern, TensorTest
+from geutil.select.networks.provenance import MAX_IDENTITIES, origin_of
+
+
+class Leaf(Pattern):
+    """A tensor whose origin matters. What it captures is the tensor that is read.
+
+    The op behind it is not part of the match: matches that share it do not overlap.
+
+    Args:
+        name: captures the tensor.
+        where: a predicate that the tensor must pass.
+        through_identity: whether up to eight Identity ops may stand between the
+            origin and the reader, as in frozen graphs (Const -> Identity).
+    """
+
+    wanted: ClassVar[str]
+    origins: ClassVar[frozenset[str]]
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        where: TensorTest | None = None,
+        through_identity: bool = True,
+    ) -> None:
+        patterns.check_name(name)
+        self.name = name
+        self.where = where
+        self.through_identity = through_identity
+
+    def accepts(self, tensor: Tensor) -> bool:
+        """Tell whether the tensor has such an origin."""
+        origin = origin_of(tensor) if self.through_identity else tensor.op
+        return origin.type in self.origins
+
+
+class Const(Leaf):
+    """A constant. `constant_value(match["w"])` is its value.
+
+    Example:
+        >>> from geutil.rewrite import Const
+        >>> Const("w")
+        Const('w')
+    """
+
+    wanted = "a constant"
+    origins = frozenset({"Const"})
+
+
+class Variable(Leaf):
+    """The value of a variable: a ReadVariableOp, or the reference of a v1 variable.
+
+    Example:
+        >>> from geutil.rewrite import Variable
+        >>> Variable("moving_mean")
+        Variable('moving_mean')
+    """
+
+    wanted = "the value of a variable"
+    origins = frozenset({"ReadVariableOp", "Variable", "VariableV2"})
+
+
+class Weight(Leaf):
+    """A constant or the value of a variable: a weight, frozen or not.
+
+    Example:
+        >>> from geutil.rewrite import Weight
+        >>> Weight("kernel")
+        Weight('kernel')
+    """
+
+    wanted = "a constant or the value of a variable"
+    origins = Const.origins | Variable.origins
+
+
+def constant_value(tensor: Tensor) -> np.ndarray:
+    """Return the value of a tensor that the pattern `Const` accepts.
+
+    Args:
+        tensor: a tensor of a graph.
+
+    Raises:
+        SelectionError: it is no constant.
+
+    Cost: that of copying the value.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.rewrite import constant_value
+        >>> with tf.Graph().as_default():
+        ...     x = tf.identity(tf.constant([1.0, 2.0]))
+        >>> constant_value(x)
+        array([1., 2.], dtype=float32)
+    """
+    origin = origin_of(tensor)
+    if origin.type != "Const":
+        raise SelectionError(
+            f"'{tensor.name}' is no constant: it comes from '{origin.name}', a "
+            f"{origin.type}; ask for Const() in the pattern"
+        )
+    value: np.ndarray = tf.make_ndarray(origin.get_attr("value"))
+    return value
+
+
+TypeSet: TypeAlias = frozenset[str] | None
+"""Types of ops; None is every type."""
+
+
+@dataclass(frozen=True, eq=False)
+class RootTest:
+    """What the types of a root's producers must be, before any search.
+
+    Attributes:
+        inputs: the types for each input of the pattern.
+        exact: whether there may be no further inputs; None where no input is asked for.
+        commutative: whether the inputs may come in any order.
+    """
+
+    inputs: tuple[TypeSet, ...]
+    exact: bool | None
+    commutative: bool
+
+    def passes(self, producers: Sequence[str]) -> bool:
+        """Tell whether ops of these types may stand at the inputs."""
+        if self.exact is None:
+            return True
+        if len(producers) != len(self.inputs) and (
+            self.exact or len(producers) < len(self.inputs)
+        ):
+            return False
+        if self.commutative:
+            return all(
+                types is None or not types.isdisjoint(producers)
+                for types in self.inputs
+            )
+        return all(
+            types is None or kind in types
+            for types, kind in zip(self.inputs, producers, strict=False)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A pattern that was checked, and what follows from it.
+
+    Attributes:
+        pattern: its root.
+        roots: the Op nodes that the root stands for, in order of choice.
+        tests: a test for each of `roots`.
+        types: the types of the roots; None is every type.
+        types_of: the types of op that may yield what each node stands for, by `id`.
+        nodes: every node, each once, the root first, depth first.
+        ops: those that are an Op.
+        depth: how many ops above the root the pattern looks.
+        interior: the types of the ops above the root that it looks at.
+    """
+
+    pattern: Pattern
+    roots: tuple[Op, ...]
+    tests: tuple[RootTest, ...]
+    types: TypeSet
+    types_of: Mapping[int, TypeSet]
+    nodes: tuple[Pattern, ...]
+    ops: tuple[Op, ...]
+    depth: int
+    interior: TypeSet
+
+    def may_match(self, producers: Sequence[str]) -> bool:
+        """Tell whether a root with producers of these types is worth a search."""
+        return any(test.passes(producers) for test in self.tests)
+
+
+def compile_pattern(pattern: Pattern) -> Compiled:
+    """Check a pattern and work out what follows from it.
+
+    Raises:
+        ArgumentTypeError: it is no pattern.
+        SelectionError: its root is no op, or must have readers in the match; a name
+            stands for an op and for a tensor.
+
+    Cost: linear in the nodes of the pattern.
+    """
+    if not isinstance(pattern, Pattern):
+        raise ArgumentTypeError(
+            f"expected a pattern such as Op('Relu', Any('x')), got {type_name(pattern)}"
+        )
+    roots = tuple(_roots(pattern))
+    nodes = _nodes(pattern)
+    _check_names(nodes)
+    depth: dict[int, int] = {}
+    types: dict[int, TypeSet] = {}
+    # A node comes after those that it is made of.
+    for node in _children_first(pattern):
+        depth[id(node)] = _depth(node, depth)
+        types[id(node)] = _types(node, types)
+    return Compiled(
+        pattern,
+        roots,
+        tuple(_root_test(root, types) for root in roots),
+        _union(root.types for root in roots),
+        types,
+        nodes,
+        tuple(node for node in nodes if isinstance(node, Op)),
+        depth[id(pattern)],
+        _union(
+            types[id(node)]
+            for node in nodes
+            if node is not pattern
+            and node not in roots
+            and (not isinstance(node, Any) or node.where)
+        ),
+    )
+
+
+def _roots(pattern: Pattern) -> Iterator[Op]:
+    choices = pattern.alternatives if type(pattern) is Or else (pattern,)
+    for choice in choices:
+        if not isinstance(choice, Op):
+            raise SelectionError(
+                f"the root of a pattern is an op, or a choice of ops, not {choice!r}; "
+                "begin with Op(...)"
+            )
+        if choice.only_consumer:
+            raise SelectionError(
+                f"{choice!r} is the root of a pattern, whose readers are never part of "
+                "the match; ask for only_consumer= above it, or count them in where="
+            )
+        yield choice
+
+
+def _nodes(pattern: Pattern) -> tuple[Pattern, ...]:
+    node_by_id: dict[int, Pattern] = {}
+    stack = [pattern]
+    while stack:
+        node = stack.pop()
+        if id(node) not in node_by_id:
+            node_by_id[id(node)] = node
+            stack.extend(reversed(node.children))
+    return tuple(node_by_id.values())
+
+
+def _children_first(pattern: Pattern) -> Iterator[Pattern]:
+    done: set[int] = set()
+    stack = [(pattern, False)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in done:
+            continue
+        if ready:
+            done.add(id(node))
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((child, False) for child in node.children)
+
+
+def _check_names(nodes: tuple[Pattern, ...]) -> None:
+    captured: dict[str, bool] = {}
+    for node in nodes:
+        if node.name is not None:
+            is_op = isinstance(node, Op)
+            if captured.setdefault(node.name, is_op) is not is_op:
+                raise SelectionError(
+                    f"'{node.name}' names an op and a tensor in one pattern; choose "
+                    "another name for either"
+                )
+
+
+def _depth(node: Pattern, depth: dict[int, int]) -> int:
+    if isinstance(node, Op):
+        above = [depth[id(child)] + _steps_to(child) for child in node.inputs]
+        return max(above, default=0)
+    return max((depth[id(child)] for child in node.children), default=0)
+
+
+def _steps_to(child: Pattern) -> int:
+    """Return how many ops further up a pattern looks at an input."""
+    if isinstance(child, Leaf):
+        return 1 + (MAX_IDENTITIES if child.through_identity else 0)
+    return 0 if isinstance(child, Any) and child.where is None else 1
+
+
+def _types(node: Pattern, types: dict[int, TypeSet]) -> TypeSet:
+    """Return the types of op that may yield the tensor a node stands for."""
+    if isinstance(node, Op):
+        return node.types
+    if isinstance(node, Leaf):
+        return node.origins | {"Identity"} if node.through_identity else node.origins
+    if isinstance(node, Or | Output):
+        return _union(types[id(child)] for child in node.children)
+    return None
+
+
+def _union(sets: Iterator[TypeSet]) -> TypeSet:
+    union: set[str] = set()
+    for types in sets:
+        if types is None:
+            return None
+        union |= types
+    return frozenset(union)
+
+
+def _root_test(root: Op, types: dict[int, TypeSet]) -> RootTest:
+    return RootTest(
+        tuple(types[id(child)] for child in root.inputs),
+        None if root.any_inputs else not root.open_ended,
+        root.commutative,
+    )
