@@ -65,7 +65,7 @@ class PredictionError(GeutilError, ValueError):
 
 
 class PlanError(GeutilError, ValueError):
-    """A computation cannot be scheduled as asked, or a schedule is not what it says."""
+    """A computation cannot be scheduled, or a schedule has wrong figures."""
 
 
 class FoldError(GeutilError, ValueError):
@@ -103,6 +103,6 @@ class ReportError(GeutilError, ValueError):
 class ModelError(GeutilError, ValueError):
     """A model cannot be opened, read or written as asked.
 
-    The message names what was found (the file, the node, the signature) and what is
-    accepted.
+    The message names the element found (the file, the node, the signature) and the
+    accepted ones.
     """

@@ -5,22 +5,31 @@ import re
 from pathlib import Path
 
 import tensorflow as tf
+from sybil.document import Document
 
 import geutil as ge
+from tests.documentation.pages import COMPARED, pages
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text(encoding="utf-8")
 
 
-def test_every_python_block_runs():
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+def test_every_block_runs_and_prints_its_text():
+    sybil = pages(compared=COMPARED)
+    document = Document.parse(str(README), *sybil.parsers)
+    sybil.setup(document.namespace)
+    try:
+        examples = list(document.examples())
+        for example in examples:
+            example.evaluate()
+    finally:
+        sybil.teardown(document.namespace)
+    assert len(examples) >= 4
 
 
 def test_every_name_in_the_table_exists():
     rows = re.findall(
-        r"^\| \w[\w ]* \| `(geutil\.[\w.]+)` \| (.*) \|$", README, re.MULTILINE
+        r"^\| \w[\w ]* \| `(geutil\.[\w.]+)` \| (.*) \|$", TEXT, re.MULTILINE
     )
     assert len(rows) == 12
     flat = {f"geutil.{layer}" for layer in ("select", "reroute", "transform", "graph")}
@@ -32,7 +41,7 @@ def test_every_name_in_the_table_exists():
 
 def test_every_method_in_the_table_of_models_exists():
     rows = re.findall(
-        r"^\| (?:use|take|turn|reach|write)[\w ]* \| (.*) \|$", README, re.MULTILINE
+        r"^\| (?:use|take|turn|reach|write)[\w ]* \| (.*) \|$", TEXT, re.MULTILINE
     )
     assert len(rows) == 5
     opened = ge.model.open(

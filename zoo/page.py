@@ -20,17 +20,17 @@ _MARKS = {OK: "", NONE: "", MISSED: "**", REFUSED: "", ERROR: "**", DIED: "**"}
 
 _TOP = """# The zoo
 
-Real architectures, as small as they come and with random weights, taken through every client
-of geutil next to plain TensorFlow, which runs in a process of its own that never imports
-geutil. `make zoo` runs them, each journey with a limit of time, and goes on where it ended;
-`make zoo ARGS="--again"` begins anew. It writes this page.
+Real architectures, in their smallest variants and with random weights, go through every client of
+geutil next to plain TensorFlow, which runs in a process of its own that never imports geutil. `make
+zoo` runs them, each journey with a limit of time, and goes on where it ended; `make zoo
+ARGS="--again"` begins again. It writes this page.
 
-| Column | What is done, and what must hold |
+| Column | Journey, and its limits |
 | --- | --- |
 | open | opened as SavedModel (with all its signatures), function, Keras model, `.keras` file and frozen graph, run, saved, loaded by plain TensorFlow: the same bits, without Grappler; the same gradients |
-| fold | batch norms folded: every norm listed, at most 1e-5 of an output's range apart, saved, loaded and differentiated by plain TensorFlow: gradients within 1e-5 |
-| batch size | set to 3, to any, to 5: rows compute what they did, or depend on each other, as running plain TensorFlow shows |
-| strip | the training function stripped: equal to inference, nothing random left |
+| fold | batch norms folded: every batch norm listed, at most 1e-5 of an output's range apart, saved, loaded and differentiated by plain TensorFlow: gradients within 1e-5 |
+| batch size | set to 3, to any, to 5: rows have the same results, or depend on each other, as a run of plain TensorFlow shows |
+| strip | the training function stripped: equal to inference, no random op left |
 | int8 | folded, quantized, calibrated by default, converted; noise by variance next to TFLite's post-training quantization (PTQ) on the same data: at most 1.1 of it; no op that the report calls quantized is float in the file; no more float ops than PTQ's; the file at most 1.05 of PTQ's |
 | memory, speed | gradients of a training step with checkpoints "memory" and "speed": equal to `tf.gradients` (1e-6 of the largest), random numbers too; the figure is the planned peak, as a share of plain gradients'; "by order alone" where nothing is recomputed |
 | fit | one step of `fit` with `checkpointed`: the same weights (1e-6) |
@@ -41,12 +41,12 @@ _REMARKS = Path(__file__).with_name("remarks.md")
 _STRATEGIES = """## Under tf.distribute
 
 MirroredStrategy on two logical CPU devices, 4 images of 64 px (96 px for Inception and
-Xception) on each, norms and biases at random; `python -m zoo.strategies`. The largest
-difference as a part of the largest value. Batch norms of random networks magnify
-rounding: the third column tells how far plain gradients move if the input is changed in
-its last bits.
+Xception) on each, batch norms and biases at random; `python -m zoo.strategies`. The
+numbers are largest differences as a part of the largest value. Batch norms of random
+networks magnify rounding: the third column has the change of plain gradients when the
+last bits of the input change.
 """
-_KEY = """What is **bold** misses its limit or raises. A number in brackets leads to the
+_KEY = """A **bold** cell misses its limit or raises. A number in brackets leads to the
 note below.
 """
 

@@ -83,7 +83,7 @@ class Powers(Shown):
 
     @property
     def computes_only(self) -> bool:
-        """Whether it does no more than compute and keep its own state."""
+        """True if it only computes and keeps its own state."""
         return not self.dangers
 
     @property

@@ -83,11 +83,11 @@ def gradients(
             mask that each of them reads.
         offload: whether kept tensors wait in the memory of another device from their
             last use in the forward pass to their first in the backward pass; or a
-            policy that tells which. "memory" chooses tensors knowing that: as few bytes
-            as bring the peak to 0.7 of that without, or the least peak; and none, with
-            a warning, where it would fall by less than a twentieth. In a function the
-            forward pass waits until all but the last two have arrived, so that no more
-            are held for that.
+            policy that selects them. "memory" chooses tensors knowing that: as few
+            bytes as bring the peak to 0.7 of that without, or the least peak; and none,
+            with a warning, where it would fall by less than a twentieth. In a function
+            the forward pass waits until all but the last two have arrived, so that no
+            more are held for that.
         offload_device: that device.
         prefetch: how many segments before its use a tensor starts to come back.
         holds_gradients: whether all gradients are held until the step ends, as when
@@ -98,11 +98,11 @@ def gradients(
             or "tape", which adds up the gradients of a tensor that many ops read before
             all of them are there (see `geutil.gradients.tape`). A `TapeEngine` says
             when.
-        order: whether the step, its updates included, is held to a planned order in
-            which it uses little memory, whatever threads and load there are. It takes
-            no time, and pays without checkpoints, too. In a graph of version 1, updates
-            that a Session runs are ordered by `order_updates`. Under XLA and op
-            determinism nothing is ordered.
+        order: whether the step, its updates included, runs in a planned low-memory
+            order, with any number of threads and any load. It takes no time, and pays
+            without checkpoints, too. In a graph of version 1, updates that a Session
+            runs are ordered by `order_updates`. Under XLA and op determinism nothing is
+            ordered.
         shapes: shapes for tensors whose static shapes leave dimensions open, such as
             those of feeds: a mapping, or pairs. A key is a tensor, its `ref()` or its
             name. All other sizes follow. Without them an open dimension that follows
@@ -140,7 +140,7 @@ def gradients(
             step.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
-        Whatever `tf.gradients` raises.
+        The errors of `tf.gradients`.
 
     Cost: at most four times that of `tf.gradients`, linear in ops and edges; with a
         budget that of the planner besides, some 10 s for 2,000 ops, and twice in a
@@ -312,7 +312,7 @@ def encoding_errors(
         An error for each x that the loss depends on.
 
     Raises:
-        Whatever `gradients` raises.
+        The errors of `gradients`.
 
     Cost: two backward passes.
 

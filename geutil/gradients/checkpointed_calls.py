@@ -83,10 +83,10 @@ def checkpointed(
     The result is called as `fn` is, and does the same. `tf.GradientTape`,
     `tf.gradients` and `model.fit` get the same gradients from it, built as by
     `geutil.gradients.gradients`: with respect to arguments, to variables (also those
-    made in the first call) and to whatever else `fn` reads from outside. It runs once
-    for each call: moving averages move once, and dropout draws once. It can be called
-    several times, in loops and branches, and with `jit_compile=True`. Of checkpointed
-    calls inside each other, the outermost chooses.
+    made in the first call) and to all other tensors that `fn` reads from outside. It
+    runs once for each call: moving averages move once, and dropout draws once. It can
+    be called several times, in loops and branches, and with `jit_compile=True`. Of
+    checkpointed calls inside each other, the outermost chooses.
 
     A `tf.autodiff.ForwardAccumulator` gets the values of `fn` itself: a call that one
     follows is computed plainly, and a warning says so.

@@ -126,7 +126,7 @@ def plan(
 
     Planning takes longer than building the gradients, and need not be done again: a
     plan can be saved, and `gradients(ys, xs, checkpoints=plan)` takes it for the same
-    step, in the same graph or traced anew. Nothing is built here.
+    step, in the same graph or traced again. Nothing is built here.
 
     The budget is a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or
     "50%", or a part of the peak of plain gradients; the limit stands for a `Budget`

@@ -75,7 +75,7 @@ def batch(
     source of functions, or if results are missing.
 
     Args:
-        paths: a folder, of which all models are taken, in whatever format `open` reads;
+        paths: a folder, of which all models are taken, in any format that `open` reads;
             a pattern, such as "models/*.keras"; or several of these, and of models.
         pipeline: the steps: text, such as "fold,quantize,tflite", a function, or a list
             of both.

@@ -67,7 +67,7 @@ class BatchEntry:
         files: the bytes of each written file, by its name in the folder of the results.
         steps: the steps that were done.
         tries: how many times it was begun; more than once if workers died.
-        fingerprint: tells whether model, data and pipeline are those of another call.
+        fingerprint: identifies model, data and pipeline across calls.
     """
 
     name: str
@@ -84,7 +84,7 @@ class BatchEntry:
 
     @property
     def is_done(self) -> bool:
-        """Whether its results are there, from this call or an earlier one."""
+        """True if its results exist, from this call or an earlier one."""
         return self.action in ("done", "done before")
 
     def __str__(self) -> str:

@@ -99,7 +99,7 @@ those of `predict`. Eight others took no more: ResNet50 and others of measured.m
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The most that a step can hold, whatever its schedule.
+    """The largest memory of a step under any schedule.
 
     Attributes:
         peak: no schedule holds more bytes than that. Where an allocator hands out

@@ -159,7 +159,7 @@ def predict_by_device(
         default: the device of ops that name none, which is that of the Session's
             target. None is the first task that the graph names, of other jobs than "ps"
             if there are any.
-        worst: also tell the most that each device can hold under any schedule.
+        worst: also bound the memory of each device under any schedule.
         threads: how many ops run at once for that, on all devices.
         measured: a measurement of the same step, whose peaks are set beside.
         grappler: as in `predict`.

@@ -52,8 +52,9 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
 
     Args:
         program: the nodes and their edges.
-        seed: stands for the addresses of edges, on which the order depends where a node
-            has more than eight; without it their order is that of the nodes.
+        seed: takes the place of the addresses of edges, on which the order depends
+            where a node has more than eight; without it their order is that of the
+            nodes.
 
     Returns:
         The numbers of the nodes.

@@ -73,7 +73,7 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
         tensor: a symbolic tensor.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs. A key is a tensor, its `ref()` or its name; the name of an op
-            stands for its first output.
+            means its first output.
 
     Returns:
         The bytes, or None where a dimension is not known. A handle or variant counts

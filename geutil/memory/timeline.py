@@ -113,7 +113,7 @@ class Timeline(Shown):
             chunks that the allocator hands out. None where that is not known, as of
             measured steps.
         extent: of a GPU, the bytes that it must have free for the step and its
-            variables, whatever lies between the chunks; None likewise.
+            variables, gaps between chunks included; None likewise.
     """
 
     moments: tuple[Moment, ...]

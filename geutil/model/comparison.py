@@ -84,7 +84,7 @@ class Difference:
 
     @property
     def badness(self) -> tuple[bool, float, bool]:
-        """Return what differences are ordered by."""
+        """Return the key that orders differences."""
         return (self.mismatch is not None, self.absolute, not self.equal)
 
 
@@ -168,7 +168,7 @@ def _ratio(apart: Array, size: Array) -> Array:
 
 @dataclass(frozen=True)
 class Comparison(Shown):
-    """What two models computed from the same inputs.
+    """The outputs of two models for the same inputs, compared.
 
     Its truth value is `equal`, so that `assert model.compare(other)` reads well.
 

@@ -125,7 +125,7 @@ class Model(EditableModel):
 
         Known of models that were opened from Keras: models in memory, `.keras` and
         `.h5` files; and SavedModels that Keras wrote, where the name scopes and
-        `keras_metadata.pb` tell them. A layer that is called twice is listed twice;
+        `keras_metadata.pb` record them. A layer that is called twice is listed twice;
         those in nested models and in other layers are listed after them, with their
         paths. Layers of which edits have left nothing are not listed.
 
@@ -359,7 +359,7 @@ class Model(EditableModel):
         trainable variables with the constants' values and names. Constants of other
         dtypes stay, even if they match: they are shapes, axes and the like, which
         TensorFlow reads while it builds graphs, and gradients do not reach them. So do
-        constants in version 1 loops. Which matching constants stay is logged.
+        constants in version 1 loops. Matching constants that stay are logged.
 
         In other signatures, constants of the same name and value become the same
         variables. Constants in the bodies of functions are no ops of the graph, and
@@ -734,7 +734,7 @@ class Model(EditableModel):
         - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout pass on
           their input. The update of a seed goes with them.
         - Batch norms that use the statistics of the batch read their moving averages
-          instead. Which variables these are, the updates tell.
+          instead. The updates of a graph identify these variables.
         - Assert, Print, CheckNumerics and summaries go.
         - Writes of variables go if they train, or if nothing that stays reads the
           variable. Other side effects stay.

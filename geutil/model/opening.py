@@ -53,8 +53,8 @@ def open(
 ) -> Model:
     """Open a model to edit it.
 
-    Nothing of the model is run, beyond what `tf.saved_model.load` runs itself: it fills
-    the tables. Where a file can do more than compute, a warning says so before.
+    No op of the model runs, except those that `tf.saved_model.load` runs itself: it
+    fills the tables. Where a file can do more than compute, a warning says so before.
 
     Reference variables of version 1 become resource variables, in branches and loops,
     too. Of a graph that a script froze with ops that change variables, in a branch for
@@ -78,7 +78,7 @@ def open(
         inputs: for a graph, the tensors that are its inputs; a mapping also gives them
             names. If None, its placeholders.
         outputs: for a graph, the tensors that are its outputs; a mapping also gives
-            them names. If None, what nothing reads.
+            them names. If None, the tensors without readers.
         session: for a `tf.Graph`, the Session that holds its variables' values.
         powers: "compute" refuses a file that can do more than compute and keep its own
             state, before anything of it is loaded; see `geutil.model.powers`. "any"
@@ -87,16 +87,17 @@ def open(
             again and some seconds: where TensorFlow aborts, that process dies, and the
             file is refused.
         trainable: of a SavedModel, the names of the variables that are trained, or of
-            scopes around them. What Keras froze only files of `Model.export` tell; in
-            those of `tf.saved_model.save` frozen layers are as trainable as others.
+            scopes around them. Only files of `Model.export` record layers that Keras
+            froze; in those of `tf.saved_model.save` frozen layers are as trainable as
+            others.
 
     Returns:
         The model of one signature; the others are in its `signatures`. Of a TFLite
         file a `LiteFile`.
 
     Raises:
-        ModelError: the source cannot be opened; the message names what was found and
-            what is accepted. Or it can do what `powers` does not allow, or ends the
+        ModelError: the source cannot be opened; the message names the kind found and
+            the accepted ones. Or it can do what `powers` does not allow, or ends the
             process that opens it. A name in `trainable` is that of no variable.
 
     Cost: linear in ops, function bodies included, and in the bytes of the variables.
@@ -371,8 +372,8 @@ def from_tflite(
 
     Each op of the file becomes ops of TensorFlow, which have the names of its tensors.
     Weights become variables that are trained, biases and float16 weights among them;
-    integers become the numbers that they stand for, and are rounded by FakeQuant ops
-    with the ranges of the file, so that nothing has to be calibrated. Inputs and
+    integers become the numbers that they represent, and are rounded by FakeQuant ops
+    with the ranges of the file, so that no range has to be calibrated. Inputs and
     outputs of integers with steps are float32.
 
     Args:

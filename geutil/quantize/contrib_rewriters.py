@@ -19,7 +19,7 @@ from geutil.select.networks.batch_norms import fused_norm
 
 @dataclass(frozen=True, eq=False)
 class RewriteReport:
-    """What a rewriter did.
+    """The report of a rewriter.
 
     Attributes:
         folds: every batch norm, folded or refused with the reason.
@@ -44,10 +44,10 @@ class RewriteReport:
         return self.folds.step if step is None else step
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """Return what to fetch, or to return, in the place of a tensor.
+        """Return the tensor to fetch, or to return, in the place of another one.
 
-        That is what it is quantized to; of a fused batch norm that was folded, what
-        the folded layer is.
+        This is its quantized version; for a folded fused batch norm, that of the folded
+        layer.
         """
         return self.quantization.tensor(self._folded(tensor))
 
@@ -82,7 +82,7 @@ def create_training_graph(
             twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
     Returns:
-        What was folded and quantized, and what was not and why.
+        The folded and quantized ops, and the others with the reason.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
@@ -122,7 +122,7 @@ def create_eval_graph(input_graph: Graph | None = None) -> RewriteReport:
         input_graph: the graph; None is the default one.
 
     Returns:
-        What was folded and quantized, and what was not and why.
+        The folded and quantized ops, and the others with the reason.
 
     Raises:
         ArgumentTypeError: `input_graph` is no graph.
@@ -158,7 +158,7 @@ def experimental_create_training_graph(
     *,
     statistics: str = "exact",
 ) -> RewriteReport:
-    """Do what `create_training_graph` does, with more to choose.
+    """Rewrite as `create_training_graph` does, with more options.
 
     Args:
         input_graph: the graph; None is the default one.
@@ -171,15 +171,15 @@ def experimental_create_training_graph(
         quant_delay: the training step, counted from 1, from which on values are
             rounded.
         freeze_bn_delay: the training step, counted from 1, from which on batch norms
-            take their moving statistics, which is what the eval graph has. None
-            never does; a number fits one network and batch size only. Some time before
-            the end of training is good, when the averages have settled.
+            use their moving statistics, as in the eval graph. None never does; a number
+            fits one network and batch size only. Some time before the end of training
+            is good, when the averages have settled.
         scope: fold and quantize in this name scope only; None is all.
         statistics: what the statistics of the batch are of: "exact" runs each layer
             twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
     Returns:
-        What was folded and quantized, and what was not and why.
+        The folded and quantized ops, and the others with the reason.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
@@ -218,7 +218,7 @@ def experimental_create_eval_graph(
     quant_delay: int | None = None,
     scope: str | None = None,
 ) -> RewriteReport:
-    """Do what `create_eval_graph` does, with more to choose.
+    """Rewrite as `create_eval_graph` does, with more options.
 
     Args:
         input_graph: the graph; None is the default one.
@@ -229,7 +229,7 @@ def experimental_create_eval_graph(
         scope: fold and quantize in this name scope only; None is all.
 
     Returns:
-        What was folded and quantized, and what was not and why.
+        The folded and quantized ops, and the others with the reason.
 
     Raises:
         ArgumentTypeError: an argument is of another type.

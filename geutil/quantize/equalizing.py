@@ -205,17 +205,17 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
     most of its bits where all channels share one range. Behind Relu, LeakyRelu or
     nothing at all a layer's channels can be scaled, and scaled back by the weights of
     the next layer; the scales are chosen so that a channel has the same range in both
-    (Nagel et al. 2019, arXiv 1906.04721, section 4.1). What the model computes stays,
-    but for rounding. Fold batch norms first, and quantize afterwards.
+    (Nagel et al. 2019, arXiv 1906.04721, section 4.1). The results of the model stay,
+    up to rounding. Fold batch norms first, and quantize afterwards.
 
     Constants become other constants. Variables stay as they are, and so do other
-    models that read them: new ops multiply what is read by constant scales, which are
-    right for the values of now. Each signature is equalized by itself.
+    models that read them: new ops multiply their values by constant scales, which fit
+    the current values. Each signature is equalized by itself.
 
     Args:
         model: a `geutil.model.Model`.
         replace_relu6: use Relu in place of a Relu6 that stands between two layers.
-            What the model computes stays only where that does not clip.
+            The results of the model stay only where the Relu6 does not clip.
 
     Returns:
         Every layer: equalized with those behind it, or not and why.

@@ -34,7 +34,7 @@ class NarrowInput:
         input: the op that makes the input, by name.
         steps: how many steps its values take.
         of: how many steps the range has.
-        ops: all ops that have this range for what they join, that one among them.
+        ops: all ops that join inputs in this range, that one among them.
     """
 
     op: str

@@ -69,12 +69,12 @@ def quantize(
     """Simulate the quantization of a network: insert FakeQuant ops, in place.
 
     A FakeQuant op rounds a tensor to the values that a few bits can store, and stays
-    float32; so the graph computes what the integer kernels of TFLite will, and can be
-    trained to (Jacob et al. 2018, arXiv 1712.05877). Weights, activations, inputs and
+    float32; so the graph has the results of TFLite's integer kernels, and can be
+    trained (Jacob et al. 2018, arXiv 1712.05877). Weights, activations, inputs and
     results are quantized, and nothing between ops that TFLite runs as one, such as a
-    convolution, its bias and its Relu. What a concat reads and makes has one range.
-    Fold batch norms first: `geutil.batchnorm.fold_batch_norms`. Dropout and noise in
-    training mode forward what is rounded, as at inference, where
+    convolution, its bias and its Relu. The inputs and the result of a concat have one
+    range. Fold batch norms first: `geutil.batchnorm.fold_batch_norms`. Dropout and
+    noise in training mode forward rounded values, as at inference, where
     `Model.strip_training()` takes them out.
 
     In training, ranges are learnt with every step: of weights the last values, of
@@ -120,17 +120,17 @@ def quantize(
         overrides: for ops, for Keras layers or their names, or for regular expressions
             that are searched for in names of ops, a `Spec`, or "skip", which leaves
             them in float, in a file too. A string that names a layer is no regular
-            expression. The first one that fits counts. What a `Spec` asks for has to be
-            possible for one of its ops at least.
+            expression. The first one that fits counts. The request of a `Spec` has to
+            be possible for one of its ops at least.
         activations: the names of the activation functions to quantize.
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
-        outputs: tensors of a graph: only what they depend on is looked at and
-            quantized, where a graph has other networks, or gradients of others, too.
-            None are all; in a replica of `tf.distribute`, those of that replica.
+        outputs: tensors of a graph: only their ancestors are quantized, where a graph
+            has other networks, or gradients of others, too. None are all; in a replica
+            of `tf.distribute`, those of that replica.
 
     Returns:
         Every op that computes with data: quantized and how, or not and why. Its
-        `tensor` tells what to fetch, or return, in the place of a tensor.
+        `tensor` returns the tensor to fetch, or return, in the place of another one.
 
     Raises:
         ArgumentTypeError: an argument is of another type.

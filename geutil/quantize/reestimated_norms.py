@@ -250,7 +250,7 @@ class ReestimateReport:
     """Every batch norm of a model: with new statistics, or not and why.
 
     Attributes:
-        reestimated: the norms with new statistics, in topological order.
+        reestimated: the batch norms with new statistics, in topological order.
         missed: those that were left as they are.
         batches: how many batches there were.
     """

@@ -60,11 +60,11 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
     """Set the moving statistics of batch norms to those of data.
 
     Training for quantization, or a change of the weights, leaves moving averages
-    behind that fit an earlier network. Here the mean and variance of what each norm is
-    given are taken over all values of the data, as if it were one batch: there is no
-    momentum. Norms are set in topological order, so that each one sees what those
-    before it make with their new statistics. FakeQuant ops count, with their ranges as
-    they are, so that the statistics are those of the quantized network.
+    behind that fit an earlier network. Here the mean and variance of the input of each
+    batch norm are taken over all values of the data, as if it were one batch: there is
+    no momentum. Batch norms are set in topological order, so that each one sees the
+    results of those before it with their new statistics. FakeQuant ops count, with
+    their ranges as they are, so that the statistics are those of the quantized network.
 
     Norms may be folded: the weights of their layers read the variables, and follow.
     Their ranges do not; calibrate a model again that is not quantized for training.
@@ -84,8 +84,8 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         QuantizeError: the data is empty or does not fit the inputs, or a norm is given
             NaN or infinite values; no variable is changed.
 
-    Cost: runs of the model up to each norm, for each batch; norms that do not depend on
-    each other are run together.
+    Cost: runs of the model up to each batch norm, for each batch; batch norms that do
+    not depend on each other run together.
 
     Example:
         >>> import tensorflow as tf

@@ -26,8 +26,8 @@ class Quantized:
         weights_range: the name of their range, as in `<name>/min`.
         result: how its result is stored; None if that is the business of another op.
         result_range: the name of its range; "" if it is fixed or handed on.
-        into: the tensor that holds its result quantized, by name: what to fetch. ""
-            where that is the result of another op.
+        into: the tensor that holds its result quantized, by name: the tensor to fetch.
+            "" where that is the result of another op.
         signature: of a model, the signature whose graph it is in; "" for graphs.
         note: why its weights are stored otherwise than the scheme stores most; "" if
             they are not.
@@ -88,11 +88,11 @@ class QuantizeReport(Shown):
     Attributes:
         quantized: the ops that are quantized, in the order of the graph.
         skipped: those that are not.
-        warnings: what is odd about the call, such as a scope that holds no ops.
+        warnings: oddities of the call, such as a scope without ops.
         variables: the variables of the ranges by name: `<range>/min` and `/max`, and
             `<range>/learnt`, which counts a moving average in training.
         step: the variable that counts the training steps, where one does.
-        rewritten: what was written in another form, which has int8 kernels.
+        rewritten: ops written in another form, which has int8 kernels.
     """
 
     quantized: tuple[Quantized, ...]
@@ -115,11 +115,10 @@ class QuantizeReport(Shown):
         return len(self.quantized) / total if total else 1.0
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """Return what a tensor of the graph is quantized to; else itself.
+        """Return the quantized version of a tensor of the graph, or the tensor itself.
 
-        Names and Python variables go on standing for what they did. So this is what to
-        fetch in the place of a result that nothing reads, or to return from a function
-        that is being traced.
+        Names and Python variables keep their meaning. Fetch this tensor in the place of
+        a result without readers, or return it from a function that is being traced.
 
         Raises:
             ArgumentTypeError: `tensor` is of no graph.

@@ -27,7 +27,7 @@ _logger = logging.getLogger("geutil")
 
 @dataclass(frozen=True, eq=False)
 class InsertReport:
-    """What an insertion did.
+    """The report of an insertion.
 
     Attributes:
         tensor: the quantized tensor, new or there already; None if there is none.
@@ -78,14 +78,14 @@ def insert_quant_op(
 ) -> InsertReport:
     """Insert a FakeQuant op between an op and some of those that read it.
 
-    For what `geutil.quantize.quantize` does not know, or shall do otherwise; a call of
-    it afterwards takes the tensor for quantized.
+    Use it for tensors that `geutil.quantize.quantize` does not know, or should treat
+    otherwise; a later call of that function treats the tensor as quantized.
 
     Args:
         context: the scope of the range, the name of a block for example; "" or None is
             the root.
-        name: what the range is called there. Its variables are
-            `<context>/<name>/min` and `/max`, with a number where that is taken.
+        name: the name of the range there. Its variables are `<context>/<name>/min` and
+            `/max`, with a number where that is taken.
         producer: an op; its first result is quantized.
         consumers: the ops that shall read it quantized. Others go on reading it as it
             is.
@@ -106,7 +106,7 @@ def insert_quant_op(
         consumer_scope: leave out consumers that are not in this name scope.
 
     Returns:
-        The new tensor, its range, and what was skipped and why: a producer or
+        The new tensor, its range, and the skipped readers with reasons: a producer or
         consumers outside the scopes, or a producer that is quantized already.
 
     Raises:

@@ -45,12 +45,12 @@ def bits(plan: BitPlan, *, title: str | None = None) -> Page:
     """Draw a plan of bits: the curve of size against noise, and a table of layers.
 
     The curve has signal to noise as it was measured for the best choice of each size,
-    and as the sum of what layers add; the chosen point is marked. The table has for
+    and as the sum of the layers' noise; the chosen point is marked. The table has for
     each layer its bits, its bytes, and the noise of each option, alone and with all
     others in 8 bits.
 
     Args:
-        plan: what `geutil.quantize.choose_bits` returned, or `BitPlan.load`.
+        plan: the result of `geutil.quantize.choose_bits`, or of `BitPlan.load`.
         title: the title of the page.
 
     Returns:

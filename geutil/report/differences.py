@@ -89,8 +89,8 @@ class Rewired:
     Attributes:
         op: its name.
         op_type: its type, in the second graph.
-        before: what it reads in the first graph.
-        after: what it reads in the second.
+        before: its inputs in the first graph.
+        after: its inputs in the second.
     """
 
     op: str
@@ -116,7 +116,7 @@ class Altered:
 
 @dataclass(frozen=True)
 class GraphDifference:
-    """What two graphs differ in; ops are told by their names.
+    """The differences of two graphs; ops are identified by their names.
 
     Attributes:
         added: the ops that the second graph alone has, with their types.
@@ -138,7 +138,7 @@ class GraphDifference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the graphs are the same."""
+        """True if the graphs are the same."""
         return not (self.added or self.removed or self.rewired or self.altered)
 
     def __str__(self) -> str:
@@ -181,17 +181,17 @@ def _besides(ends: int) -> str:
 
 
 def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
-    """Return what two graphs differ in, or two models with the functions they call.
+    """Return the differences of two graphs, or of two models and their functions.
 
-    Ops are told by their names. What a model does not run is left out, and names of
-    what is in the body of a function begin with the function's, and a slash. Values of
-    variables are no part of a graph.
+    Ops are identified by their names. Ops that a model does not run are left out, and
+    names in the body of a function begin with the function's name and a slash. Values
+    of variables are no part of a graph.
 
-    A graph and the TFLite file that it was converted to are matched by what each op
-    reads, and by the names that the file's tensors keep of the graph's ops: what each
-    op of the file computes, what is fused, what is missing, what computes in floats.
-    Two files are compared as two graphs are, with their inputs and constants, which
-    are counted besides: they are no ops there.
+    A graph and the TFLite file that it was converted to are matched by the inputs of
+    each op, and by the names of the graph's ops that the file's tensors keep: the graph
+    ops of each op of the file, the fused, missing and float ones. Two files are
+    compared as two graphs are, with their inputs and constants, which are counted
+    besides: they are no ops there.
 
     Args:
         before: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the

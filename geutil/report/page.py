@@ -183,7 +183,7 @@ class Page:
 
     Attributes:
         title: its title.
-        payload: what the scripts draw, as JSON can hold it.
+        payload: the data of the drawing, as JSON.
         body: HTML that is shown as it is, without any script; "" lets them draw.
         style: the style sheet of such HTML.
     """

@@ -45,15 +45,15 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
 
     Args:
         subject: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the
-            path or bytes of a TFLite file, whose ops are coloured by what they compute
-            in; its subgraphs are drawn as functions are.
+            path or bytes of a TFLite file, whose ops are coloured by the type that they
+            compute in; its subgraphs are drawn as functions are.
         title: the title of the page.
-        report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
-            returned: its lines are listed and lead to the ops that they are about. What
-            `compare_int8` returned with `layers=True` colours ops by the noise that
-            they add by themselves, too. With the `Timeline` that
-            `geutil.memory.predict` returned, a slider goes through the step, and ops
-            whose results are held are lit by their bytes.
+        report: the report of `fold_batch_norms`, `quantize`, `strip_training` or
+            `rewrite`: its lines are listed and lead to the ops that they are about. A
+            result of `compare_int8` with `layers=True` colours ops by the noise that
+            they add by themselves, too. With a `Timeline` of `geutil.memory.predict`, a
+            slider goes through the step, and ops whose results are held are lit by
+            their bytes.
 
     Returns:
         The page, to `save`; a notebook shows it.
@@ -93,19 +93,20 @@ def diff(
     labels: Sequence[str] = ("before", "after"),
     report: object = None,
 ) -> Page:
-    """Draw two graphs side by side, with what differs coloured.
+    """Draw two graphs side by side, with their differences coloured.
 
-    That is what was added, removed, rewired or altered in its attributes. Ops are told
-    by their names, as `difference` does. Of models, the functions that their graphs
-    call are compared as well. Of a graph and the TFLite file that it was converted to,
-    the ops of the file stand beside those that they compute: alone, or several fused.
+    These are ops that were added, removed, rewired or altered in their attributes. Ops
+    are told by their names, as `difference` does. Of models, the functions that their
+    graphs call are compared as well. Of a graph and the TFLite file that it was
+    converted to, the ops of the file stand beside those that they compute: alone, or
+    several fused.
 
     Args:
         before: what `view` takes.
         after: likewise.
         title: the title of the page.
         labels: what to call the two.
-        report: what the function returned that turned one into the other; see `view`.
+        report: the report of the function that turned one into the other; see `view`.
 
     Returns:
         The page, to `save`; a notebook shows it.
@@ -146,22 +147,22 @@ def pipeline(
 ) -> Page:
     """Draw the stages of a pipeline: original, folded, quantized, file, say.
 
-    A strip has each stage with its ops, its bytes and what changed against the stage
+    A strip has each stage with its ops, its bytes and its changes against the stage
     before. Two stages stand side by side as `diff` draws them: neighbours at first, any
-    two on request; keys step along the pipeline, and what is chosen stays chosen where
-    the next stage has it. Ops are told by their names; those of a TFLite file by what
-    they compute, and named after the nearest graph.
+    two on request; keys step along the pipeline, and a chosen op stays chosen where the
+    next stage has it. Ops are identified by their names; those of a TFLite file by the
+    ops that they compute, and named after the nearest graph.
 
     Args:
         stages: what `view` takes, by name and in order: a mapping, or pairs.
         title: the title of the page; by default the names of the first and the last.
-        noise: what `compare_int8` returned with `layers=True`: colours the ops of the
+        noise: the result of `compare_int8` with `layers=True`: colours the ops of the
             last quantized graph and of the last quantized file by the noise that they
             add by themselves, and is listed.
 
     Returns:
         The page, to `save`; a notebook shows it. It has each graph once, and for each
-        two stages what became of each op.
+        two stages the fate of each op.
 
     Raises:
         ArgumentTypeError: `stages` is no mapping and no pairs, or a stage is nothing
@@ -198,19 +199,19 @@ def memory(
     report: object = None,
     curve: object = None,
 ) -> Page:
-    """Draw what a step holds in memory, op by op; of two steps, both in one chart.
+    """Draw the memory of a step, op by op; of two steps, both in one chart.
 
     Below the curves stand the order of execution (forward, recompute, backward,
-    update), and the tensors that are alive at each peak. The phases are told by the
+    update), and the tensors that are alive at each peak. The phases follow from the
     scopes in which TensorFlow and geutil make gradients.
 
     Args:
         plain: a `Timeline`, a `Measurement` that has one, or a `TimelineComparison`.
         saving: the step after a change, such as with checkpoints; likewise.
         title: the title of the page.
-        report: what `geutil.gradients.explain` or `last_report` returned.
-        curve: what `geutil.gradients.plan_curve` returned: drawn below, with what each
-            plan runs again. The point with the budget of `report` is marked.
+        report: the result of `geutil.gradients.explain` or `last_report`.
+        curve: the result of `geutil.gradients.plan_curve`: drawn below, with the
+            recomputation of each plan. The point with the budget of `report` is marked.
 
     Returns:
         The page, to `save`; a notebook shows it.

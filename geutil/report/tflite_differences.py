@@ -31,12 +31,11 @@ class FileOpMatch:
     Attributes:
         op: its name: that of the graph's op whose result it makes, where there is one.
         op_type: its type, such as "CONV_2D".
-        precision: what it computes in, such as "int8".
+        precision: the type that it computes in, such as "int8".
         named: the ops of the graph that are part of it and that the file names it
             after, that of its result first.
-        placed: those that are part of it by what they read: the file does not name
-            them.
-            Ops that give what they read, as it is or in steps, are in neither.
+        placed: those that are part of it by their inputs: the file does not name them.
+            Ops that return their input, unchanged or in steps, are in neither.
     """
 
     op: str
@@ -47,12 +46,12 @@ class FileOpMatch:
 
     @property
     def is_added(self) -> bool:
-        """Whether no op of the graph is known to be computed by it."""
+        """True if no op of the graph is known to be computed by it."""
         return not (self.named or self.placed)
 
     @property
     def is_float(self) -> bool:
-        """Whether it computes in floats."""
+        """True if it computes in floats."""
         return computes_in_float(self.precision)
 
 
@@ -64,8 +63,8 @@ class FileDifference:
         ops: the ops of the file in their order, those of branches and loops behind:
             all that `inspect` counts but those of other signatures.
         missing: the ops of the graph that nothing of the file is known to compute, with
-            their types. What depends on no input is not among them: the file holds what
-            it gives.
+            their types. Ops that depend on no input are not among them: the file holds
+            what it gives.
         common: how many ops of the graph the file computes.
     """
 
@@ -75,7 +74,7 @@ class FileDifference:
 
     @property
     def added(self) -> tuple[FileOpMatch, ...]:
-        """The ops of the file that stand for none of the graph."""
+        """The ops of the file that compute none of the graph."""
         return tuple(op for op in self.ops if op.is_added)
 
     @property
@@ -85,14 +84,14 @@ class FileDifference:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some ops of the file compute in floats, and some in integers."""
+        """True if some ops of the file compute in floats, and some in integers."""
         return bool(self.in_float) and any(
             is_quantized(op.precision) for op in self.ops
         )
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file computes all of the graph, and else only conversions."""
+        """True if the file computes all of the graph, and else only conversions."""
         own = [op for op in self.added if op.op_type not in _CONVERSIONS]
         return not (own or self.missing)
 

@@ -131,7 +131,7 @@ def detach_inputs(
 def detach_outputs(
     sgv: Any, control_outputs: ControlOutputs | None = None
 ) -> tuple[SubGraphView, list[Tensor]]:
-    """Cut the outputs of a view; whoever read them reads placeholders.
+    """Cut the outputs of a view; their readers read placeholders.
 
     Args:
         sgv: a view, or anything that `make_view` takes.

@@ -84,7 +84,7 @@ class LiteFile(Contents):
 
         Args:
             path: where to write it; it may be the file that this one was read from.
-            overwrite: whether to replace what is there.
+            overwrite: whether to replace an existing file.
 
         Returns:
             The path.
@@ -744,7 +744,7 @@ class LiteFile(Contents):
         names: bool = False,
         metadata: bool | str | Iterable[str] = False,
     ) -> None:
-        """Leave out what the file does not need to compute what it does.
+        """Leave out the parts that the outputs of the file do not need.
 
         Args:
             unused: whether ops go that no output needs and that change no state,

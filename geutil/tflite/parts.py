@@ -19,11 +19,11 @@ FLEX = "Flex"
 
 @dataclass(frozen=True)
 class Quantization:
-    """How integers stand for numbers: `scale * (integer - zero_point)`.
+    """The map from integers to numbers: `scale * (integer - zero_point)`.
 
     Attributes:
         scales: the size of a step; one, or one for each index along `axis`.
-        zero_points: the integer that stands for 0; one for each scale.
+        zero_points: the integer of the value 0; one for each scale.
         axis: the dimension along which scales differ.
         block: how many values in a row share a scale; 0 where no blocks are.
         block_scales: the tensor with the sizes of the steps of blocks.
@@ -108,8 +108,9 @@ class LiteTensor:
     Attributes:
         name: its name, that of ops it was converted from, joined by ";".
         dtype: the name of its type, such as "int8".
-        quantization: what its integers stand for; None if they stand for themselves.
-        buffer: the buffer with its values, which is empty of what is computed.
+        quantization: the numbers that its integers represent; None if these are the
+            integers themselves.
+        buffer: the buffer with its values, which is empty for computed tensors.
         is_variable: whether it keeps its values from one run to the next.
     """
 
@@ -189,12 +190,12 @@ class LiteTensor:
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes that its values take in the file; 0 of what is computed."""
+        """The bytes that its values take in the file; 0 for computed tensors."""
         return self.buffer.size
 
     @property
     def producer(self) -> LiteOp | None:
-        """The op that makes it; None of constants and of what a subgraph is given."""
+        """The op that makes it; None for constants and for inputs of a subgraph."""
         return next(iter(self.makers), None)
 
     @property
@@ -209,7 +210,7 @@ class LiteTensor:
 
     @property
     def value(self) -> Array | None:
-        """The array that the file holds; None of what is computed, and of strings.
+        """The array that the file holds; None for computed tensors, and for strings.
 
         Integers of 2 and 4 bits are given as int8; zeros that are left out of the file
         are not filled in, so sparse tensors have None. The array cannot be written to.
@@ -242,7 +243,7 @@ class LiteTensor:
         self.record.sparsity = None
 
     def in_steps(self) -> Quantization:
-        """Return what its integers stand for.
+        """Return the numbers that its integers represent.
 
         Raises:
             TFLiteError: they stand for themselves.
@@ -293,7 +294,7 @@ class LiteOp:
         options: its options by their names in the schema; an option that calls a
             subgraph holds this subgraph. Of kinds without a table of options, empty.
         custom_options: of a custom op the options, as its kernel reads them.
-        intermediates: tensors that describe what a kernel computes on the way.
+        intermediates: tensors of the intermediate results of a kernel.
     """
 
     __slots__ = (

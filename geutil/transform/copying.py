@@ -82,7 +82,7 @@ def copy_with_input_replacements(
         sgv: a view, or anything that `make_view` takes.
         replacement_ts: the tensor to read instead of each input: a mapping keyed by
             tensor or by `tensor.ref()`, or pairs. Where the shape is another one, the
-            shapes behind it are inferred anew. A key that is no input of the view is
+            shapes behind it are inferred again. A key that is no input of the view is
             left out, with a warning.
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.

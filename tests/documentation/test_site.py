@@ -16,8 +16,9 @@ pytestmark = thorough
 ROOT = Path(__file__).parents[2]
 
 _NAMES = """
-batchnorm edit gradients gradients.tape graph match memory model quantize report reroute
-select subgraph tflite transform rewrite rewrite.rules util
+batchnorm capabilities edit gradients gradients.tape graph jobs match memory model
+pipeline quantize report reroute select subgraph tflite transform rewrite rewrite.rules
+util
 """
 PACKAGES = [f"geutil.{name}" for name in _NAMES.split()]
 SUBPACKAGES = {"rules"}

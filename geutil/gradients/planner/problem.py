@@ -25,7 +25,7 @@ class Problem:
     """A computation whose nodes each make one output of their inputs.
 
     Every node runs at least once. While node v runs, memory holds its inputs, its
-    output, its workspace and whatever is kept for later. An output may be freed after
+    output, its workspace and the outputs kept for later. An output may be freed after
     any use, and the node run again for the next one::
 
         runs     a     b     c     a     d

@@ -41,7 +41,7 @@ class Plan:
     """The ops of a step that run again, and when: found once, used at will.
 
     Ops are numbered in an order that follows from the graph alone, so that a plan fits
-    the same step traced anew, in another process too.
+    the same step traced again, in another process, too.
 
     Attributes:
         budget: the limit of the peak, in bytes.

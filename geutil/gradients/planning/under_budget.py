@@ -88,7 +88,7 @@ class Budget:
             it is looked for.
         seed: of the planner's random numbers.
         measured: whether each kind of op is run to see how long it takes, on this
-            machine and in some seconds. Otherwise shapes tell.
+            machine and in some seconds. Otherwise times are estimated from shapes.
         offload: whether results may also wait in the memory of another device, where
             that takes less time than to compute them again. Ops are measured then, and
             transfers counted as if nothing ran meanwhile: they may take less. The peak

@@ -37,7 +37,7 @@ class VSpace(NamedTuple):
     Attributes:
         aggregate_fn: returns the sum of a list of gradients, at least one.
         num_elements_fn: returns how many elements a gradient holds.
-        tensor_id: returns the number that stands for a tensor on the tape.
+        tensor_id: returns the number of a tensor on the tape.
         zeros: returns zeros of a shape and dtype.
         ones_like: returns ones of the shape and dtype of a tensor.
 

@@ -33,27 +33,27 @@ def choose_bits(
     The noise at the outputs is measured for each layer and each number of bits: with
     that layer alone, and with all others quantized. From the latter the best choice is
     found exactly, as a multiple-choice knapsack, since errors of layers nearly add up.
-    What it makes in truth is measured, the layers are looked at anew around it, and the
-    choice is made again for as long as that helps. In the end the network is quantized
-    with these bits, as `quantize` does it, and measured once more.
+    Its noise is measured, the layers are measured again around it, and the choice is
+    made again as long as that helps. In the end the network is quantized with these
+    bits, as `quantize` does it, and measured once more.
 
-    Layers are those that `quantize` quantizes; fold batch norms first. More than 8 bits
-    no file of int8 can store, whatever is skipped; one of `weight_only_int8` stores 16.
-    What 4 bits save depends on the kernel: depthwise, grouped and transposed
+    Layers are those that `quantize` quantizes; fold batch norms first. No int8 file can
+    store more than 8 bits, with any layers skipped; one of `weight_only_int8` stores
+    16. The savings of 4 bits depend on the kernel: depthwise, grouped and transposed
     convolutions have bytes in a file of int8.
 
     Args:
         model: a float `geutil.model.Model`, which is not changed.
         data: the data, as `calibrate` takes it. It is gone through once and kept.
         size: the most bytes that the weights take in the file; or, as a float below 1,
-            their share of what they take in 8 bits each. What else the file holds,
-            such as steps and biases, does not depend on the bits.
+            their share of their bytes in 8 bits each. Other parts of the file, such as
+            steps and biases, do not depend on the bits.
         noise: the signal to noise in dB that the outputs must have.
-        accuracy: `(metric, loss)`: what rates outputs, and by how much the mean over
-            the data may be below that of the float model. `metric(outputs, index)` is
+        accuracy: `(metric, loss)`: a metric of outputs, and the largest loss of its
+            mean over the data against the float model. `metric(outputs, index)` is
             given the outputs of a batch by name, as arrays, and the place of the batch
             in the data; higher is better. Batches count by their samples.
-        bits: what a layer may have: 2 to 8, and 16 if the scheme stores so many. None
+        bits: the options of a layer: 2 to 8, and 16 if the scheme stores so many. None
             takes those of 4, 8 and 16 that it stores.
         scheme: that of the file: "int8", or "weight_only_int8", which leaves
             activations in float.
@@ -68,7 +68,7 @@ def choose_bits(
     Raises:
         ArgumentTypeError: it is no model, or an argument is of another type.
         QuantizeError: not exactly one budget is given; no choice meets it, and the
-            message says what can be reached; the model is quantized, or has no layers
+            message names the reachable one; the model is quantized, or has no layers
             that can be; bits or scheme are not possible; or the data does not fit.
         MissingExtraError: OR-Tools is not installed, the extra `plan`.
 

@@ -108,18 +108,18 @@ class CurvePoint:
 class BitPlan(Shown):
     """The bits of the weights of each layer; see `choose_bits`.
 
-    Sizes are the bytes of the weights of layers in a file: what else it holds does not
+    Sizes are the bytes of the weights of layers in a file: its other parts do not
     depend on the bits. Noise is a share of the signal: the mean square of the
     difference to the outputs in float over their variance.
 
     Attributes:
         scheme: the scheme of the file that they are for.
-        budget: what was asked for, in words.
+        budget: the request, in words.
         layers: the layers, in the order of the graph.
         left: the names of layers that `quantize` leaves in float, and of ops that run
             bodies, which it does not look into, with the reasons.
         size: the bytes of the weights.
-        int8_size: what they take in 8 bits each.
+        int8_size: their bytes in 8 bits each.
         noise: the noise of the network with these bits, as `quantize` assembles it.
         predicted: the noise as the sum of what layers add.
         int8_noise: the noise with 8 bits for each layer.

@@ -83,8 +83,8 @@ class CalibrationReport(Shown):
         batches: how many batches were run.
         method: how the ranges of activations were chosen; "per_range" where that
             differs.
-        noise: for each choice that was tried out, the mean square of what quantization
-            changes in the results, as a share of their variance.
+        noise: for each choice that was tried out, the mean square of the error of
+            quantization in the results, as a share of their variance.
         rounding: how weights were rounded.
         layers: each layer whose weights are quantized: rounded by data, or not and why.
             None are listed if all weights are on their nearest levels.
@@ -156,13 +156,13 @@ def calibrate(
     The model is run on the data as if it were not quantized. Weights get the range of
     their values. Activations get, by the method,
 
-    - "best": what "mse" chooses, unless what "min_max" or "percentile" chooses for a
-      range makes less than 0.7 times the noise at the outputs: the squared errors of
-      the values, weighed by the squares of the gradients of the outputs. It is told
-      from the first eight batches. There the network is run, too, with these ranges
-      and with all of them by "mse" and "min_max": one method is taken for all if its
-      noise is less than 0.7 times as large. Without gradients, the three methods are
-      tried so. If there is but one batch it is "min_max";
+    - "best": the choice of "mse", unless that of "min_max" or "percentile" for a range
+      makes less than 0.7 times the noise at the outputs: the squared errors of the
+      values, weighed by the squares of the gradients of the outputs. The noise is
+      estimated from the first eight batches. There the network is run, too, with these
+      ranges and with all of them by "mse" and "min_max": one method is taken for all if
+      its noise is less than 0.7 times as large. Without gradients, the three methods
+      are tried so. If there is but one batch it is "min_max";
     - "moving_average": moving averages of the smallest and the largest value of a
       batch, which start with the first batch;
     - "min_max": the smallest and the largest value of all batches;
@@ -171,9 +171,9 @@ def calibrate(
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
 
-    Two kinds of ops get ranges by those of what they read, since finer steps would tell
-    no more: Relus that are kernels of their own, from 0 on in the same steps, and
-    products with a number. What is learnt in training has ranges of its own.
+    Two kinds of ops get ranges by those of their inputs, since finer steps would add no
+    information: Relus that are kernels of their own, from 0 on in the same steps, and
+    products with a number. Ranges that are learnt in training stay.
 
     Activations that are zero throughout get the range from 0 to 1. Infinities that a
     mask puts into them, or that leave no trace in the results, do not count; where a
@@ -181,7 +181,7 @@ def calibrate(
     get no share.
 
     Weights are rounded to the nearest of their levels, or, layer by layer, to those
-    that change least of what the layer makes of the data. That matters with 4 bits, and
+    that change the layer's results on the data least. That matters with 4 bits, and
     little with 8:
 
     - "gptq": each weight makes up for the errors of those before it (Frantar et al.
@@ -189,10 +189,10 @@ def calibrate(
     - "adaround": each weight goes up or down as gradient descent finds it best (Nagel
       et al. 2020, arXiv 2004.10568).
 
-    Some hundred samples that are like what the model will see do for that. What is
-    decided is held in variables, `<range>/correction` of weights and
-    `<layer>/bias/correction`, which are added before rounding; the weights themselves
-    stay as they are. Calibrating anew decides anew. Other signatures do not read them.
+    A few hundred samples like those of the model's use are enough. What is decided is
+    held in variables, `<range>/correction` of weights and `<layer>/bias/correction`,
+    which are added before rounding; the weights themselves stay as they are.
+    Calibrating again decides again. Other signatures do not read them.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -200,7 +200,7 @@ def calibrate(
             input names, an array, a tuple `(x, y)`), an iterable or `tf.data.Dataset`
             of batches, or the path of a `.npz` file. It is gone through once;
             where weights are rounded by data, its first batches, until there are 128
-            samples, are held in memory, with what two layers at a time make of them.
+            samples, are kept in memory, with the results of two layers at a time.
         method: how to choose ranges.
         rounding: how weights are rounded: "nearest", "gptq" or "adaround".
         clipping: the ranges of weights: "min_max" holds all values; "mse" clips those
@@ -209,8 +209,8 @@ def calibrate(
             spread weights (Sakr et al. 2022, arXiv 2206.06501). None is "mse" where
             weights are rounded by data, and "min_max" where they are not. Weights that
             share a range with others keep it.
-        correct_bias: let biases take over what rounding changes in the means of a
-            layer's results (Nagel et al. 2019, arXiv 1906.04721, section 4.2). None
+        correct_bias: let biases correct the change that rounding makes in the means of
+            a layer's results (Nagel et al. 2019, arXiv 1906.04721, section 4.2). None
             does so where weights are rounded by data. Layers without a bias get none.
         decay: how much of a moving average each batch keeps.
         percentile: the share in percent of values within the range, on either side.

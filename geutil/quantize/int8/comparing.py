@@ -34,7 +34,7 @@ class OutputSteps:
         output: the name of the output.
         step: the size of a step. Integers that were not quantized have steps of 1.
             Floats that are made of integers have their steps; of others it is 1/255 of
-            what the first batch spans.
+            the span of the first batch.
         counts: how many values are 0, 1, 2 and so on steps apart, 255 and more in one.
         clear: how many samples have a largest value that leads by more than two steps.
         agreeing: how many of these have the largest value in the same place.
@@ -131,15 +131,15 @@ def compare_int8(
 ) -> Int8Comparison:
     """Run a model and the TFLite file made from it on the same data.
 
-    The file is run by TFLite's own kernels, without delegates. Both are given inputs
-    rounded to the file's steps, and what the model gives is rounded to them. A model
-    that was quantized for training is run as it will be deployed, and learns nothing.
+    The file is run by TFLite's own kernels, without delegates. Both get inputs rounded
+    to the file's steps, and the outputs of the model are rounded to them. A model that
+    was quantized for training is run as it will be deployed, and learns nothing.
 
     Args:
         model: the `geutil.model.Model` that the file was made from.
-        tflite: what `to_int8` returned.
+        tflite: the result of `to_int8`.
         dataset: the data, as `calibrate` takes it.
-        layers: tell the noise of each quantized op, too: by itself, accumulated, and
+        layers: report the noise of each quantized op, too: by itself, accumulated, and
             in the file; see `LayerNoise`.
 
     Returns:

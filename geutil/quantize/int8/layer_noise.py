@@ -44,7 +44,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """What quantization costs at the result of one op.
+    """The noise of quantization at the result of one op.
 
     Ratios are infinite where there is no noise at all, and minus infinity where there
     is noise and no signal, or values become infinite. Values that are not finite in
@@ -55,15 +55,15 @@ class LayerNoise:
         op_type: its type.
         tensor: the result, by name: that of the last op that the kernel takes in.
         own: the signal-to-noise ratio, in dB, with this op quantized alone: its weights
-            and its result; what it reads is in float.
+            and its result are rounded; its inputs are in float.
         accumulated: the same with all ops quantized.
         cosine: the cosine between the result in float and with all ops quantized.
         clipped: the share of values in float that lie outside the range in which the
             result is stored, by more than half a step, which rounding explains; None if
             it is stored in float.
         file_tensor: the tensor of the file that holds the result; "" if none is known.
-        file_steps: how many steps the file and the simulation are apart at most; of
-            floats a step is 1/255 of what they span. None if no tensor is known.
+        file_steps: the largest difference between file and simulation in steps; of
+            floats a step is 1/255 of their span. None if no tensor is known.
         file_ratio: the signal-to-noise ratio of the file's tensor, in dB; or None.
         unmatched: why no tensor of the file is known; "" if one is.
         silent: whether all values are zero in float, so that an infinite ratio says
@@ -90,7 +90,7 @@ class LayerNoise:
 
     @property
     def worst(self) -> LayerNoise:
-        """What adds most noise by itself: the layer as a whole, or a part of it."""
+        """The noisiest by itself: the layer as a whole, or a part of it."""
         return min((self, *self.parts), key=lambda noise: noise.own)
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class LayerNoise:
         )
 
     def text(self, ratio: float) -> str:
-        """Return one of its ratios as text; "zeros" where nothing could be told."""
+        """Return one of its ratios as text; "zeros" where all values are zero."""
         return "zeros" if self.silent and ratio == math.inf else decibels(ratio)
 
 

@@ -92,7 +92,7 @@ class ReorderedFile:
     Attributes:
         blob: the file.
         runtime: the one whose arena is the smallest.
-        subgraphs: what was done with each subgraph, in the order of the file.
+        subgraphs: the outcome of each subgraph, in the order of the file.
     """
 
     blob: bytes = field(repr=False)
@@ -116,12 +116,12 @@ class ReorderedFile:
 
     @property
     def proven(self) -> bool:
-        """Whether no order has a smaller arena, but for less than an alignment."""
+        """True if no order has a smaller arena, except by less than an alignment."""
         return all(g.proven for g in self.subgraphs)
 
     @property
     def peak_tensors_before(self) -> tuple[PeakTensor, ...]:
-        """What is alive at the peak of the network, in the order of before."""
+        """The tensors alive at the peak of the network, in the old order."""
         return self.subgraphs[0].peak_tensors_before
 
     @property

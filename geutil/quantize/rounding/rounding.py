@@ -87,13 +87,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A layer whose weights were rounded by what it makes of data.
+    """A layer whose weights were rounded by its results on data.
 
     Attributes:
         op: the layer, by the name of its op.
         op_type: its type.
-        before: the mean square of what quantization changes in the layer's results, by
-            its weights on the nearest levels and by what it reads, as a share of their
+        before: the mean square of the error of quantization in the layer's results, by
+            its weights on the nearest levels and by its inputs, as a share of their
             variance.
         after: the same, now.
         moved: the share of weights that are not on their nearest level.

@@ -57,12 +57,12 @@ def to_int8(
 
     TFLite's converter writes a file of float kernels with the ranges of the FakeQuant
     ops between them, and geutil lets these compute in integers; inputs and outputs are
-    int8, too, if they are floats in the model and quantized. Ops that `quantize` was
-    told to leave in float, by overrides, a scope or activations, are float in the file,
-    with the weights that they have in the model. Each op that stays float is logged as
-    a warning with the reason, which says so if the op is quantized in the model all the
-    same. A model that was quantized for training is converted as it will be deployed:
-    with the ranges as they are, whatever its delay.
+    int8, too, if they are floats in the model and quantized. Ops that the caller of
+    `quantize` left in float, by overrides, a scope or activations, are float in the
+    file, with the weights that they have in the model. Each op that stays float is
+    logged as a warning with the reason, which says so if the op is quantized in the
+    model all the same. A model that was quantized for training is converted as it will
+    be deployed: with the ranges as they are, whatever its delay.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -155,10 +155,11 @@ def to_tflite(
       bits;
     - "int16x8": activations of 16 bits, in symmetric steps, and weights of 8: for
       networks that 8 bits hurt. Its kernels are not optimized for CPUs: a file can take
-      a hundred times as long as with int8. What has no such kernel computes in float;
-    - "dynamic_range": weights of 8 bits; convolutions and products round what they read
+      a hundred times as long as with int8. An op without such a kernel computes in
+      float;
+    - "dynamic_range": weights of 8 bits; convolutions and products round their data
       while they run, in ranges that they find then. That is not simulated: the model
-      tells what the weights cost. Depthwise convolutions, and layers of fewer than
+      has the noise of the weights. Depthwise convolutions, and layers of fewer than
       1,024 weights, are faster in float, and read their weights as floats;
     - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
       for each 32 inputs of a channel; those that cannot have such have 8 bits, and
@@ -168,8 +169,8 @@ def to_tflite(
       floats before the file runs first; all else is in float;
     - "float16": weights in float16.
 
-    What computes in float although the scheme stores it in integers is logged as a
-    warning, op by op, with the reason; so is what runs on slow kernels.
+    Each op that computes in float although the scheme stores it in integers is logged
+    as a warning, with the reason; so are ops on slow kernels.
 
     Args:
         model: a `geutil.model.Model`. It is not changed, except by `representative`.
