@@ -35,6 +35,7 @@ def block_format(layer: Layer, spec: Spec, block: int) -> Format | str:
     """Return how the weights of a layer are stored in blocks, or why they are not.
 
     Args:
+        layer: the layer.
         spec: how it is to be quantized; its bits are those of blocks.
         block: how many inputs have a range together.
 

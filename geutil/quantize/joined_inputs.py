@@ -76,7 +76,10 @@ class Part:
 
 
 def parts_of(tensor: Tensor) -> tuple[Part, ...]:
-    """Return the parts that a tensor is joined of; none if it is no concat or stack."""
+    """Return the parts that a tensor is joined of; none if it is no concat or stack.
+
+    Cost: linear in its inputs.
+    """
     result = _exact(tensor)
     op, rank = result.op, result.shape.rank
     if op.type == "ConcatV2":
@@ -121,6 +124,8 @@ class JoinedInputs:
 
     Attributes:
         groups: the inputs, each by a name that no range has.
+
+    Cost: linear in the ops.
     """
 
     def __init__(self, ops: Iterable[Operation], sites: Sequence[RangeSite]) -> None:

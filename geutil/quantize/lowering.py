@@ -23,10 +23,17 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
     Keras writes `relu(x) + -alpha * relu(-x)`, and TFLite negates in float only.
 
     Args:
+        graph: the graph.
         prelus: the sums in it, whose insides nothing else reads.
 
     Returns:
         For each what was done, in words.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the PReLUs.
     """
     stencils = Stencils(graph)
     base_names = [f"{prelu.product.name}/negative" for prelu in prelus]
@@ -59,10 +66,17 @@ def lower_forms(
     """Let other ops compute what ops do that TFLite has no kernel for.
 
     Args:
+        graph: the graph.
         forms: by ops in it what computes in their place.
 
     Returns:
         For each what was done, in words; and by the new results what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
     """
     results = _replace(graph, list(forms.items()))
     lines = (f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items())
@@ -75,10 +89,17 @@ def lower_calls(
     """Let convolutions stand in the place of calls that are nothing else.
 
     Args:
+        graph: the graph.
         ops: calls in it of one convolution.
 
     Returns:
         For each what was done, in words; and by the new results what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
     """
     if not ops:
         return (), {}
@@ -102,11 +123,18 @@ def lower_biases(
     channels another kernel adds it, and both round.
 
     Args:
+        graph: the graph.
         ops: sums in it that `parted_bias` tells of.
 
     Returns:
         For each what was done, in words; and by the new sums and what is made of them
         what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
     """
     lowerings, lines = [], []
     for op in ops:
@@ -128,6 +156,7 @@ def _replace(
     """Let others be read in the place of ops.
 
     Args:
+        graph: the graph.
         lowerings: the ops, and what computes in their place.
 
     Returns:

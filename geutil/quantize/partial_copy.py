@@ -53,7 +53,10 @@ class PartialCopy:
         self.externals: list[Any] = []
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the copies of tensors; to be called once."""
+        """Return the copies of tensors; to be called once.
+
+        Cost: linear in the ops that they depend on.
+        """
         mapped = self._copied_inputs()
         given = {t.op for t in self._given.values()}
         needed, stand_ins = _walk([t.op for t in tensors], self._replace, given)
@@ -113,6 +116,8 @@ def values_of(
     Args:
         tensors: the tensors: parameters, as a rule.
         replace: tells what stands in for an op.
+
+    Cost: linear in the ops that they depend on, and one run of them.
     """
     if not tensors:
         return []

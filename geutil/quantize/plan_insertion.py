@@ -106,6 +106,7 @@ def insert(
     """Quantize the tensors of ranges.
 
     Args:
+        graph: the graph.
         groups: the ranges, with the points where they are used.
         mode: whether they are learnt.
         variables: what makes their variables.
@@ -115,6 +116,10 @@ def insert(
 
     Raises:
         QuantizeError: a variable that is given has another shape.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in points and edges.
     """
     if not groups:
         return MutableIdentityMap()

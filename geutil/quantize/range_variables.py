@@ -133,7 +133,10 @@ _KEEP_SIGNS = FAKE_QUANT | {
 
 
 def is_never_negative(tensor: Tensor) -> bool:
-    """Tell whether a tensor is known to hold nothing below zero."""
+    """Tell whether a tensor is known to hold nothing below zero.
+
+    Cost: linear in the ops that only move, pool or round its values.
+    """
     op = tensor.op
     while op.type in _KEEP_SIGNS:
         op = op.inputs[0].op
@@ -270,6 +273,7 @@ class RangeVariables:
 
     Args:
         graph: the graph that reads them.
+        variable_by_name: variables by name.
         collection: the collection of a v1 graph that they are put in, besides that of
             all variables.
 
@@ -360,7 +364,11 @@ def shape_of(group: RangeGroup) -> tuple[int, ...]:
 
 
 class KnownValues:
-    """The values of weights, as far as they can be told without running the graph."""
+    """The values of weights, as far as they can be told without running the graph.
+
+    Args:
+        graph: the graph.
+    """
 
     def __init__(self, graph: Graph) -> None:
         captures = getattr(graph, "captures", ())

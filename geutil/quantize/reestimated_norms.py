@@ -69,8 +69,12 @@ def find_norms(
     """Return the batch norms of a network, in topological order.
 
     Args:
+        network: the network.
         handles: for each tensor that stands for a variable's handle in the graph the
             handle itself, by identity.
+
+    Cost: linear in ops and edges, and in norms times the ops between each one's root
+    and what it is used for.
     """
     finder = _NormFinder(network, handles)
     norm_by_root: dict[Operation, InferenceNorm | Missed] = {}

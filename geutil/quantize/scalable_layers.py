@@ -72,7 +72,10 @@ def find_links(
     """Yield for each layer in topological order its link, or why it has none.
 
     Args:
+        network: the network.
         replace_relu6: whether Relu6 may be replaced with Relu.
+
+    Cost: linear in ops and edges.
     """
     for layer in network.layers.values():
         yield _Region(layer, network, replace_relu6).link()

@@ -57,6 +57,7 @@ class FloatNetwork:
 
     Args:
         model: the model, which is not changed.
+        data: the data.
         scheme: how it is to be quantized.
         method: how ranges of activations are calibrated.
 

@@ -81,6 +81,7 @@ class SwitchedNetwork:
 
     Args:
         model: a `geutil.model.Model` that was quantized and calibrated.
+        layers: its layers.
         bits: the bits that they may have.
         samples: the data to run it on.
 
@@ -160,6 +161,7 @@ def measured_options(
     Alone: all else in float. Together: all else quantized, in 8 bits.
 
     Args:
+        network: the network.
         bits: the bits that layers may have.
         scheme: what says in how many bytes they are stored.
         count: how many batches to run.

@@ -192,6 +192,8 @@ def find_weights(
         The layers whose weights are quantized, in the order of the graph; and the
         names of the others with the reasons, and of ops that run bodies, which may hold
         some.
+
+    Cost: linear in the ops; one run of what weights depend on.
     """
     graph = model.graph
     origins = Origins(graph)
@@ -223,6 +225,7 @@ def _kernels(
     """Return what ops read as weights, each tensor once.
 
     Args:
+        ops: the ops.
         origins: the origins of tensors.
         one_range: the names of ops whose weights have one range for all channels.
     """

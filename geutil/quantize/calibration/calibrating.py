@@ -352,7 +352,10 @@ def set_ranges_of_weights(graph: Graph, variables: Mapping[str, Any]) -> None:
     """Let the weights of a quantized FuncGraph have the ranges of their values.
 
     Args:
+        graph: the graph.
         variables: its variables by name.
+
+    Cost: linear in ops and edges; one run of what weights depend on.
     """
     weights = [site for site in find_sites(graph, variables) if site.is_weights]
     range_by_name = _ranges_of_weights(weights, FAR)

@@ -114,6 +114,7 @@ def measured(
 
     Args:
         bins: the number of bins of a histogram; 0 makes none.
+        tensors: the tensors.
         lowest: what is no higher is left out as infinities are.
 
     Returns:
@@ -338,6 +339,8 @@ def _is_masked(site: RangeSite, model: Any) -> bool:
     """Tell whether only softmaxes read what is quantized, handed on and chosen from.
 
     What is far below all else has no share there, infinite or not.
+
+    Cost: linear in the ops that hand it on.
     """
     outputs = IdentitySet(model.outputs.values())
     waiting = list(dict.fromkeys(site.ops))

@@ -151,7 +151,10 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     """Return the ranges that FakeQuant ops of a FuncGraph read from variables.
 
     Args:
+        graph: the graph.
         variables: its variables by name.
+
+    Cost: linear in ops and edges.
     """
     outside = MutableIdentityMap(
         (inside, ext) for ext, inside in functions.bindings(graph)
@@ -216,6 +219,8 @@ def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
 
     Args:
         sites: ranges of activations.
+
+    Cost: linear in the ranges, and in the ops that forward values to such ops.
     """
     site_by_op = {op: site for site in sites for op in site.ops}
     site_by_name = {site.name: site for site in sites}

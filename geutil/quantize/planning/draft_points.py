@@ -277,6 +277,7 @@ class Drafts:
     """The tensors of a network that shall be quantized, those that are, and refusals.
 
     Args:
+        network: the network.
         choices: what the caller asks for.
 
     Attributes:

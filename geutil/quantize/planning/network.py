@@ -91,6 +91,8 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
     """Return what a tensor is quantized to; None if it is not quantized.
 
     With a delay, that is what chooses between the tensor and its quantized values.
+
+    Cost: linear in the readers of the tensor.
     """
     live = Liveness(tensor.graph)
     for reader in _readers(tensor, live):
@@ -207,6 +209,8 @@ def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
 
     Args:
         ops: the ops, in topological order.
+
+    Cost: linear in ops and edges.
     """
     groups: dict[Any, list[Operation]] = {}
     first: dict[Operation, Operation] = {}
@@ -334,6 +338,7 @@ class Network:
     do ops that rewrites retired.
 
     Args:
+        graph: the graph.
         results: its results, as far as they are known; without them every op without
             readers may be one.
 
@@ -343,6 +348,8 @@ class Network:
         unfed: ops that could, and read constants and variables only.
         noise: the ops that compute with random numbers, and with no data.
         random_layers: dropout and noise by their ends.
+
+    Cost: linear in ops and edges.
     """
 
     def __init__(self, graph: Graph, results: Iterable[Tensor]) -> None:
@@ -413,6 +420,8 @@ class Network:
         """Tell whether a tensor is quantized by all that its values are handed on to.
 
         A Reshape may stand between it and the FakeQuant op, for example.
+
+        Cost: linear in the ops that hand it on.
         """
         waiting = [tensor]
         for passed in waiting:

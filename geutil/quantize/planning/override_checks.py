@@ -39,6 +39,8 @@ def check_obeyed(
 
     An override of a regular expression may be for ops of many kinds: it is obeyed where
     each of its fields is, by one of them.
+
+    Cost: linear in overrides and their ops.
     """
     obeyed = _Obeyed(plan, parameters, network)
     for name, spec, ops in overrides.specs:

@@ -110,11 +110,14 @@ def plan_quantization(
     """Return where FakeQuant ops go.
 
     Args:
+        graph: the graph.
         results: its results, as far as they are known.
         choices: what the caller asks for.
 
     Raises:
         QuantizeError: an override is for no op, or cannot be obeyed.
+
+    Cost: linear in ops and edges.
     """
     return _PointPlanner(Network(graph, results), choices).plan()
 

@@ -51,7 +51,10 @@ def corrections_of(
     """Return the corrections of a FuncGraph, by the ops that add them.
 
     Args:
+        graph: the graph.
         variables: its variables by name.
+
+    Cost: linear in the ops.
     """
     sums = [op for op in graph.get_operations() if uncorrected_input(op) is not None]
     outside = MutableIdentityMap(
@@ -74,6 +77,7 @@ def cleared(graph: Graph, variables: Mapping[str, Any]) -> Iterator[None]:
     """Set the corrections of a FuncGraph to zero; put them back if the block raises.
 
     Args:
+        graph: the graph.
         variables: its variables by name.
     """
     corrections = corrections_of(graph, variables).values()
@@ -97,6 +101,10 @@ def corrected(
         graph: the FuncGraph.
         edges: for each tensor a name, and the inputs of ops that shall read the sum.
         variables: the variables of the model by name.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
     """
     by_op = corrections_of(graph, variables)
     found = [by_op.get(_tensor(readers[0]).op) for _, readers in edges]

@@ -57,6 +57,7 @@ def damped(hessian: Array, share: float) -> Array:
 
     Args:
         hessian: [groups, inputs, inputs].
+        share: the share.
     """
     diagonal = np.einsum("gii->gi", hessian)
     mean = diagonal.mean(-1, keepdims=True)
