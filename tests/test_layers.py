@@ -35,6 +35,7 @@ LAYERS = {
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
 FOR_ALL = {
+    "data_files",
     "errors",
     "formats",
     "lazy",

@@ -1,6 +1,7 @@
 """What the command does, command by command."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -225,6 +226,30 @@ def test_files_with_ends_of_other_types(geutil, folder, tmp_path):
     again = tmp_path / "again.tflite"
     geutil.done("calibrate", simulated, *data, "-o", again, *types)
     assert again.read_bytes() == file.read_bytes()
+
+
+def test_data_are_told_of_before_a_model_is_opened(geutil, folder, tmp_path):
+    with np.load(folder / "data.npz") as archive:
+        images = archive["image"]
+    np.savez(tmp_path / "two.npz", picture=images, label=np.zeros(6))
+    # What cannot be opened is told after what is wrong with the data.
+    shutil.copytree(folder / "net", tmp_path / "net")
+    shutil.rmtree(tmp_path / "net" / "variables")
+    target = ["-o", tmp_path / "q"]
+    said = geutil("quantize", tmp_path / "net", *target, "--data", tmp_path / "two.npz")
+    assert "name each array as its input: numpy.savez" in said.err
+    np.save(tmp_path / "x.npy", np.uint8(images > 0))
+    data = ["--data", tmp_path / "x.npy", "--method", "min_max"]
+    said = geutil("quantize", folder / "net", *target, *data)
+    assert said.code == 0
+    assert said.err.count("0 to 255 is used as it is") == 1
+    assert "given uint8, 0 to 1, mean" in said.out
+
+
+def test_a_place_that_cannot_be_written_is_told_first(geutil, folder):
+    said = geutil("fold", folder / "net", "-o", "/proc/self/net.pb")
+    assert "'/proc/self/net.pb' cannot be written" in said.err
+    assert said.code == 1
 
 
 def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):

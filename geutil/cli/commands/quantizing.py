@@ -50,7 +50,7 @@ def quantize(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Data to calibrate with: a .npz file, or a directory of them.",
+            help="Data to calibrate with: a .npz or .npy file, or a directory of them.",
             show_default=False,
         ),
     ] = None,
@@ -129,7 +129,11 @@ def quantize(
             "--format tflite"
         )
     record = Record(path, output, form)
+    if batches is not None:
+        batches = batches.of_file(path, signature)
     model = files.read_model(path, signature)
+    if batches is not None:
+        batches = batches.fitted(model.inputs)
     record.opened(model, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
@@ -297,8 +301,9 @@ def bits(
     if output is not None:
         files.check_place(output, force)
     files.check_page(html, force)
-    batches = Batches(data, batch)
+    batches = Batches(data, batch).of_file(path, signature)
     model = files.read_model(path, signature)
+    batches = batches.fitted(model.inputs)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize import choose_bits
@@ -359,9 +364,10 @@ def calibrate(
     files.check_target(output, form, force)
     to_file = files.format_of(output, form) is ModelFormat.tflite
     types_of_ends = _types_of_ends(input_type, output_type, to_file)
-    batches = Batches(data, batch)
+    batches = Batches(data, batch).of_file(path, signature)
     record = Record(path, output, form)
     model = files.read_model(path, signature)
+    batches = batches.fitted(model.inputs)
     record.opened(model)
     report = _calibrated(model, batches, method, rounding)
     _write(model, output, form, force, types_of_ends=types_of_ends)
@@ -375,7 +381,7 @@ def _calibrated(
     from geutil.quantize import calibrate as set_ranges
 
     # It shows bars of its own: of batches, and of layers that are rounded.
-    return set_ranges(model, batches, method.value, rounding=rounding.value)
+    return set_ranges(model, batches.files, method.value, rounding=rounding.value)
 
 
 def _write(

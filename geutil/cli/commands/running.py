@@ -176,12 +176,13 @@ def run(
         if source is not None:
             files.check_source(source, or_tflite=True)
     _check_arrays(output, force)
-    files.Batches(data, batch)
+    files.Batches(data, batch).of_file(path, signature)
     files.start_tensorflow()
     ours = outputs_on(read_runnable(path, signature), data, batch)
     found = []
     if against is not None:
-        theirs = outputs_on(read_runnable(against, signature), data, batch)
+        other = read_runnable(against, signature)
+        theirs = outputs_on(other, data, batch, tell=False)
         limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
         found = [each for _, each in differences(ours, theirs, *limits)]
     if output is not None:
