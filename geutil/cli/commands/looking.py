@@ -241,7 +241,8 @@ def check(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Of a .tflite file: the quantized model that it was made from.",
+            help="Of a .tflite file: the quantized model that it was made from; with "
+            "--layers also the one in float that `geutil quantize` read.",
             show_default=False,
         ),
     ] = None,
@@ -343,6 +344,8 @@ def _file_compared(
     from geutil import report
     from geutil.quantize import compare_int8
 
+    if layers:
+        _restore_quantization(model, path, against)
     blob = path.read_bytes()
     counted_batches = counted(batches, "running both", len(batches))
     comparison = compare_int8(model, blob, counted_batches, layers=layers)
@@ -352,6 +355,28 @@ def _file_compared(
             html, lambda: report.diff(model, blob, labels=labels, report=comparison)
         )
     return comparison
+
+
+def _restore_quantization(model: Any, path: Path, against: Path) -> None:
+    """Quantize a model in float as the file says that it was made from it."""
+    from geutil import tflite
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.quantize.kept_ranges import ranges_kept
+    from geutil.report.stages import simulates_quantization
+
+    if simulates_quantization(model):
+        return
+    kept = ranges_kept(tflite.open(path))
+    if kept is None:
+        raise files.CommandError(
+            f"'{against}' holds no FakeQuant op, and '{path}' keeps no ranges: make it "
+            "with `geutil quantize --data`, or pass the quantized model that it was "
+            "made from"
+        )
+    with working("quantizing as the file was"):
+        if kept.folded:
+            fold_batch_norms(model)
+        kept.restore(model)
 
 
 _SHOWN = 12
