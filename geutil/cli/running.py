@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from geutil.data_files import Wanted
-    from geutil.model.comparison import Difference
+    from geutil.model.comparison import Comparison, Difference
 
 Arrays = dict[str, Any]
 
@@ -216,8 +216,8 @@ def _joined(name: str, parts: Sequence[np.ndarray[Any, Any]], counts: list[int])
     return np.concatenate(parts)
 
 
-def drawn_difference(model: Any, side: Runnable, samples: int = 2) -> tuple[float, int]:
-    """Return the largest difference of outputs on drawn inputs, and on how many.
+def drawn_comparison(model: Any, side: Runnable, samples: int = 2) -> Comparison:
+    """Compare a model with what was made from it, on drawn inputs.
 
     Args:
         model: the model that what is run was made from.
@@ -226,19 +226,22 @@ def drawn_difference(model: Any, side: Runnable, samples: int = 2) -> tuple[floa
     """
     import numpy as np
 
+    from geutil.model.comparison import Comparison
     from geutil.model.random_samples import bounds_of_indices, random_inputs
+    from geutil.select.networks.outputs import Movement, rows_of
 
-    rng, bounds, largest = (
-        np.random.default_rng(0),
-        bounds_of_indices(model.inputs),
-        0.0,
-    )
+    rng, bounds = np.random.default_rng(0), bounds_of_indices(model.inputs)
+    found: dict[str, Difference] = {}
+    movements = {name: Movement() for name in model.outputs}
     for _ in range(samples):
         arrays = random_inputs(model.inputs, rng, None, bounds)
-        theirs = side.call(fed(side, arrays))
-        found = differences(model.run(**arrays), theirs, 0.0, 0.0)
-        largest = max(largest, *(d.absolute for _, d in found))
-    return largest, samples
+        theirs, ours = side.call(fed(side, arrays)), model.run(**arrays)
+        for name, difference in differences(ours, theirs, 0.0, 0.0):
+            found[name] = difference.worse(found.get(name))
+        for name, value in ours.items():
+            movements[name].add(value, rows_of(arrays))
+    motions = {name: movement.entry() for name, movement in movements.items()}
+    return Comparison(found, samples, 0.0, 0.0, motions)
 
 
 def differences(
