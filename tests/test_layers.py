@@ -41,6 +41,7 @@ HIGHEST = max(LAYERS.values())
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
 FOR_ALL = {
+    "data_files",
     "errors",
     "formats",
     "lazy",

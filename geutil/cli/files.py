@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geutil.cli.child import go_on_in_a_child
+from geutil.cli.imports import import_keras, import_tensorflow
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import VERBOSE, working
 from geutil.errors import GeutilError
 from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
 
 if TYPE_CHECKING:
+    from geutil.data_files import FileBatches, Wanted
     from geutil.model import Model
     from geutil.report import Page
-    from geutil.select.networks.data import NpzBatches
 
 _STDERR = 2
+DEFAULT = "serving_default"
+"""The signature that is opened where none is named."""
 
 
 def start_tensorflow() -> None:
@@ -39,7 +42,15 @@ def start_tensorflow() -> None:
         return
     go_on_in_a_child()
     with working("starting TensorFlow"), held_back(told_after_errors=True):
-        import tensorflow  # noqa: F401
+        import_tensorflow()
+
+
+def start_keras() -> None:
+    """Import Keras behind TensorFlow, for what it reads."""
+    start_tensorflow()
+    if not any(name in sys.modules for name in ("keras", "tf_keras")):
+        with working("starting Keras"), held_back(told_after_errors=True):
+            import_keras()
 
 
 @contextmanager
@@ -81,7 +92,8 @@ def _python_writes_to(descriptor: int) -> Iterator[None]:
             sys.stderr = before
 
 
-_SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
+_KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
+_SUFFIXES_READ = (".pb", ".pbtxt", *_KERAS_SUFFIXES)
 _READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
 
 
@@ -144,7 +156,7 @@ def _what_is(path: Path) -> str:
 def read_model(path: Path, signature: str | None = None) -> Model:
     """Open a model, and start TensorFlow for that."""
     check_source(path)
-    start_tensorflow()
+    start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import open
 
     with working(f"opening {path.name}"), held_back():
@@ -171,6 +183,14 @@ def check_place(path: Path, force: bool) -> None:
         raise CommandError(f"'{path}' is there already; pass --force to replace it")
     if not path.absolute().parent.is_dir():
         raise CommandError(f"there is no directory '{path.parent}' to write to")
+    try:
+        # Permissions say less than an attempt: of a full or a read-only disk nothing.
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise CommandError(
+            f"'{path}' cannot be written: {error.strerror}; name a place to write to"
+        ) from error
 
 
 def format_of(path: Path, chosen: ModelFormat | None) -> ModelFormat:
@@ -206,34 +226,78 @@ def write_bytes(blob: bytes, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches from files, by the name of the input.
+    """Batches from files, by the names of the inputs of a model.
 
     Attributes:
-        path: a .npz file, which is split, or a directory of them, one for each batch.
-        size: how many samples there are in a batch of a file.
+        path: a .npz or .npy file, which is split, or a directory of them, one for each
+            batch.
+        size: how many samples there are in a batch of a file, where a model takes any
+            number.
+        inputs: what the model takes, once that is known.
     """
 
     path: Path
     size: int
+    inputs: Mapping[str, Wanted] | None = None
 
     def __post_init__(self) -> None:
         if not self.path.exists():
             raise CommandError(
-                f"there is no data at '{self.path}'; pass a .npz file, or a directory "
-                "of them"
+                f"there is no data at '{self.path}'; pass a .npz or .npy file, or a "
+                "directory of them"
             )
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.files)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._batches)
+        return iter(self.files)
+
+    def of_file(self, source: Path, signature: str | None = None) -> Batches:
+        """Return the batches for what a file says that it takes, or refuse them.
+
+        That needs no TensorFlow. Files that do not say are opened first: `fitted`.
+        """
+        from geutil.model import inspect
+
+        if is_text(source):
+            return self
+        try:
+            signatures = inspect(str(source)).signatures
+        except GeutilError:
+            # Opening it tells why.
+            return self
+        name = signature or (DEFAULT if DEFAULT in signatures else "")
+        ends = signatures.get(name)
+        if ends is None and len(signatures) == 1:
+            (ends,) = signatures.values()
+        if ends is None or not ends.inputs:
+            return self
+        return self.fitted(ends.inputs, tell=False)
+
+    def fitted(self, inputs: Mapping[str, Any], *, tell: bool = True) -> Batches:
+        """Return the batches for the inputs of a model; refuse those without an array.
+
+        Args:
+            inputs: tensors, or entries of an inspection, by name.
+            tell: warn of what is left out, and of what is not scaled.
+        """
+        from geutil.data_files import wanted
+
+        taken = {name: wanted(t) for name, t in inputs.items()}
+        sizes = {want.shape[0] for want in taken.values() if want.shape}
+        size = (sizes.pop() if len(sizes) == 1 else None) or self.size
+        fitted = Batches(self.path, size, taken)
+        fitted.files.check(tell=tell)
+        return fitted
 
     @cached_property
-    def _batches(self) -> NpzBatches:
-        from geutil.select.networks.data import NpzBatches
+    def files(self) -> FileBatches:
+        """The batches as the library takes them."""
+        from geutil.data_files import FileBatches
+        from geutil.tflite.names import file_names
 
-        return NpzBatches(self.path, self.size, CommandError)
+        return FileBatches(self.path, self.size, CommandError, self.inputs, file_names)
 
 
 def named(values: list[str] | None) -> Any:

@@ -152,7 +152,7 @@ Inputs = Annotated[
 Data = Annotated[
     Path,
     typer.Option(
-        help="A .npz file with an array of samples for each input, or a directory of "
+        help="A .npz file with an array for each input, a .npy file, or a directory of "
         "such files, one for each batch.",
         show_default=False,
     ),

@@ -7,7 +7,7 @@ the range of an output, and refuses what this reports, such as NaN or another dt
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.notebook_display import Shown
 from geutil.select.networks import outputs
 from geutil.select.networks.data import batches
-from geutil.select.networks.outputs import Array
+from geutil.select.networks.outputs import Array, Motion
 
 
 @dataclass(frozen=True)
@@ -177,17 +177,34 @@ class Comparison(Shown):
         samples: how many inputs were tried.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
+        motions: how much each output of the other model moves with the samples: where
+            that is no more than the tolerances allow, the comparison proves nothing.
     """
 
     differences: Mapping[str, Difference]
     samples: int
     rtol: float
     atol: float
+    motions: Mapping[str, Motion] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
         """Tell whether all outputs agree within the tolerances, for all inputs."""
         return all(d.equal for d in self.differences.values())
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute difference of all outputs."""
+        return max((d.absolute for d in self.differences.values()), default=0.0)
+
+    @property
+    def relative(self) -> float:
+        """The largest difference relative to the largest magnitude of its output."""
+        shares = (
+            motion.relative(self.differences[name].absolute)
+            for name, motion in self.motions.items()
+        )
+        return max(shares, default=0.0)
 
     def __bool__(self) -> bool:
         return self.equal
@@ -198,7 +215,14 @@ class Comparison(Shown):
             f"{verdict} on {self.samples} samples (rtol {self.rtol:g}, "
             f"atol {self.atol:g})"
         )
-        return "\n".join([head, *(f"  {d}" for d in self.differences.values())])
+        return "\n".join([head, *map(self._line, self.differences)])
+
+    def _line(self, name: str) -> str:
+        """Return how far an output is apart, and how much it moves."""
+        moves = ""
+        if name in self.motions:
+            moves = self.motions[name].told(self.rtol, self.atol)
+        return f"  {self.differences[name]}{'; ' if moves else ''}{moves}"
 
 
 def compare(
@@ -227,6 +251,7 @@ def compare(
     else:
         input_sets = batches(inputs, model.inputs, ModelError)
     difference_by_name: dict[str, Difference] = {}
+    movements = {name: outputs.Movement() for name, _ in pairs}
     count = 0
     for count, arrays in enumerate(input_sets, 1):
         ours, theirs = _run(model, arrays), _run(other, arrays)
@@ -240,7 +265,9 @@ def compare(
                 atol=atol,
             )
             difference_by_name[name] = new.worse(difference_by_name.get(name))
-    return Comparison(difference_by_name, count, rtol, atol)
+            movements[name].add(theirs[name_], outputs.rows_of(arrays))
+    motions = {name: movement.entry() for name, movement in movements.items()}
+    return Comparison(difference_by_name, count, rtol, atol, motions)
 
 
 def _paired_outputs(

@@ -1,13 +1,17 @@
 """What the command does, command by command."""
 
 import json
+import re
+import shlex
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.quantize import BitPlan
+from geutil.quantize.kept_ranges import NAME, ranges_kept
 from geutil.tflite.run import new_interpreter
 from geutil.version import __version__
 from tests.settings import needs_eager
@@ -224,7 +228,70 @@ def test_files_with_ends_of_other_types(geutil, folder, tmp_path):
     geutil.done("check", file, "--against", simulated, *data)
     again = tmp_path / "again.tflite"
     geutil.done("calibrate", simulated, *data, "-o", again, *types)
-    assert again.read_bytes() == file.read_bytes()
+    # The one that `quantize` wrote has its ranges in it, too.
+    first, second = tflite.open(file), tflite.open(again)
+    first.strip(metadata=[NAME])
+    second.strip()
+    assert first.to_bytes() == second.to_bytes()
+
+
+def noise(told):
+    """Return the noise of layers; a SavedModel has an Identity for each output more."""
+    layers = (e for e in told["layers"] if e["op_type"] != "Identity")
+    return {e["op"]: (e["own"], e["accumulated"], e["file_steps"]) for e in layers}
+
+
+def test_the_ranges_of_a_file_are_kept_in_it(geutil, folder, tmp_path):
+    data, file = ["--data", folder / "data.npz"], tmp_path / "net.tflite"
+    bits, plan = ["--size", "90%"], tmp_path / "plan.json"
+    geutil.done("bits", folder / "net", *data, *bits, "-o", plan)
+    for number, options in enumerate(
+        (["--skip", "last"], ["--bits", plan], ["--keep-norms", "--scheme", "int16x8"])
+    ):
+        simulated = tmp_path / f"simulated{number}"
+        geutil.done("quantize", folder / "net", *data, *options, "-o", simulated)
+        made = ["-o", file, "--force", *options]
+        said = geutil.done("quantize", folder / "net", *data, *made)
+        command = re.search("`geutil (check .* --layers)`", said)[1]
+        found = geutil.json(*shlex.split(command), "--steps", "9")
+        words = ["check", file, "--against", simulated, *data, "--layers"]
+        expected = geutil.json(*words, "--steps", "9")
+        assert noise(found) == noise(expected), options
+        assert found["outputs"] == expected["outputs"]
+        assert len(noise(found)) > 1
+    stripped = tflite.open(file)
+    stripped.strip(metadata=[NAME])
+    stripped.save(file, overwrite=True)
+    refused = geutil("check", file, "--against", folder / "net", *data, "--layers")
+    assert "keeps no ranges: make it with `geutil quantize --data`" in refused.err
+    data += ["--rounding", "gptq", "--force"]
+    said = geutil.done("quantize", folder / "net", *data, "-o", file)
+    assert "write the quantized model, too" in said
+    assert ranges_kept(tflite.open(file)) is None
+
+
+def test_data_are_told_of_before_a_model_is_opened(geutil, folder, tmp_path):
+    with np.load(folder / "data.npz") as archive:
+        images = archive["image"]
+    np.savez(tmp_path / "two.npz", picture=images, label=np.zeros(6))
+    # What cannot be opened is told after what is wrong with the data.
+    shutil.copytree(folder / "net", tmp_path / "net")
+    shutil.rmtree(tmp_path / "net" / "variables")
+    target = ["-o", tmp_path / "q"]
+    said = geutil("quantize", tmp_path / "net", *target, "--data", tmp_path / "two.npz")
+    assert "name each array as its input: numpy.savez" in said.err
+    np.save(tmp_path / "x.npy", np.uint8(images > 0))
+    data = ["--data", tmp_path / "x.npy", "--method", "min_max"]
+    said = geutil("quantize", folder / "net", *target, *data)
+    assert said.code == 0
+    assert said.err.count("0 to 255 is used as it is") == 1
+    assert "given uint8, 0 to 1, mean" in said.out
+
+
+def test_a_place_that_cannot_be_written_is_told_first(geutil, folder):
+    said = geutil("fold", folder / "net", "-o", "/proc/self/net.pb")
+    assert "'/proc/self/net.pb' cannot be written" in said.err
+    assert said.code == 1
 
 
 def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):

@@ -71,12 +71,9 @@ def wrong(folder, tmp_path_factory):
     with np.load(folder / "data.npz") as archive:
         image = archive["image"]
     np.savez(place / "data.npz", image=image)
-    np.savez(place / "named.npz", picture=image)
-    np.savez(place / "more.npz", image=image, label=np.zeros(6))
-    np.savez(place / "apart.npz", image=image, other=np.zeros(3))
+    np.savez(place / "named.npz", picture=image, label=np.zeros(6))
     np.savez(place / "wide.npz", image=np.zeros([2, 8, 8, 4], np.float32))
     np.savez(place / "empty.npz")
-    np.save(place / "array.npy", image)
     (place / "cut.npy").write_bytes(b"PK\3\4 and no more")
     return place
 
@@ -170,7 +167,7 @@ bits net --data data.npz --size 1% | the smallest takes
 bits net --data data.npz --size 60% -o data.npz | data.npz' is there already
 bits net --data data.npz --size 101% | --size
 bits net --data empty.npz --size 90% | empty
-quantize net -o new --data named.npz | 'image'
+quantize net -o new --data named.npz | 'image' & numpy.savez & arrays['picture']
 quantize net -o new --data empty.npz | empty
 quantize net -o new.tflite | --data
 quantize net -o new.tflite --data text.npz | numpy.savez
@@ -203,11 +200,9 @@ memory net --size x=8,8,3 | ['image']
 memory net.pb | frozen from
 diff net nowhere | there is nothing at
 check net other --data named.npz | 'picture'
-check net net --data array.npy | numpy.savez
 check net net --data cut.npy | numpy.savez
-check net net --data apart.npz | different numbers of samples
 check net net --data none.npz | there is no data
-check net net --data taken | no .npz file & numpy.savez
+check net net --data taken | no .npz or .npy file & numpy.savez
 check net more | do not match
 check net pixels | `geutil rename --input`
 check both net | pass --signature with one of
@@ -220,15 +215,13 @@ convert net -o new.pb --tf-ops | --tf-ops is for .tflite files
 convert both --signature text -o new.tflite | AsString & `geutil convert --tf-ops`
 convert net.tflite -o new | `geutil run`
 run NET --data named.npz | no array for input 'image'
-run NET --data more.npz | an array 'label' for no input
-run NET --data wide.npz | convert it first
+run NET --data wide.npz | [2,8,8,4], and the model takes [n,8,8,3]
 run NET --data none.npz | there is no data
-run NET --data empty.npz | has no sample
+run NET --data empty.npz | is empty: it holds no array
 run NET --data data.npz --rtol 1 | --against
 run NET --data data.npz -o new.txt | .npz
 run NET --data data.npz -o data.npz | --force
 run NET --data data.npz --against nowhere | there is nothing at
-run net --data data.npz --against pixels | 'pixels'
 run net.tflite --data data.npz --signature nope | 'nope'; it has ['serving_default']
 run two.tflite --data data.npz | has 2 signatures
 batch nowhere -o new --pipeline fold | there is nothing at

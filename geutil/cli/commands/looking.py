@@ -43,7 +43,7 @@ def view(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Of several models: a .npz file, or a directory of them, to colour "
+            help="Of several models: a .npz or .npy file, or a directory, to colour "
             "the layers of the last, a .tflite file, by their noise.",
             show_default=False,
         ),
@@ -101,7 +101,7 @@ def view(
         title = paths[0].absolute().name
         files.write_page(page, lambda: view_file(paths[0], title))
         return
-    batches = None if data is None else Batches(data, batch)
+    batches = None if data is None else Batches(data, batch).of_file(paths[-2])
     models = [files.read_drawn(path, signature) for path in paths]
     files.start_tensorflow()
     noise = None if batches is None else _noise_of(models, batches)
@@ -162,6 +162,7 @@ def _noise_of(models: Sequence[Any], batches: Batches) -> Int8Comparison:
             "none of the models simulates quantization, so the noise of layers is not "
             "known; pass the quantized model before the file, or leave out --data"
         )
+    batches = batches.fitted(quantized[-1].inputs)
     blob = Path(models[-1]).read_bytes()
     counted_batches = counted(batches, "running both", len(batches))
     return compare_int8(quantized[-1], blob, counted_batches, layers=True)
@@ -218,7 +219,7 @@ def check(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A .npz file, or a directory of them.", show_default=False),
+        typer.Option(help="A .npz or .npy file, or a directory.", show_default=False),
     ] = None,
     batch: BatchSize = 32,
     samples: Annotated[
@@ -240,7 +241,8 @@ def check(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Of a .tflite file: the quantized model that it was made from.",
+            help="Of a .tflite file: the quantized model that it was made from; with "
+            "--layers also the one in float that `geutil quantize` read.",
             show_default=False,
         ),
     ] = None,
@@ -302,11 +304,14 @@ def _check_models(
 ) -> int:
     """Run two models, show how far they are apart, and return the exit code."""
     files.check_source(paths[1])
+    if batches is not None:
+        batches = batches.of_file(paths[0], signature)
     ours, theirs = (files.read_model(path, signature) for path in paths)
     if batches is None:
         with working("running both"):
             comparison = ours.compare(theirs, None, samples, *limits)
     else:
+        batches = batches.fitted(ours.inputs)
         counted_batches = counted(batches, "running both", len(batches))
         comparison = ours.compare(theirs, counted_batches, samples, *limits)
     equal = comparison.equal
@@ -333,10 +338,14 @@ def _file_compared(
     html: Path | None,
 ) -> Int8Comparison:
     """Compare a file with its model, and draw both if there is to be a page."""
+    batches = batches.of_file(against, signature)
     model = files.read_model(against, signature)
+    batches = batches.fitted(model.inputs)
     from geutil import report
     from geutil.quantize import compare_int8
 
+    if layers:
+        _restore_quantization(model, path, against)
     blob = path.read_bytes()
     counted_batches = counted(batches, "running both", len(batches))
     comparison = compare_int8(model, blob, counted_batches, layers=layers)
@@ -346,6 +355,28 @@ def _file_compared(
             html, lambda: report.diff(model, blob, labels=labels, report=comparison)
         )
     return comparison
+
+
+def _restore_quantization(model: Any, path: Path, against: Path) -> None:
+    """Quantize a model in float as the file says that it was made from it."""
+    from geutil import tflite
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.quantize.kept_ranges import ranges_kept
+    from geutil.report.stages import simulates_quantization
+
+    if simulates_quantization(model):
+        return
+    kept = ranges_kept(tflite.open(path))
+    if kept is None:
+        raise files.CommandError(
+            f"'{against}' holds no FakeQuant op, and '{path}' keeps no ranges: make it "
+            "with `geutil quantize --data`, or pass the quantized model that it was "
+            "made from"
+        )
+    with working("quantizing as the file was"):
+        if kept.folded:
+            fold_batch_norms(model)
+        kept.restore(model)
 
 
 _SHOWN = 12
