@@ -141,7 +141,7 @@ def runtime_of(ops: Iterable[LiteOp]) -> str:
         >>> runtime_of(tflite.LiteOp(kind, [], []) for kind in ("GELU", "RESHAPE"))
         '2.9.0'
     """
-    found = (0,)
+    found: tuple[int, ...] = (0,)
     for kind, version in {(op.kind, op.version) for op in ops if not op.is_custom}:
         releases = _RELEASES.get(kind, [])
         if version <= len(releases):

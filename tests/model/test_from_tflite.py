@@ -263,6 +263,28 @@ def test_a_float_file_gets_the_integers_that_its_source_gets(network):
     np.testing.assert_allclose(steps, wanted, rtol=1e-4)
 
 
+def test_zeros_that_are_filled_in_are_converted_again():
+    w = tf.constant(np.random.default_rng(0).normal(size=(4, 4)), tf.float32)
+    spec = tf.TensorSpec([None, 4], tf.float32, name="x")
+
+    @tf.function(autograph=False, input_signature=[spec])
+    def body(x):
+        rows = tf.shape(x)[0]
+        return {
+            "y": x @ w + tf.zeros([rows, 4]) @ w + tf.zeros([rows, 4, 1])[..., 0] @ w
+        }
+
+    m = model.open(body)
+    x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    quantize(m, is_training=False)
+    calibrate(m, [{"x": x}])
+    blob = to_int8(m)
+    again = to_int8(model.from_tflite(blob))
+    assert "FILL" in [op.kind for op in tflite.open(again).ops]
+    levels = [_levels(each, "x", x[:1]) for each in (blob, again)]
+    assert levels[0] == levels[1]
+
+
 def test_flex_ops_are_the_ops_of_tensorflow():
     m = model.from_tflite(SAMPLES["flex"]().blob)
     x = np.float32([[4, 2, 0], [2, 5, 1], [0, 1, 3]])

@@ -164,7 +164,8 @@ def pack_weights(graph: LiteGraph) -> None:
     """
     for tensor in graph.tensors:
         value = tensor.value if tensor.dtype == "int8" else None
-        if value is None or np.abs(value).max(initial=0) > _MOST_IN_4_BITS:
+        # In 8 bits -128 is its own absolute value.
+        if value is None or np.abs(value.astype(int)).max(initial=0) > _MOST_IN_4_BITS:
             continue
         readers = tensor.consumers
         if readers and all(_takes_4_bits(op, tensor, value) for op in readers):
