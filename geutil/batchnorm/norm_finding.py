@@ -69,8 +69,8 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
     root of a parameter and a small constant, and shift. Steps around those belong to it
     that subtract a mean before, or scale and shift behind. Layer norms are none: they
     divide by the root of a value that depends on each example. Where constants were
-    folded no root is left: a layer, and then a multiplication and an addition of
-    vectors.
+    folded, and in models of TFLite files, no root is left: a layer, and then a
+    multiplication and an addition of parameters that are vectors.
     """
     return _Finder(graph, origins, liveness).find()
 
@@ -216,13 +216,13 @@ class _Finder:
     def _bare(
         self, scale: AffineStep, norm_ops: Collection[Operation]
     ) -> list[AffineStep]:
-        """Return a scale and a shift by constants, if a layer comes before them."""
-        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_constant(
+        """Return a scale and a shift by parameters, if a layer comes before them."""
+        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_by_parameter(
             scale
         ):
             return []
         shift = self._behind(scale)
-        if shift is None or not shift.adds or not self._is_constant(shift):
+        if shift is None or not shift.adds or not self._is_by_parameter(shift):
             return []
         if shift.op in norm_ops:
             return []
@@ -241,9 +241,9 @@ class _Finder:
             waiting.append(link.data.op)
         return [scale, shift]
 
-    def _is_constant(self, step: AffineStep) -> bool:
+    def _is_by_parameter(self, step: AffineStep) -> bool:
         (operand,) = step.parameters
-        return step.axis is not None and self._origins.of(operand) is Origin.CONSTANT
+        return step.axis is not None and self._origins.is_parameter(operand)
 
 
 def _measures_only(op: Operation, liveness: Liveness) -> bool:
