@@ -31,7 +31,6 @@ export class Chart {
     private readonly height = HEIGHT,
     private axis: Axis = "ops",
   ) {
-    this.panel.setAttribute("aria-label", "memory over the step");
   }
 
   /** Draws; to be called when the panel has a width. */
@@ -67,6 +66,7 @@ export class Chart {
   }
 
   private draw(): void {
+    this.panel.setAttribute("aria-label", `memory over ${this.axis}`);
     this.starts = startsOn(this.axis, this.timelines);
     const curves = this.timelines.map((line, index) => pointsOf(line, this.starts[index]));
     this.plot?.destroy();
@@ -79,10 +79,7 @@ export class Chart {
       height: this.height,
       legend: { show: false },
       scales: { x: { time: false }, y: { range: (_, __, most) => [0, most * 1.12] } },
-      axes: [
-        axis({ label: this.axis === "ops" ? "ops in order of execution" : timeLabel(this.timelines) }),
-        axis({ label: this.height < HEIGHT ? "MB held" : "held, MB (10⁶ bytes)", size: 64 }),
-      ],
+      axes: this.height < HEIGHT ? [axis({ size: 26 }), axis({ label: "MB held", size: 64 })] : this.axes(),
       series: [
         {},
         ...this.timelines.map((line, index) => ({
@@ -99,6 +96,11 @@ export class Chart {
         setCursor: [(plot) => this.tell(plot)],
       },
     };
+  }
+
+  private axes(): uPlot.Axis[] {
+    const label = this.axis === "ops" ? "ops in order of execution" : timeLabel(this.timelines);
+    return [axis({ label }), axis({ label: "held, MB (10⁶ bytes)", size: 64 })];
   }
 
   private tell(plot: uPlot): void {
