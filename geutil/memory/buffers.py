@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
 from geutil.memory.allocator import Allocator, Taken, replay
-from geutil.memory.program import Node, Program, phases_of
+from geutil.memory.program import Node, Program, Ran, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
@@ -256,7 +256,13 @@ class Simulation:
         place = {i: step for step, i in enumerate(self.order)}
         # Nodes go by their number in the program, phases by the place in the order.
         phases = phases_of(
-            (nodes[i].name, [place[j] for j in needs[i]]) for i in self.order
+            Ran(
+                nodes[i].name,
+                nodes[i].type,
+                [place[j] for j in needs[i]],
+                sum(program.sizes[t] for t in nodes[i].outputs),
+            )
+            for i in self.order
         )
         named = (nodes[i].name for i in self.order)
         return Timeline(

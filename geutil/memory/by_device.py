@@ -381,7 +381,7 @@ def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]
         held[device][1] += constant_bytes([op], step.size_of)
     return [
         replace(
-            sorted(runs[number], key=lambda timeline: timeline.peak)[SEEDS // 2],
+            step.timed(sorted(runs[number], key=lambda line: line.peak)[SEEDS // 2]),
             variable_bytes=held[name][0],
             constant_bytes=held[name][1],
         )

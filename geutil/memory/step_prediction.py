@@ -26,6 +26,7 @@ from geutil.memory.program import Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
 from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
 from geutil.memory.timeline import Timeline
+from geutil.memory.times import Times, op_times
 from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
@@ -137,6 +138,8 @@ class Step:
     size_of: Callable[[Tensor], int]
     # Raises PredictionError if `size_of` did not know a tensor.
     check: Callable[[], None]
+    # The time of an op, estimated.
+    time_of: Times
     fetched: Sequence[Tensor] = ()
 
     def merged(self) -> Step:
@@ -151,6 +154,7 @@ class Step:
 
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
+        timeline = self.timed(timeline)
         counted = set(self.devices)
         if kind_of(self.home) != "CPU":
             # The host of a GPU does not count: the sum is the GPU's.
@@ -162,6 +166,12 @@ class Step:
             "geutil.memory.predict_by_device tells each"
         )
         return replace(timeline, note=note)
+
+    def timed(self, timeline: Timeline) -> Timeline:
+        """Return a timeline of the step with the estimated time of each op."""
+        times = {op.name: self.time_of(op) for op in self.ops}
+        moments = (replace(m, time=times.get(m.op, 0.0)) for m in timeline.moments)
+        return replace(timeline, moments=tuple(moments))
 
 
 def executed_step(
@@ -275,7 +285,8 @@ def _read(
         )
     devices = [op.device or home for op in scratch_ops]
     check = partial(graph_shapes.check, fed)
-    return Step(program, scratch_ops, devices, home, size_of, check, fetched)
+    time_of = op_times(scratch_ops, {op: called.time for op, called in calls.items()})
+    return Step(program, scratch_ops, devices, home, size_of, check, time_of, fetched)
 
 
 def _keep_loops(graph_def: Any) -> None:

@@ -202,9 +202,17 @@ def timeline_of(
         buffers += receipts
     levels, at_peak = _replay(executions, buffers)
     allocating = {buffer.execution for buffer in buffers}
+    made = Counter[int]()
+    for buffer in buffers:
+        made[buffer.execution] += buffer.tensor.bytes
+    phases = _phases(names, nodes, made)
+    seconds = [
+        (stats.op_end_rel_micros - stats.op_start_rel_micros) / 1e6
+        for stats in executions
+    ]
     moments = tuple(
         moment
-        for i, moment in enumerate(map(Moment, names, levels, _phases(names, nodes)))
+        for i, moment in enumerate(map(Moment, names, levels, phases, seconds))
         if i in allocating or types.get(moment.op, "_Arg") not in _NO_WORK
     )
     # With the constants that Grappler folded.
@@ -233,13 +241,21 @@ def timelines_by_device(
     return timelines
 
 
-def _phases(names: Sequence[str], nodes: Iterable[Any]) -> list[str]:
-    """Return the phase of each op that ran, by the edges of the graph that ran."""
+def _phases(
+    names: Sequence[str], nodes: Sequence[Any], made: Mapping[int, int]
+) -> list[str]:
+    """Return the phase of each op that ran, by the edges of the graph that ran.
+
+    `made` has the bytes that ops allocated, by their places.
+    """
+    kinds = {node.name: node.op for node in nodes}
     inputs = {node.name: [maker_of(name)[0] for name in node.input] for node in nodes}
     ran: dict[str, int] = {}
-    steps: list[tuple[str, list[int]]] = []
+    steps: list[program.Ran] = []
     for place, name in enumerate(names):
-        steps.append((name, [ran[i] for i in inputs.get(name, ()) if i in ran]))
+        reads = [ran[i] for i in inputs.get(name, ()) if i in ran]
+        size = made.get(place, 0)
+        steps.append(program.Ran(name, kinds.get(name, ""), reads, size))
         ran[name] = place
     return program.phases_of(steps)
 
