@@ -1,84 +1,41 @@
-"""Models, data and pages in files; TensorFlow is started only for them.
-
-Importing it takes seconds, and its C++ part writes to stderr while it starts, whatever
-its logging is set to; that of older releases also while it converts to TFLite.
-"""
+"""Models, data and pages in files; TensorFlow is started only for them."""
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.cli.child import go_on_in_a_child
 from geutil.cli.options import ModelFormat
-from geutil.cli.output import VERBOSE, working
+from geutil.cli.output import working
 from geutil.errors import GeutilError
 from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
+from geutil.writing import written_atomically
 
 if TYPE_CHECKING:
     from geutil.model import Model
     from geutil.report import Page
     from geutil.select.networks.data import NpzBatches
 
-_STDERR = 2
-
 
 def start_tensorflow() -> None:
-    """Import TensorFlow; what it says is told only if that fails.
+    """Import TensorFlow.
 
-    The command goes on in a process of its own for it.
+    Raises:
+        CommandError: it cannot be imported.
     """
     if "tensorflow" in sys.modules:
         return
-    go_on_in_a_child()
-    with working("starting TensorFlow"), held_back(told_after_errors=True):
-        import tensorflow  # noqa: F401
-
-
-@contextmanager
-def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
-    """Hold back what TensorFlow's C++ part writes to the process's stderr.
-
-    What Python writes there is not held back.
-    """
-    if VERBOSE.get():
-        yield
-        return
-    with tempfile.TemporaryFile() as capture_file:
-        original_stderr = os.dup(_STDERR)
-        os.dup2(capture_file.fileno(), _STDERR)
+    with working("starting TensorFlow"):
         try:
-            with _python_writes_to(original_stderr):
-                yield
-        except BaseException:
-            if told_after_errors:
-                capture_file.seek(0)
-                os.write(original_stderr, capture_file.read())
-            raise
-        finally:
-            os.dup2(original_stderr, _STDERR)
-            os.close(original_stderr)
-
-
-@contextmanager
-def _python_writes_to(descriptor: int) -> Iterator[None]:
-    before = sys.stderr
-    if before is not sys.__stderr__:
-        # Somebody keeps it elsewhere already.
-        yield
-        return
-    with open(descriptor, "w", buffering=1, closefd=False) as sys.stderr:
-        try:
-            yield
-        finally:
-            sys.stderr = before
+            import tensorflow  # noqa: F401
+        except ImportError as error:
+            raise CommandError(
+                f"TensorFlow does not start: {error}; --verbose shows all that it said"
+            ) from error
 
 
 _SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
@@ -147,7 +104,7 @@ def read_model(path: Path, signature: str | None = None) -> Model:
     start_tensorflow()
     from geutil.model import open
 
-    with working(f"opening {path.name}"), held_back():
+    with working(f"opening {path.name}"):
         return open(str(path), signature=signature)
 
 
@@ -188,20 +145,14 @@ def write_model(
 ) -> None:
     """Write a model."""
     form = format_of(path, chosen)
-    # Else what is said is geutil's own.
-    quiet = held_back() if form is ModelFormat.tflite else nullcontext()
-    with working(f"writing {path.name}"), quiet:
+    with working(f"writing {path.name}"):
         model.save(path, form.value, overwrite=force, select_tf_ops=tf_ops)
 
 
 def write_bytes(blob: bytes, path: Path) -> None:
     """Write a file whole, or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    try:
+    with written_atomically(path, overwrite=True) as new:
         new.write_bytes(blob)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import Any
 
-from geutil.cli import child
+from geutil.cli.guard import guarded
 from geutil.cli.wording import in_words
 from geutil.errors import GeutilError
 
@@ -22,6 +22,14 @@ _MISSING = (
 
 def main() -> None:
     """Run the command; exit with 0 if it did what was asked for."""
+    code = guarded(_run, verbose="--verbose" in sys.argv)
+    # Python's last collection would take a second for what the process frees anyway.
+    gc.freeze()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command with the arguments of the process; return its exit code."""
     # What TensorFlow's C++ part says at its start is for its own developers.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
@@ -30,12 +38,8 @@ def main() -> None:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
         print(_MISSING, file=sys.stderr)
-        sys.exit(1)
-    child.PARENT.set(not child.is_child())
-    code = run(app, sys.argv[1:])
-    # Python's last collection would take a second for what the process frees anyway.
-    gc.freeze()
-    sys.exit(code)
+        return 1
+    return run(app, sys.argv[1:])
 
 
 def run(app: Any, arguments: list[str]) -> int:
@@ -43,16 +47,14 @@ def run(app: Any, arguments: list[str]) -> int:
 
     What geutil, TensorFlow or the system refuses is told in one line, and so is what
     nobody expected; with --debug anywhere among the arguments, with its traceback.
-    With --verbose, what TensorFlow and its converters say is not held back.
     """
     import typer
 
-    from geutil.cli import output
-
     debug = "--debug" in arguments
-    before = output.VERBOSE.set("--verbose" in arguments)
-    warnings = _Warnings(logging.WARNING)
-    logging.getLogger("geutil").addHandler(warnings)
+    warnings, logger = _Warnings(logging.WARNING), logging.getLogger("geutil")
+    logger.addHandler(warnings)
+    # TensorFlow has a handler for all, which would tell them once more.
+    propagated, logger.propagate = logger.propagate, False
     everywhere = ("--debug", "--verbose")
     arguments = [argument for argument in arguments if argument not in everywhere]
     command = _command(app)
@@ -76,8 +78,8 @@ def run(app: Any, arguments: list[str]) -> int:
         _tell(_said(error))
         return 1
     finally:
-        output.VERBOSE.reset(before)
-        logging.getLogger("geutil").removeHandler(warnings)
+        logger.propagate = propagated
+        logger.removeHandler(warnings)
     return result if isinstance(result, int) else 0
 
 

@@ -4,67 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from geutil.cli.child import note
-
-T = TypeVar("T")
-VERBOSE = ContextVar("VERBOSE", default=False)
-"""Whether what TensorFlow and its converters say is shown, too."""
+from geutil.notes import STEP, note
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show on a terminal that something takes its time, and how long it has."""
-    note(what)
+    note(STEP, what)
     if not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with _stderr() as console, Progress(*columns, console=console, transient=True) as p:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as p:
         p.add_task(f"{what} …", total=None)
         yield
-
-
-def counted(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield items; on a terminal, show a bar of how many of them were there."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with _stderr() as console, Progress(*columns, console=console, transient=True) as p:
-        yield from p.track(items, total, description=what)
-
-
-@contextmanager
-def _stderr() -> Iterator[Any]:
-    """Give a console on stderr that stays there if the process's stderr moves."""
-    from rich.console import Console
-
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
-        yield Console(file=terminal)
 
 
 def show(result: Any, *, as_json: bool) -> None:

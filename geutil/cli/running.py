@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from geutil.cli import files
 from geutil.cli.files import Batches, CommandError
-from geutil.cli.output import counted
 from geutil.errors import QuantizeError
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +150,7 @@ def outputs_on(side: Runnable, data: Path, batch: int) -> Arrays:
     batches = Batches(data, side.batch or batch)
     parts: dict[str, list[Any]] = {name: [] for name in side.outputs}
     counts = []
-    for arrays in counted(batches, f"running {side.path.name}", len(batches)):
+    for arrays in counted(batches, len(batches), None, f"running {side.path.name}"):
         inputs = fed(side, arrays)
         counts.append(_samples(side, inputs))
         for name, value in side.call(inputs).items():

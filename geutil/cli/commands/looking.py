@@ -22,8 +22,9 @@ from geutil.cli.options import (
     SourceOrLite,
     SourcesOrLite,
 )
-from geutil.cli.output import counted, plain, show, show_rows, working
+from geutil.cli.output import plain, show, show_rows, working
 from geutil.cli.wording import in_words, meant
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     from geutil.quantize import Int8Comparison
@@ -163,7 +164,7 @@ def _noise_of(models: Sequence[Any], batches: Batches) -> Int8Comparison:
             "known; pass the quantized model before the file, or leave out --data"
         )
     blob = Path(models[-1]).read_bytes()
-    counted_batches = counted(batches, "running both", len(batches))
+    counted_batches = counted(batches, len(batches), None, "running both")
     return compare_int8(quantized[-1], blob, counted_batches, layers=True)
 
 
@@ -307,7 +308,7 @@ def _check_models(
         with working("running both"):
             comparison = ours.compare(theirs, None, samples, *limits)
     else:
-        counted_batches = counted(batches, "running both", len(batches))
+        counted_batches = counted(batches, len(batches), None, "running both")
         comparison = ours.compare(theirs, counted_batches, samples, *limits)
     equal = comparison.equal
     if as_json:
@@ -338,7 +339,7 @@ def _file_compared(
     from geutil.quantize import compare_int8
 
     blob = path.read_bytes()
-    counted_batches = counted(batches, "running both", len(batches))
+    counted_batches = counted(batches, len(batches), None, "running both")
     comparison = compare_int8(model, blob, counted_batches, layers=layers)
     if html is not None:
         labels = (against.name, path.name)

@@ -8,7 +8,8 @@ import typer
 
 from geutil.cli.files import CommandError, check_page, read_model, write_page
 from geutil.cli.options import Force, Html, Json, Signature, Source
-from geutil.cli.output import counted, plain, show, show_rows, working
+from geutil.cli.output import plain, show, show_rows, working
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     from geutil.gradients import PlanCurve
@@ -184,7 +185,7 @@ def _show_largest(
     sizes = BatchSizes(
         model, lambda rows: input_shapes(model, rows, shapes), limit, device
     )
-    fits = list(counted(sizes.fits(), "looking for the largest batch", WAYS))
+    fits = list(counted(sizes.fits(), WAYS, None, "looking for the largest batch"))
     if as_json:
         columns = ["gradients", "largest_batch", "bytes_with_variables"]
         told = [(name, fit.batch, fit.bytes) for name, fit in fits]

@@ -394,7 +394,7 @@ def _write(
     from geutil.quantize import least_memory_order, to_tflite
 
     reports: dict[str, Any] = {}
-    with working("converting"), files.held_back():
+    with working("converting"):
         name = None if scheme is None else scheme.value
         blob = to_tflite(model, scheme=name, **types_of_ends)
     if order is FileOrder.least_memory:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from geutil.errors import ModelError
 from geutil.notebook_display import Shown
+from geutil.notes import MADE, note
 
 BatchAction: TypeAlias = Literal[
     "done",
@@ -215,6 +216,7 @@ def _read(content: Any, file: Path) -> BatchReport:
 def write_json(path: Path, content: Any) -> None:
     """Write a file whole, or not at all."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    note(MADE, str(new))
     try:
         new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         new.replace(path)
