@@ -1,13 +1,13 @@
-"""Commands that are stopped: at so many points, by each signal, with all that they leave.
+"""Commands that are stopped at many points, by each signal, and all that they leave.
 
-`python -m benchmarks.stopping [--only COMMAND] [--by SIGINT] [--points 20] [--start 0]`
+`python -m benchmarks.stopping [--only COMMAND] [--by SIGINT] [--points 20] [--in-turn]`
 prints a line for each command and signal, and exits with 1 if anything went wrong.
 
 A point is an event of Python's audit (a file is opened or renamed, a module imported, a
 process started), counted, so that it does not depend on the clock. There the worker
 sleeps and holds Python's lock, as C++ may do for as long. Half of the points are events
-that change files, the others are spread over all. Processes are forks of this one, which
-imports TensorFlow and does no more, and is told of all that they leave behind.
+that change files, the others are spread over all. Processes are forks of this one,
+which imports TensorFlow and does no more, and is told of all that they leave behind.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -279,9 +280,9 @@ def _files(folder: Path) -> set[str]:
 def _forked(what: Callable[[], Any]) -> int:
     """Fork a process that does something, and return its number."""
     process = os.fork()
-    if process:
-        return process
-    _do(what)
+    if not process:
+        _do(what)
+    return process
 
 
 def _do(what: Callable[[], Any]) -> NoReturn:
@@ -369,6 +370,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(COMMANDS))
     parser.add_argument("--by", nargs="*", default=list(CODES))
     parser.add_argument("--points", type=int, default=20)
+    parser.add_argument("--in-turn", action="store_true", help="one signal a point")
     given = parser.parse_args()
     # Orphans become children of this process, so that none is overlooked.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -379,14 +381,14 @@ def main() -> int:
         place = Place(Path(folder).resolve())
         for command in given.only:
             at = points(*place.events(command), given.points)
-            for by in given.by:
-                runs = [place.stop(command, by, point) for point in at]
+            for stops in [given.by] if given.in_turn else [[by] for by in given.by]:
+                runs = list(map(place.stop, repeat(command), cycle(stops), at))
                 stopped = [run for run in runs if run.reached]
                 wrong = [f"at {r.point}: {', '.join(r.wrong)}" for r in runs if r.wrong]
                 any_wrong |= bool(wrong)
                 longest = max((run.seconds for run in stopped), default=0.0)
                 told = "; ".join(wrong) or "nothing"
-                row = (command, by, len(stopped), f"{longest:.2f}", told)
+                row = (command, ", ".join(stops), len(stopped), f"{longest:.2f}", told)
                 print(f"| {' | '.join(map(str, row))} |", flush=True)
     return int(any_wrong)
 

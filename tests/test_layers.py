@@ -39,6 +39,7 @@ FOR_ALL = {
     "formats",
     "lazy",
     "notebook_display",
+    "notes",
     "progress",
     "version",
     "writing",
@@ -72,6 +73,7 @@ OWN_PRIVATE = {
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.
     "model.batch_jobs.processes": {"_exit"},
+    "cli.guard": {"_exit"},
     # And of one that TensorFlow would keep waiting.
     "memory.measuring.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.

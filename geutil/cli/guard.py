@@ -215,7 +215,7 @@ def _name(number: int) -> str:
 
 
 def _clear(notes: Path, why: str) -> None:
-    """Remove what a dead worker left, and tell why it ended, unless it did by itself."""
+    """Remove all that a dead worker left; tell why it ended, if not by itself."""
     if why:
         _kill_others(notes)
     found = noted(notes)
@@ -265,8 +265,8 @@ def _environment(process: Path) -> list[bytes]:
         return []
 
 
-class _NotedFile(FileIO):
-    """The standard output, which notes that it is written to before it is."""
+class _Output(FileIO):
+    """The standard output, which notes its first write; whoever reads may leave."""
 
     _is_noted = False
 
@@ -274,7 +274,10 @@ class _NotedFile(FileIO):
         if not self._is_noted:
             note(SHOWN)
             self._is_noted = True
-        return super().write(data)
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
 
 
 def _hold_back(*, everything: bool) -> None:
@@ -283,7 +286,7 @@ def _hold_back(*, everything: bool) -> None:
     Args:
         everything: whether C++, which knows them as 1 and 2, writes to nowhere.
     """
-    sys.stdout = _stream(_NotedFile(os.dup(_STDOUT), "w"), sys.stdout)
+    sys.stdout = _stream(_Output(os.dup(_STDOUT), "w"), sys.stdout)
     sys.stderr = _stream(FileIO(os.dup(_STDERR), "w"), sys.stderr)
     if everything:
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -68,10 +68,6 @@ def run(app: Any, arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         _tell("stopped")
         return 130
-    except BrokenPipeError:
-        # Who reads has seen enough; Python would complain of it once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()
