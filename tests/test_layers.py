@@ -41,6 +41,7 @@ FOR_ALL = {
     "notebook_display",
     "notes",
     "progress",
+    "sizes",
     "version",
     "writing",
 }

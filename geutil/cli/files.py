@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import working
 from geutil.errors import GeutilError
-from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
+from geutil.formats import (
+    BY_SUFFIX,
+    DIRECTORY,
+    TFLITE_SUFFIX,
+    foreign_kind,
+    format_by_name,
+    refusal,
+)
 from geutil.writing import written_atomically
 
 if TYPE_CHECKING:
@@ -44,6 +53,17 @@ _READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
 
 class CommandError(GeutilError, ValueError):
     """What the command is asked for cannot be done."""
+
+
+def compiled(regex: str) -> re.Pattern[str]:
+    """Compile a regular expression; refuse text that is none."""
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise CommandError(
+            f"'{regex}' is no regular expression: {error}; write a backslash before a "
+            "character that stands for itself"
+        ) from error
 
 
 def check_scope(model: Model, scope: str | None) -> None:
@@ -101,11 +121,25 @@ def _what_is(path: Path) -> str:
 def read_model(path: Path, signature: str | None = None) -> Model:
     """Open a model, and start TensorFlow for that."""
     check_source(path)
+    if "tensorflow" not in sys.modules and not is_text(path):
+        _check_content(path, signature)
     start_tensorflow()
     from geutil.model import open
 
     with working(f"opening {path.name}"):
         return open(str(path), signature=signature)
+
+
+def _check_content(path: Path, signature: str | None) -> None:
+    """Refuse a damaged file, or a signature that it has not, without TensorFlow."""
+    from geutil.model import inspect
+
+    with working(f"reading {path.name}"):
+        signatures = inspect(str(path)).signatures
+    if path.is_dir() and signature is not None and signature not in signatures:
+        raise CommandError(
+            f"'{path}' has no signature '{signature}'; it has {[*signatures]}"
+        )
 
 
 def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
@@ -116,8 +150,16 @@ def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
 
 def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:
     """Refuse to write a model where it cannot be, before there is any work done."""
-    reason = refusal(path, format_of(path, chosen).value)
-    if reason is not None:
+    suffix = path.suffix
+    # Versions, as in net.v2, have digits.
+    if chosen is None and suffix[1:].isalpha() and suffix.lower() not in BY_SUFFIX:
+        reason = refusal(path, DIRECTORY) or (
+            f"'{path}' is called a {suffix} file, which geutil does not write; name a "
+            "SavedModel directory without a suffix, or pass --format saved_model"
+        )
+    else:
+        reason = refusal(path, format_of(path, chosen).value) or ""
+    if reason:
         raise CommandError(reason)
     check_place(path, force)
 
@@ -128,6 +170,11 @@ def check_place(path: Path, force: bool) -> None:
         raise CommandError(f"'{path}' is there already; pass --force to replace it")
     if not path.absolute().parent.is_dir():
         raise CommandError(f"there is no directory '{path.parent}' to write to")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise CommandError(
+            f"nothing can be written to the directory '{path.parent}': permission "
+            "denied; choose another one"
+        )
 
 
 def format_of(path: Path, chosen: ModelFormat | None) -> ModelFormat:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from geutil.notes import FOLDER, MADE, MOVED, SHOWN, STEP, VARIABLE, note, noted
 from geutil.writing import remove_made, was_moved
@@ -48,8 +48,8 @@ _SHOWN_FILES = 3
 def guarded(work: Callable[[], int], *, verbose: bool) -> int:
     """Do the work of a command so that it can be stopped; return the exit code.
 
-    It returns in two processes: in the first one and, with a code of its own, in the
-    worker. Where processes cannot fork, or no folder can be made, there is but one.
+    The first process returns, and no other one. Where processes cannot fork, or no
+    folder can be made, it does the work itself.
 
     Args:
         work: returns the exit code.
@@ -71,27 +71,51 @@ def guarded(work: Callable[[], int], *, verbose: bool) -> int:
     notes = folder / "notes"
     notes.touch()
     guard = os.fork()
-    if guard:
-        os.close(heard)
-        return _first(guard, notes)
-    os.close(told)
+    if not guard:
+        os.close(told)
+        _start(work, heard, notes, verbose=verbose)
+    os.close(heard)
+    return _first(guard, notes)
+
+
+def _start(
+    work: Callable[[], int], heard: int, notes: Path, *, verbose: bool
+) -> NoReturn:
+    """Be the guard: start the worker, and wait for it."""
     # Signals of the terminal reach the first process alone.
     os.setsid()
     _set_signals(signal.SIG_IGN)
     alive, end = os.pipe()
     worker = os.fork()
-    if worker:
-        os.close(end)
-        _guard(worker, heard, alive, notes)
-    os.close(heard)
-    os.close(alive)
-    os.setpgid(0, 0)
-    _set_signals(signal.SIG_DFL)
-    os.environ.update({VARIABLE: str(notes), "TMPDIR": str(folder)})
-    tempfile.tempdir = None
-    note(_WORKER, os.getpid())
-    _hold_back(everything=not verbose)
-    return work()
+    if not worker:
+        os.close(heard)
+        os.close(alive)
+        _work(work, notes, verbose=verbose)
+    os.close(end)
+    _guard(worker, heard, alive, notes)
+
+
+def _work(work: Callable[[], int], notes: Path, *, verbose: bool) -> NoReturn:
+    """Be the worker, up to the end of this process."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        _set_signals(signal.SIG_DFL)
+        os.environ.update({VARIABLE: str(notes), "TMPDIR": str(notes.parent)})
+        tempfile.tempdir = None
+        note(_WORKER, os.getpid())
+        _hold_back(everything=not verbose)
+        code = work()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Without Python's last collection: the system frees all, and faster.
+        os._exit(code)
 
 
 def _passing_on(pipe: int) -> Callable[[int, Any], None]:
@@ -136,7 +160,7 @@ def _is_killed(group: int) -> bool:
     return True
 
 
-def _guard(worker: int, heard: int, alive: int, notes: Path) -> None:
+def _guard(worker: int, heard: int, alive: int, notes: Path) -> NoReturn:
     """Wait for the end of the worker, or a reason to kill it; end this process.
 
     Args:

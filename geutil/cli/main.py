@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 import sys
@@ -22,10 +21,7 @@ _MISSING = (
 
 def main() -> None:
     """Run the command; exit with 0 if it did what was asked for."""
-    code = guarded(_run, verbose="--verbose" in sys.argv)
-    # Python's last collection would take a second for what the process frees anyway.
-    gc.freeze()
-    sys.exit(code)
+    sys.exit(guarded(_run, verbose="--verbose" in sys.argv))
 
 
 def _run() -> int:

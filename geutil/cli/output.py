@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil.notes import STEP, note
+from geutil.sizes import size_text
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def show_written(model: Any, written: Any, *, as_json: bool) -> None:
         "signature": model.signature,
         "inputs": _described(model.inputs),
         "outputs": _described(model.outputs),
-        "ops": len(model.graph.get_operations()),
+        "ops": model.op_count,
         "written": plain(written),
     }
     show(described, as_json=True)
@@ -66,29 +67,53 @@ def _described(tensors: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class Size(int):
+    """A number of bytes, in a table; people see it with a unit."""
+
+    def __str__(self) -> str:
+        return size_text(self)
+
+
 def show_rows(
     titles: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool
 ) -> None:
-    """Print a table; into a pipe, rows of words with tabs between them."""
+    """Print a table; into a pipe, lines of values with tabs between them.
+
+    Without a terminal, sizes are numbers of bytes, and the heads of columns say so.
+    """
     listed = [list(row) for row in rows]
     if as_json:
         keys = [title.replace(" ", "_") for title in titles]
         show([dict(zip(keys, row, strict=True)) for row in listed], as_json=True)
         return
     if not sys.stdout.isatty():
-        for row in listed:
-            print("\t".join(map(str, row)))
+        columns = [*zip(*listed, strict=True)] or [()] * len(titles)
+        heads = [
+            f"{title}, bytes"
+            if any(isinstance(cell, Size) for cell in column)
+            else title
+            for title, column in zip(titles, columns, strict=True)
+        ]
+        for row in (heads, *listed):
+            print("\t".join(map(_field, row)))
         return
     from rich.console import Console
     from rich.table import Table
 
     console = Console(markup=False, emoji=False, highlight=False)
-    cells = [[str(cell) for cell in row] for row in listed]
+    cells = [["" if cell is None else str(cell) for cell in row] for row in listed]
     widths = _widths([list(titles), *cells], console.width)
     table = Table(*titles, box=None)
     for row in cells:
         table.add_row(*map(cut_in_middle, row, widths))
     console.print(table)
+
+
+def _field(value: Any) -> str:
+    """Return a value of a table as text that another program reads, on one line."""
+    if isinstance(value, Size):
+        return str(int(value))
+    return "" if value is None else " ".join(str(value).split())
 
 
 _BESIDE = 2

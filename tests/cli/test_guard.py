@@ -34,11 +34,11 @@ def blocked(place, *before, more="", **options):
     """Give a command that has come to a TensorFlow that blocks it for good."""
     there = place / "there"
     (place / "tensorflow.py").write_text(BLOCKS.format(there=str(there), more=more))
-    (place / "net.pb").touch()
+    (place / "net.pbtxt").touch()
     (place / "tmp").mkdir()
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [*before, *COMMAND, "ops", str(place / "net.pb")],
+        [*before, *COMMAND, "ops", str(place / "net.pbtxt")],
         env={
             **environment(TMPDIR=str(place / "tmp")),
             "PYTHONPATH": os.pathsep.join([str(place), environment()["PYTHONPATH"]]),

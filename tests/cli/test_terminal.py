@@ -95,7 +95,7 @@ def test_without_a_terminal_nothing_is_shown(capsys, monkeypatch):
     with working("opening net"):
         assert list(counted("abc", 3, None, "calibrating")) == ["a", "b", "c"]
     show_rows(["name"], [("a/Conv2D",)], as_json=False)
-    assert capsys.readouterr() == ("a/Conv2D\n", "")
+    assert capsys.readouterr() == ("name\na/Conv2D\n", "")
 
 
 def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
@@ -118,9 +118,9 @@ def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
 def command_with(tensorflow, folder, stderr, *options):
     """Run the command where this is TensorFlow."""
     (folder / "tensorflow.py").write_text(f"import os, sys\n{tensorflow}\n")
-    (folder / "net.pb").touch()
+    (folder / "net.pbtxt").touch()
     return subprocess.run(
-        [*COMMAND, "ops", str(folder / "net.pb"), *options],
+        [*COMMAND, "ops", str(folder / "net.pbtxt"), *options],
         env={**environment(TERM="xterm", COLUMNS="100"), "PYTHONPATH": str(folder)},
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -143,10 +143,10 @@ def test_who_reads_may_leave_after_the_first_lines(tmp_path):
     """More than a pipe holds was to be printed, and all work is done."""
     says = "print('line\\n' * 100_000); os._exit(3)"
     (tmp_path / "tensorflow.py").write_text(f"import os\n{says}\n")
-    (tmp_path / "net.pb").touch()
+    (tmp_path / "net.pbtxt").touch()
     pipe = subprocess.PIPE
     variables = environment(PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
-    command = [*COMMAND, "ops", str(tmp_path / "net.pb")]
+    command = [*COMMAND, "ops", str(tmp_path / "net.pbtxt")]
     with subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe) as process:
         assert process.stdout.readline() == b"line\n"
         process.stdout.close()

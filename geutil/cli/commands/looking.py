@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -187,8 +186,6 @@ def diff(
     files.check_source(other, or_tflite=True)
     files.check_page(html, force)
     are_files = files.is_lite(path) and files.is_lite(other)
-    if not are_files:
-        files.start_tensorflow()
     ours = files.read_drawn(path, signature)
     theirs = files.read_drawn(other, signature)
     from geutil import report
@@ -450,24 +447,22 @@ def ops(
     ] = None,
     signature: Signature = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """List the ops of a model, one a line: name, type, shapes of the results.
 
     Of a .tflite file those of all subgraphs, with their types; TensorFlow is not
-    started.
+    started. Exit with 1 if there is no such op.
     """
     files.check_source(path, or_tflite=True)
+    pattern = None if regex is None else files.compiled(regex)
     if files.is_lite(path):
         _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")
         listed = _ops_of_file(path)
         scopes: tuple[str, ...] | None = None if scope is None else (scope,)
-        pattern = _compiled(regex)
     else:
-        files.start_tensorflow()
-        from geutil.select import make_regex, names
-
-        pattern = None if regex is None else make_regex(regex)
         graph = files.read_model(path, signature).graph
+        from geutil.select import names
+
         scopes = names.scopes_meant([graph], scope)
         listed = [
             (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
@@ -481,9 +476,11 @@ def ops(
         and (kind is None or type_ == kind)
         and f"{name}/".startswith(inside)
     ]
-    show_rows(["name", "type", "shapes"], rows, as_json=as_json)
+    if rows or as_json:
+        show_rows(["name", "type", "shapes"], rows, as_json=as_json)
     if not rows:
         print(f"geutil: {_nothing(listed, regex, kind, scope)}", file=sys.stderr)
+    return 0 if rows else 1
 
 
 def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
@@ -498,15 +495,6 @@ def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
         for node in one.nodes
         if node.op is not None
     ]
-
-
-def _compiled(regex: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if regex is None else re.compile(regex)
-    except re.error as error:
-        raise files.CommandError(
-            f"'{regex}' is no regular expression: {error}"
-        ) from error
 
 
 def _nothing(

@@ -128,6 +128,8 @@ def quantize(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
             "--format tflite"
         )
+    for regex in skip or ():
+        files.compiled(regex)
     record = Record(path, output, form)
     model = files.read_model(path, signature)
     record.opened(model, to_be_changed=True)
