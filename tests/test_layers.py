@@ -46,7 +46,9 @@ FOR_ALL = {
     "formats",
     "lazy",
     "notebook_display",
+    "notes",
     "progress",
+    "sizes",
     "version",
     "writing",
 }
@@ -87,6 +89,7 @@ OWN_PRIVATE = {
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.
     "jobs.processes": {"_exit"},
+    "cli.guard": {"_exit"},
     # And of one that TensorFlow would keep waiting.
     "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.

@@ -1,95 +1,73 @@
-"""Models, data and pages in files; TensorFlow is started only for them.
-
-Importing it takes seconds, and its C++ part writes to stderr while it starts, whatever
-its logging is set to; that of older releases also while it converts to TFLite.
-"""
+"""Models, data and pages in files; TensorFlow is started only for them."""
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.cli.child import go_on_in_a_child
 from geutil.cli.imports import import_keras, import_tensorflow
 from geutil.cli.options import ModelFormat
-from geutil.cli.output import VERBOSE, working
+from geutil.cli.output import working
 from geutil.errors import GeutilError
-from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
+from geutil.formats import (
+    BY_SUFFIX,
+    DIRECTORY,
+    TFLITE_SUFFIX,
+    foreign_kind,
+    format_by_name,
+    refusal,
+)
+from geutil.writing import written_atomically
 
 if TYPE_CHECKING:
     from geutil.data_files import FileBatches, Wanted
     from geutil.model import Model
     from geutil.report import Page
 
-_STDERR = 2
 DEFAULT = "serving_default"
 """The signature that is opened where none is named."""
 
-
 def start_tensorflow() -> None:
-    """Import TensorFlow; what it says is told only if that fails.
+    """Import TensorFlow.
 
-    The command goes on in a process of its own for it.
+    Raises:
+        CommandError: it cannot be imported.
     """
     if "tensorflow" in sys.modules:
         return
-    go_on_in_a_child()
-    with working("starting TensorFlow"), held_back(told_after_errors=True):
+    with _starting("TensorFlow"):
         import_tensorflow()
 
 
 def start_keras() -> None:
-    """Import Keras behind TensorFlow, for what it reads."""
+    """Import Keras behind TensorFlow, for files of Keras.
+
+    Raises:
+        CommandError: it cannot be imported.
+    """
     start_tensorflow()
     if not any(name in sys.modules for name in ("keras", "tf_keras")):
-        with working("starting Keras"), held_back(told_after_errors=True):
+        with _starting("Keras"):
             import_keras()
 
 
 @contextmanager
-def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
-    """Hold back what TensorFlow's C++ part writes to the process's stderr.
-
-    What Python writes there is not held back.
-    """
-    if VERBOSE.get():
-        yield
-        return
-    with tempfile.TemporaryFile() as capture_file:
-        original_stderr = os.dup(_STDERR)
-        os.dup2(capture_file.fileno(), _STDERR)
-        try:
-            with _python_writes_to(original_stderr):
-                yield
-        except BaseException:
-            if told_after_errors:
-                capture_file.seek(0)
-                os.write(original_stderr, capture_file.read())
-            raise
-        finally:
-            os.dup2(original_stderr, _STDERR)
-            os.close(original_stderr)
-
-
-@contextmanager
-def _python_writes_to(descriptor: int) -> Iterator[None]:
-    before = sys.stderr
-    if before is not sys.__stderr__:
-        # Somebody keeps it elsewhere already.
-        yield
-        return
-    with open(descriptor, "w", buffering=1, closefd=False) as sys.stderr:
+def _starting(name: str) -> Iterator[None]:
+    """Import a package, and report it if it cannot be imported."""
+    with working(f"starting {name}"):
         try:
             yield
-        finally:
-            sys.stderr = before
+        except ImportError as error:
+            raise CommandError(
+                f"{name} does not start: {error}; --verbose shows all that it said"
+            ) from error
 
 
 _KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
@@ -99,6 +77,17 @@ _READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
 
 class CommandError(GeutilError, ValueError):
     """What the command is asked for cannot be done."""
+
+
+def compiled(regex: str) -> re.Pattern[str]:
+    """Compile a regular expression; refuse text that is none."""
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise CommandError(
+            f"'{regex}' is no regular expression: {error}; write a backslash before a "
+            "character that stands for itself"
+        ) from error
 
 
 def check_scope(model: Model, scope: str | None) -> None:
@@ -156,11 +145,25 @@ def _what_is(path: Path) -> str:
 def read_model(path: Path, signature: str | None = None) -> Model:
     """Open a model, and start TensorFlow for that."""
     check_source(path)
+    if "tensorflow" not in sys.modules and not is_text(path):
+        _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import open
 
-    with working(f"opening {path.name}"), held_back():
+    with working(f"opening {path.name}"):
         return open(str(path), signature=signature)
+
+
+def _check_content(path: Path, signature: str | None) -> None:
+    """Refuse a damaged file, or a signature that it has not, without TensorFlow."""
+    from geutil.model import inspect
+
+    with working(f"reading {path.name}"):
+        signatures = inspect(str(path)).signatures
+    if path.is_dir() and signature is not None and signature not in signatures:
+        raise CommandError(
+            f"'{path}' has no signature '{signature}'; it has {[*signatures]}"
+        )
 
 
 def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
@@ -171,8 +174,16 @@ def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
 
 def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:
     """Refuse to write a model where it cannot be, before there is any work done."""
-    reason = refusal(path, format_of(path, chosen).value)
-    if reason is not None:
+    suffix = path.suffix
+    # Versions, as in net.v2, have digits.
+    if chosen is None and suffix[1:].isalpha() and suffix.lower() not in BY_SUFFIX:
+        reason = refusal(path, DIRECTORY) or (
+            f"'{path}' is called a {suffix} file, which geutil does not write; name a "
+            "SavedModel directory without a suffix, or pass --format saved_model"
+        )
+    else:
+        reason = refusal(path, format_of(path, chosen).value) or ""
+    if reason:
         raise CommandError(reason)
     check_place(path, force)
 
@@ -208,20 +219,14 @@ def write_model(
 ) -> None:
     """Write a model."""
     form = format_of(path, chosen)
-    # Else what is said is geutil's own.
-    quiet = held_back() if form is ModelFormat.tflite else nullcontext()
-    with working(f"writing {path.name}"), quiet:
+    with working(f"writing {path.name}"):
         model.save(path, form.value, overwrite=force, select_tf_ops=tf_ops)
 
 
 def write_bytes(blob: bytes, path: Path) -> None:
     """Write a file whole, or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    try:
+    with written_atomically(path, overwrite=True) as new:
         new.write_bytes(blob)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

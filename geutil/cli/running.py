@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from geutil.cli import files
 from geutil.cli.files import Batches, CommandError
-from geutil.cli.output import counted
 from geutil.errors import QuantizeError
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,7 +152,7 @@ def outputs_on(side: Runnable, data: Path, batch: int, *, tell: bool = True) -> 
     batches = Batches(data, batch).fitted(side.inputs, tell=tell)
     parts: dict[str, list[Any]] = {name: [] for name in side.outputs}
     counts = []
-    for arrays in counted(batches, f"running {side.path.name}", len(batches)):
+    for arrays in counted(batches, len(batches), None, f"running {side.path.name}"):
         counts.append(_samples(side, arrays))
         for name, value in side.call(arrays).items():
             parts[name].append(value)

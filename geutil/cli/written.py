@@ -14,6 +14,7 @@ from geutil.cli.options import ModelFormat
 from geutil.cli.output import plain, show, working
 from geutil.cli.wording import in_words, translated
 from geutil.errors import GeutilError
+from geutil.sizes import size_text
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -61,8 +62,6 @@ class Written:
     motions: Mapping[str, Motion] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from geutil.model.files.inspection import size_text
-
         added, removed = (sum(c.values()) for c in (self.ops_added, self.ops_removed))
         sizes = f"{size_text(self.bytes)}, before {size_text(self.bytes_before)}"
         lines = [f"wrote '{self.path}' ({self.format}): {sizes}; {self.seconds:.1f} s"]

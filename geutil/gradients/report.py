@@ -32,6 +32,7 @@ from geutil.memory.times import multiply_adds
 from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
+from geutil.sizes import size_text
 
 _logger = logging.getLogger("geutil")
 # So many kept tensors, and tensors of assumed shapes, are printed.
@@ -199,20 +200,20 @@ class Report(Shown):
         longer = f"{self.extra_time:.0%} more time{at_least(self.extra_time_bound)}"
         lines = [
             f"checkpoints: {self.mode}",
-            f"predicted peak: {_mb(self.peak)}, plain {_mb(plain)}{ratio}",
+            f"predicted peak: {size_text(self.peak)}, plain {size_text(plain)}{ratio}",
             f"under any schedule: {self.worst_cases()}",
-            f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
+            f"kept: {len(self.kept)} tensors, {size_text(self.kept_bytes)}",
             f"recomputed: {again}, {share}; about {longer}",
         ]
         if self.attempts > 1:
             lines.append(f"planned {self.attempts} times, for the gaps between chunks")
         if self.encoded:
-            before = _mb(sum(tensor.bytes for tensor in self.encoded))
-            after = _mb(sum(tensor.kept_bytes for tensor in self.encoded))
+            before = size_text(sum(tensor.bytes for tensor in self.encoded))
+            after = size_text(sum(tensor.kept_bytes for tensor in self.encoded))
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         lines += map(_of_loop, self.loops)
         if self.offloaded:
-            there = _mb(self.offloaded_bytes)
+            there = size_text(self.offloaded_bytes)
             lines.append(f"offloaded: {len(self.offloaded)} tensors, {there} elsewhere")
         if self.assumed:
             # All bytes above hold for these shapes only.
@@ -228,7 +229,8 @@ class Report(Shown):
             return "not known, since XLA has an order of its own"
         if not has_solver():
             return "not known; pip install 'geutil[plan]' to have it computed"
-        return f"at most {_mb(self.worst or 0)}, plain {_mb(self.plain_worst or 0)}"
+        worst, plain = (size_text(size or 0) for size in (self.worst, self.plain_worst))
+        return f"at most {worst}, plain {plain}"
 
 
 def make_report(
@@ -353,12 +355,8 @@ def _of_loop(loop: LoopValues) -> str:
         return f"loop '{loop.name}': all values are kept, {loop.reason}"
     return (
         f"loop '{loop.name}': {len(loop.values)} values are computed again each time "
-        f"it turns, {_mb(loop.bytes)} less"
+        f"it turns, {size_text(loop.bytes)} less"
     )
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
@@ -374,7 +372,7 @@ def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
     ]
     if len(largest) > len(shown):
         rest = sum(tensor.bytes for tensor in largest[_SHOWN:])
-        lines.append(f"... and {len(largest) - len(shown)} smaller, {_mb(rest)}")
+        lines.append(f"... and {len(largest) - len(shown)} smaller, {size_text(rest)}")
     return lines
 
 

@@ -22,9 +22,10 @@ from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, Tensor
 from geutil.memory import sizes
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import Times, is_heavy, op_time
 from geutil.select import names
+from geutil.sizes import size_text
 
 PLAIN = "these are plain gradients"
 """How a warning begins that nothing is recomputed."""
@@ -312,7 +313,7 @@ class _Resolver:
         recomputes = bool(recomputation.segments)
         kept = recomputation.kept if recomputes else ()
         return Keeping(
-            f"plan for {megabytes(plan.budget)}",
+            f"plan for {size_text(plan.budget)}",
             IdentitySet(t for t in kept if not self._always(t)),
             self._always,
             recomputes=recomputes,

@@ -29,6 +29,7 @@ from geutil.jobs.sources import (
     sources_of,
 )
 from geutil.jobs.steps import Pipeline, check_order, steps_of
+from geutil.notes import FOLDER, MADE, note
 from geutil.progress import counted
 
 LOCK = ".batch.lock"
@@ -267,9 +268,11 @@ def _check_place(output: Path, name: str) -> None:
 @contextlib.contextmanager
 def _work_folder(output: Path, todo: Sequence[Job]) -> Iterator[None]:
     """Have a folder for unfinished results, without those of calls that died."""
-    output.mkdir(parents=True, exist_ok=True)
     work = output / jobs.WORK
+    note(FOLDER, str(output))
+    output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
+        note(MADE, str(work))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(work)
         for one in todo[:1]:
@@ -297,6 +300,7 @@ def _locked(output: Path) -> Iterator[None]:
                 f"another batch writes to '{output}'; wait for its end, or choose "
                 "another folder for the results"
             ) from error
+        note(MADE, str(file))
         try:
             yield
         finally:

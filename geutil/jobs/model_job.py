@@ -32,6 +32,7 @@ from geutil.jobs.report import (
 )
 from geutil.jobs.sources import DataSource, size_of
 from geutil.jobs.steps import PipelineStep
+from geutil.notes import MOVED, note
 
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""
@@ -198,6 +199,7 @@ def _finish(job: Job, place: Path, entry: BatchEntry) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         shutil.rmtree(target)
+    note(MOVED, str(target), place.stat().st_ino)
     place.replace(target)
 
 

@@ -40,9 +40,9 @@ from geutil.memory.executor import (
 )
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Program
-from geutil.memory.sizes import megabytes
 from geutil.memory.step_prediction import executed_step
 from geutil.memory.timeline import LiveTensor, largest_lines
+from geutil.sizes import size_text
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -131,10 +131,10 @@ class WorstCase:
 
     def __str__(self) -> str:
         ops = "any number of ops" if self.threads is None else f"{self.threads} ops"
-        reached = "" if self.is_exact else f", {megabytes(self.reached)} are reached"
-        gaps = f", {megabytes(self.gaps)} of it in chunks' gaps" if self.gaps else ""
+        reached = "" if self.is_exact else f", {size_text(self.reached)} are reached"
+        gaps = f", {size_text(self.gaps)} of it in chunks' gaps" if self.gaps else ""
         headline = (
-            f"at most {megabytes(self.peak)}{gaps} under any schedule, {ops} at once"
+            f"at most {size_text(self.peak)}{gaps} under any schedule, {ops} at once"
             f"{reached}"
         )
         return "\n".join([headline, *largest_lines(self.tensors)])

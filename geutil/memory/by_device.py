@@ -17,9 +17,9 @@ from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simula
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.sizes import megabytes
 from geutil.memory.step_prediction import Step, executed_step
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
+from geutil.sizes import size_text
 
 _RULES = "CPU:0"
 """The device whose rules hold for all: tensors in a host's memory count, too."""
@@ -53,7 +53,7 @@ class Cut:
         more = f" and {rest} more" if rest > 0 else ""
         way = "" if self.copied else ", in one memory"
         return (
-            f"{self.source} -> {self.target}: {megabytes(self.bytes)}{way}: "
+            f"{self.source} -> {self.target}: {size_text(self.bytes)}{way}: "
             f"{names}{more}"
         )
 
@@ -86,16 +86,16 @@ class DeviceMemory:
     def __str__(self) -> str:
         index = self.timeline.peak_index
         where = "" if index is None else f" at '{self.timeline.moments[index].op}'"
-        parts = [f"predicted {megabytes(self.peak)}{where}"]
+        parts = [f"predicted {size_text(self.peak)}{where}"]
         if self.worst is not None:
-            parts.append(f"at most {megabytes(self.worst.peak)}")
+            parts.append(f"at most {size_text(self.worst.peak)}")
         if self.measured is not None:
-            parts.append(f"measured {megabytes(self.measured)}")
+            parts.append(f"measured {size_text(self.measured)}")
         parts += [
-            f"variables {megabytes(self.timeline.variable_bytes)}",
-            f"constants {megabytes(self.timeline.constant_bytes)}",
-            f"receives {megabytes(self.received)}",
-            f"sends {megabytes(self.sent)}",
+            f"variables {size_text(self.timeline.variable_bytes)}",
+            f"constants {size_text(self.timeline.constant_bytes)}",
+            f"receives {size_text(self.received)}",
+            f"sends {size_text(self.sent)}",
         ]
         return f"{self.device}: {', '.join(parts)}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -16,31 +15,6 @@ Dims: TypeAlias = tuple[int | None, ...]
 
 UNKNOWN = 32
 """The size assumed for an unknown dimension: most are a batch."""
-
-
-def megabytes(size: int) -> str:
-    """Return a size in MB of 10^6 bytes, small ones with more places."""
-    amount = size / 1e6
-    if size == 0 or abs(amount) >= 100:
-        return f"{amount:.0f} MB"
-    return f"{amount:.1f} MB" if abs(amount) >= 1 else f"{amount:.2g} MB"
-
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def byte_count(amount: Any) -> int | None:
-    """Return a number or a text such as "1.5GB" as bytes; None if neither."""
-    if isinstance(amount, bool):
-        return None
-    if isinstance(amount, int | float):
-        return int(amount) if 0 < amount < math.inf else None
-    read = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", str(amount))
-    unit = _UNITS.get(read[2].upper()) if read else None
-    if not isinstance(amount, str) or read is None or unit is None:
-        return None
-    return int(float(read[1]) * unit) or None
 
 
 STRING_BYTES = 24

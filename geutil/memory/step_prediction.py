@@ -24,10 +24,11 @@ from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.kernels import device_of
 from geutil.memory.program import Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
-from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
 from geutil.memory.times import Times, op_times
 from geutil.select.conversions import graph_of_all
+from geutil.sizes import byte_count, size_text
 
 _logger = logging.getLogger("geutil")
 _SHOWN = 4
@@ -329,14 +330,14 @@ class BatchFit:
     tried: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
-        of = megabytes(self.memory)
+        of = size_text(self.memory)
         if self.batch:
-            return f"batch size {self.batch}: {megabytes(self.bytes)} of {of}"
+            return f"batch size {self.batch}: {size_text(self.bytes)} of {of}"
         if not self.tried:
             return f"no batch fits into {of}: there is no such step"
         rows, size = min(self.tried)
         take = "one row takes" if rows == 1 else f"{rows} rows take"
-        return f"no batch fits: {take} {megabytes(size)} of {of}"
+        return f"no batch fits: {take} {size_text(size)} of {of}"
 
 
 def largest_batch(

@@ -21,8 +21,8 @@ from geutil.errors import (
     PlotError,
 )
 from geutil.graph.types import type_name
-from geutil.memory.sizes import megabytes
 from geutil.notebook_display import Shown
+from geutil.sizes import size_text
 
 TRACE = "allocation records of a traced Session"
 ALLOCATOR = "allocator statistics"
@@ -172,9 +172,9 @@ class Timeline(Shown):
         index = self.peak_index
         where = "" if index is None else f" at '{self.moments[index].op}'"
         headline = (
-            f"peak {megabytes(self.peak)}{where} ({self.source}; 1 MB = 10^6 bytes), "
-            f"besides variables {megabytes(self.variable_bytes)} and constants "
-            f"{megabytes(self.constant_bytes)}"
+            f"peak {size_text(self.peak)}{where} ({self.source}; 1 MB = 10^6 bytes), "
+            f"besides variables {size_text(self.variable_bytes)} and constants "
+            f"{size_text(self.constant_bytes)}"
         )
         lines = [headline, *([f"  {self.note}"] if self.note else [])]
         lines += largest_lines(self.at_peak)
@@ -186,10 +186,10 @@ def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
     shown, rest = tensors[:_SHOWN], tensors[_SHOWN:]
     width = max((len(tensor.name) for tensor in shown), default=0)
     lines = [
-        f"  {megabytes(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
+        f"  {size_text(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
     ]
     if rest:
-        size = megabytes(sum(tensor.bytes for tensor in rest))
+        size = size_text(sum(tensor.bytes for tensor in rest))
         lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
     return lines
 
@@ -253,7 +253,7 @@ class DeviceMeasurement:
 
     def __str__(self) -> str:
         peaks = [(p, name) for p, name in _peaks_of(self) if p is not None]
-        parts = [f"{megabytes(p)} by {name}" for p, name in peaks]
+        parts = [f"{size_text(p)} by {name}" for p, name in peaks]
         return f"{self.device}: {', '.join(parts) or 'nothing'}"
 
 
@@ -335,9 +335,9 @@ class Measurement:
         return peaks
 
     def __str__(self) -> str:
-        lines = [f"peak {megabytes(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]
+        lines = [f"peak {size_text(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]
         lines += [
-            f"  {source}: {'none' if peak is None else megabytes(peak)}"
+            f"  {source}: {'none' if peak is None else size_text(peak)}"
             for peak, source in self._peaks()
             if source != self.source
         ]
@@ -390,11 +390,11 @@ class TimelineComparison(Shown):
         return plot_timelines([("before", self.before), ("after", self.after)], path)
 
     def __str__(self) -> str:
-        before, after = megabytes(self.before.peak), megabytes(self.after.peak)
+        before, after = size_text(self.before.peak), size_text(self.after.peak)
         change = "saves" if self.saved >= 0 else "costs"
         headline = (
             f"peak {before} -> {after}: {self.ratio:.2f} of it, {change} "
-            f"{megabytes(abs(self.saved))}"
+            f"{size_text(abs(self.saved))}"
         )
         return f"{headline}\nbefore: {self.before}\nafter: {self.after}"
 
@@ -529,7 +529,7 @@ def _mark_peak(axes: Any, timeline: Timeline, scale: float, colour: str) -> None
     # Text on the side of the middle stays within the axes.
     late = index > len(timeline.moments) / 2
     axes.annotate(
-        f"peak {megabytes(timeline.peak)}",
+        f"peak {size_text(timeline.peak)}",
         (middle, height),
         xytext=(-6 if late else 6, 6),
         textcoords="offset points",
@@ -553,7 +553,7 @@ def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
     for place, (name, size) in enumerate(rows):
         text = {"y": place, "va": "center", "fontsize": 8, "parse_math": False}
         axes.text(largest * 0.01, s=name, **text)
-        axes.text(largest * 1.28, s=megabytes(size), ha="right", **text)
+        axes.text(largest * 1.28, s=size_text(size), ha="right", **text)
     axes.set_xlim(0, largest * 1.3)
     # As many rows in each picture, so that they have one height.
     axes.set_ylim(_ROWS + 0.6, -0.6)
@@ -562,8 +562,8 @@ def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
     where = "" if index is None else f"\nin '{shortened(timeline.moments[index].op)}'"
     title = f"{label}: held at the peak" if label else "Held at the peak"
     besides = (
-        f"\nbesides variables {megabytes(timeline.variable_bytes)}, "
-        f"constants {megabytes(timeline.constant_bytes)}"
+        f"\nbesides variables {size_text(timeline.variable_bytes)}, "
+        f"constants {size_text(timeline.constant_bytes)}"
     )
     axes.set_title(title + where + besides, fontsize=9, loc="left", parse_math=False)
 

@@ -240,13 +240,13 @@ def compare(
             f"cannot compare with a {type_name(other)}; open it with geutil.model.open"
         )
     pairs = _paired_outputs(model, other)
-    _check_inputs(model, other)
+    their_name = _paired_inputs(model, other)
     if inputs is None:
         if samples < 1:
             raise ModelError(f"samples is {samples}; draw at least one")
         rng = np.random.default_rng(0)
         input_sets: Iterable[Mapping[str, Any]] = (
-            _drawn(model, other, rng) for _ in range(samples)
+            _drawn(model, other, their_name, rng) for _ in range(samples)
         )
     else:
         input_sets = batches(inputs, model.inputs, ModelError)
@@ -254,7 +254,8 @@ def compare(
     movements = {name: outputs.Movement() for name, _ in pairs}
     count = 0
     for count, arrays in enumerate(input_sets, 1):
-        ours, theirs = _run(model, arrays), _run(other, arrays)
+        theirs = _run(other, {their_name[name]: a for name, a in arrays.items()})
+        ours = _run(model, arrays)
         for name, name_ in pairs:
             new = difference(
                 name,
@@ -285,19 +286,24 @@ def _paired_outputs(
     )
 
 
-def _check_inputs(model: EditableModel, other: EditableModel) -> None:
-    if set(model.inputs) != set(other.inputs):
+def _paired_inputs(model: EditableModel, other: EditableModel) -> dict[str, str]:
+    """Pair inputs by name; where each has but one, these two. Refuse what fits not."""
+    their_name = {name: name for name in model.inputs}
+    if len(model.inputs) == len(other.inputs) == 1:
+        their_name = dict(zip(model.inputs, other.inputs, strict=True))
+    if set(their_name.values()) != set(other.inputs):
         raise ModelError(
             f"the inputs do not match: {list(model.inputs)} and {list(other.inputs)}; "
             "rename(inputs=...) one of the models"
         )
     for name, t in model.inputs.items():
-        t_ = other.inputs[name]
+        t_ = other.inputs[their_name[name]]
         if t.dtype != t_.dtype or not t.shape.is_compatible_with(t_.shape):
             raise ModelError(
                 f"input '{name}' is {_described(t)} in one model and {_described(t_)} "
                 "in the other, and nothing fits both"
             )
+    return their_name
 
 
 def _described(t: Tensor) -> str:
@@ -305,15 +311,19 @@ def _described(t: Tensor) -> str:
 
 
 def _drawn(
-    model: EditableModel, other: EditableModel, rng: np.random.Generator
+    model: EditableModel,
+    other: EditableModel,
+    their_name: Mapping[str, str],
+    rng: np.random.Generator,
 ) -> Arrays:
     """Draw inputs that fit both: what one does not know of a shape, the other may."""
+    theirs = {name: other.inputs[name_] for name, name_ in their_name.items()}
     specs = {
-        name: tf.TensorSpec(t.shape.merge_with(other.inputs[name].shape), t.dtype, name)
+        name: tf.TensorSpec(t.shape.merge_with(theirs[name].shape), t.dtype, name)
         for name, t in model.inputs.items()
     }
     bounds = bounds_of_indices(model.inputs)
-    for name, bound in bounds_of_indices(other.inputs).items():
+    for name, bound in bounds_of_indices(theirs).items():
         bounds[name] = min(bound, bounds.get(name, bound))
     return random_inputs(specs, rng, _shared_batch(specs), bounds)
 

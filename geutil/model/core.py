@@ -343,11 +343,16 @@ class EditableModel(Shown):
     def __repr__(self) -> str:
         return (
             f"Model('{self.signature}', {list(self.inputs)} -> {list(self.outputs)}, "
-            f"{self._size()} ops)"
+            f"{self.op_count} ops)"
         )
 
-    def _size(self) -> int:
-        # Not those that stand for the model's ends.
+    @property
+    def op_count(self) -> int:
+        """The number of ops, without those that only stand for the model's ends.
+
+        These are one for each output, and one for all side effects; `geutil.report`
+        draws them, too.
+        """
         return len(self._graph.get_operations()) - len(self.outputs) - 1
 
     @property

@@ -968,7 +968,8 @@ class Model(EditableModel):
         booleans and strings are compared exactly.
 
         Args:
-            other: the other model, with inputs of the same names.
+            other: the other model, with inputs of the same names; where each has but
+                one input, it may have any name.
             inputs: the inputs to run on, as `run` takes them: by name, or many batches,
                 each a sample. If None, they are drawn from dtypes and shapes, the same
                 ones each time: normal floats, integers 0 and 1, or below the length of

@@ -25,7 +25,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.step_prediction import device_peaks
 from geutil.memory.times import op_time
 from geutil.pipeline.forward_pass import SourcePass, other_seed, read_source
@@ -33,6 +33,7 @@ from geutil.pipeline.partitions import Partition
 from geutil.pipeline.stage_memory import variable_bytes
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
+from geutil.sizes import size_text
 from geutil.transform import handlers
 from geutil.transform.transformer import Transformer
 
@@ -179,10 +180,10 @@ class PipelinedStep:
             again = ", computes again" if self.recomputed[s] else ""
             lines.append(
                 f"  {stage.device}: {run.busy[s] / busy:.1%} of the computing{again}; "
-                f"weights {megabytes(self.weights[s])}; {self._peak(s)}; at most "
+                f"weights {size_text(self.weights[s])}; {self._peak(s)}; at most "
                 f"{run.in_flight[s]} micro-batches of "
-                f"{megabytes(self.pipeline.stages[s].kept)} kept; "
-                f"sends {megabytes(sent)} a step"
+                f"{size_text(self.pipeline.stages[s].kept)} kept; "
+                f"sends {size_text(sent)} a step"
             )
         lines += [f"  {note}" for note in self.notes[:_SHOWN]]
         if len(self.notes) > _SHOWN:
@@ -191,7 +192,7 @@ class PipelinedStep:
 
     def _peak(self, stage: int) -> str:
         try:
-            return f"predicted peak besides {megabytes(self.peaks[stage])}"
+            return f"predicted peak besides {size_text(self.peaks[stage])}"
         except PredictionError:
             return "peak unknown, since dimensions are open (each counts as 32)"
 

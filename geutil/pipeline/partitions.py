@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types, types
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
 from geutil.pipeline.stage_cuts import (
     SequenceCut,
@@ -30,6 +30,7 @@ from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
 from geutil.select.networks.provenance import Origins
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
+from geutil.sizes import size_text
 
 Balance = Literal["memory", "time"]
 BALANCES = ("memory", "time")
@@ -108,7 +109,7 @@ class Partition:
         for stage in self.stages:
             names = ", ".join(f"'{t.name}'" for t in stage.sent[:3])
             more = f" and {len(stage.sent) - 3} more" if len(stage.sent) > 3 else ""
-            sent = f"; sends {megabytes(stage.sent_bytes)}: {names}{more}"
+            sent = f"; sends {size_text(stage.sent_bytes)}: {names}{more}"
             lines.append(
                 f"  {stage.device}: {len(stage.ops)} ops, {self._amount(stage.cost)}"
                 + (sent if stage.sent else "")
@@ -123,7 +124,7 @@ class Partition:
 
     def _amount(self, cost: float) -> str:
         if self.balance == "memory":
-            return megabytes(int(cost))
+            return size_text(int(cost))
         return f"{cost:.3g} multiply-adds"
 
 

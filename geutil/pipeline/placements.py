@@ -9,9 +9,10 @@ from typing import Any
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import adjacency, colocation, edits
 from geutil.graph.types import Operation, Tensor, type_name
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.pipeline.stage_memory import is_handle
 from geutil.select import conversions
+from geutil.sizes import size_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Placement:
             names = ", ".join(f"'{t.name}'" for t in tensors[:3])
             more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
             if tensors:
-                lines.append(f"  they {way} {megabytes(size)}: {names}{more}")
+                lines.append(f"  they {way} {size_text(size)}: {names}{more}")
         lines += [
             f"  '{op.name}' ({op.type}) stays: it reads a variable that is not moved"
             for op in self.left

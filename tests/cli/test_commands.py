@@ -47,9 +47,9 @@ def test_inspect(geutil, folder):
     (first, count), *others = found["scopes"].items()
     assert others
     assert first.rpartition("/")[2].startswith("norm")
-    rows = geutil("ops", folder / "net", "--scope", first).out.splitlines()
+    (rows,) = geutil.tables("ops", folder / "net", "--scope", first)
     assert len(rows) == count
-    assert all(row.startswith(f"{first}/") for row in rows)
+    assert all(row["name"].startswith(f"{first}/") for row in rows)
 
 
 def test_a_format_may_be_named(geutil, folder, tmp_path):
@@ -59,9 +59,10 @@ def test_a_format_may_be_named(geutil, folder, tmp_path):
     assert "not run beside what was read: '.name' does not say" in said
 
 
-def test_ops_in_a_pipe_are_lines_with_tabs(geutil, folder):
+def test_ops_in_a_pipe_are_lines_with_tabs_and_heads(geutil, folder):
     said = geutil("ops", folder / "net", "--type", "Conv2D")
-    (line,) = said.out.splitlines()
+    heads, line = said.out.splitlines()
+    assert heads == "name\ttype\tshapes"
     name, kind, _ = line.split("\t")
     assert kind == "Conv2D"
     (row,) = geutil.json("ops", folder / "net", "--regex", f"{name}$")
@@ -85,7 +86,7 @@ def test_fold_check_and_diff(geutil, folder, tmp_path):
 
 
 def test_cut_rename_and_batch_size(geutil, folder, tmp_path):
-    relu = geutil("ops", folder / "net", "--type", "Relu").out.split("\t")[0]
+    relu = geutil.json("ops", folder / "net", "--type", "Relu")[0]["name"]
     for call, target, inputs, outputs in (
         ("cut {net} --input image --to half={relu}", "cut", {"image": None}, ["half"]),
         (
@@ -109,11 +110,13 @@ def test_cut_rename_and_batch_size(geutil, folder, tmp_path):
         for name, end in told["inputs"].items():
             assert end["shape"] == m.inputs[name].shape.as_list()
             assert end["dtype"] == "float32"
+    said = geutil.done("batch-size", tmp_path / "cut", "3", "-o", tmp_path / "again")
+    assert f", {told['ops']} ops) -> " in said
 
 
 def test_splice(geutil, folder, tmp_path):
     m = model.open(str(folder / "net"))
-    relu = geutil("ops", folder / "net", "--type", "Relu").out.split("\t")[0]
+    relu = geutil.json("ops", folder / "net", "--type", "Relu")[0]["name"]
     m.cut(outputs={"half": relu}).save(tmp_path / "half")
     both = [folder / "net", tmp_path / "half", "-o", tmp_path / "spliced"]
     ends = ["--replace", f"{relu}=half", "--feed", "image=image"]
@@ -357,5 +360,6 @@ MISSING = [
 def test_ops_that_are_not_there(geutil, folder):
     for options, meant in MISSING:
         said = geutil("ops", folder / "net", *options.split())
-        assert (said.code, said.out) == (0, "")
+        assert (said.code, said.out) == (1, "")
         assert meant in said.err
+    assert geutil.json("ops", folder / "net", "--type", "Conv2dd", code=1) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,9 @@ from geutil.cli.options import (
     SourceOrLite,
     SourcesOrLite,
 )
-from geutil.cli.output import counted, plain, show, show_rows, working
+from geutil.cli.output import plain, show, show_rows, working
 from geutil.cli.wording import in_words, meant
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     from geutil.quantize import Int8Comparison
@@ -164,7 +164,7 @@ def _noise_of(models: Sequence[Any], batches: Batches) -> Int8Comparison:
         )
     batches = batches.fitted(quantized[-1].inputs)
     blob = Path(models[-1]).read_bytes()
-    counted_batches = counted(batches, "running both", len(batches))
+    counted_batches = counted(batches, len(batches), None, "running both")
     return compare_int8(quantized[-1], blob, counted_batches, layers=True)
 
 
@@ -187,8 +187,6 @@ def diff(
     files.check_source(other, or_tflite=True)
     files.check_page(html, force)
     are_files = files.is_lite(path) and files.is_lite(other)
-    if not are_files:
-        files.start_tensorflow()
     ours = files.read_drawn(path, signature)
     theirs = files.read_drawn(other, signature)
     from geutil import report
@@ -312,7 +310,7 @@ def _check_models(
             comparison = ours.compare(theirs, None, samples, *limits)
     else:
         batches = batches.fitted(ours.inputs)
-        counted_batches = counted(batches, "running both", len(batches))
+        counted_batches = counted(batches, len(batches), None, "running both")
         comparison = ours.compare(theirs, counted_batches, samples, *limits)
     equal = comparison.equal
     if as_json:
@@ -347,7 +345,7 @@ def _file_compared(
     if layers:
         _restore_quantization(model, path, against)
     blob = path.read_bytes()
-    counted_batches = counted(batches, "running both", len(batches))
+    counted_batches = counted(batches, len(batches), None, "running both")
     comparison = compare_int8(model, blob, counted_batches, layers=layers)
     if html is not None:
         labels = (against.name, path.name)
@@ -480,24 +478,22 @@ def ops(
     ] = None,
     signature: Signature = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """List the ops of a model, one a line: name, type, shapes of the results.
 
     Of a .tflite file those of all subgraphs, with their types; TensorFlow is not
-    started.
+    started. Exit with 1 if there is no such op.
     """
     files.check_source(path, or_tflite=True)
+    pattern = None if regex is None else files.compiled(regex)
     if files.is_lite(path):
         _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")
         listed = _ops_of_file(path)
         scopes: tuple[str, ...] | None = None if scope is None else (scope,)
-        pattern = _compiled(regex)
     else:
-        files.start_tensorflow()
-        from geutil.select import make_regex, names
-
-        pattern = None if regex is None else make_regex(regex)
         graph = files.read_model(path, signature).graph
+        from geutil.select import names
+
         scopes = names.scopes_meant([graph], scope)
         listed = [
             (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
@@ -511,9 +507,11 @@ def ops(
         and (kind is None or type_ == kind)
         and f"{name}/".startswith(inside)
     ]
-    show_rows(["name", "type", "shapes"], rows, as_json=as_json)
+    if rows or as_json:
+        show_rows(["name", "type", "shapes"], rows, as_json=as_json)
     if not rows:
         print(f"geutil: {_nothing(listed, regex, kind, scope)}", file=sys.stderr)
+    return 0 if rows else 1
 
 
 def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
@@ -528,15 +526,6 @@ def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
         for node in one.nodes
         if node.op is not None
     ]
-
-
-def _compiled(regex: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if regex is None else re.compile(regex)
-    except re.error as error:
-        raise files.CommandError(
-            f"'{regex}' is no regular expression: {error}"
-        ) from error
 
 
 def _nothing(

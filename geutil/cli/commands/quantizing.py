@@ -143,6 +143,8 @@ def quantize(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
             "--format tflite"
         )
+    for regex in skip or ():
+        files.compiled(regex)
     record = Record(path, output, form)
     if batches is not None:
         batches = batches.of_file(path, signature)
@@ -425,7 +427,7 @@ def _write(
     from geutil.quantize import least_memory_order, to_tflite
 
     reports: dict[str, Any] = {}
-    with working("converting"), files.held_back():
+    with working("converting"):
         name = None if scheme is None else scheme.value
         blob = to_tflite(model, scheme=name, **types_of_ends)
     if order is FileOrder.least_memory:

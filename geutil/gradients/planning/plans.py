@@ -21,8 +21,8 @@ from geutil.gradients.segments import (
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import runtime
 from geutil.graph.types import Operation
-from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import drawn_axes
+from geutil.sizes import size_text
 
 _FORMAT = 4
 _SENT = -1
@@ -107,8 +107,8 @@ class Plan:
         sent = f"; {len(away)} results sent to {self.offload_device}" if away else ""
         loops = f"; loops that compute again: {self.looping}" if self.looping else ""
         return (
-            f"plan for {megabytes(self.budget)}: {megabytes(self.peak)}, plain "
-            f"{megabytes(self.plain_peak)}; {count} runs of ops again{loops}{sent}, "
+            f"plan for {size_text(self.budget)}: {size_text(self.peak)}, plain "
+            f"{size_text(self.plain_peak)}; {count} runs of ops again{loops}{sent}, "
             f"about {self.extra_time:.1%} more time{at_least(self.bound)}"
         )
 
@@ -201,11 +201,11 @@ class PlanCurve:
     unmet: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        plain, ordered = megabytes(self.plain_peak), megabytes(self.ordered_peak)
+        plain, ordered = size_text(self.plain_peak), size_text(self.ordered_peak)
         lines = [
             f"plain {plain}; in order {ordered}",
             *map(str, self.plans),
-            *(f"no plan for {megabytes(budget)} was found" for budget in self.unmet),
+            *(f"no plan for {size_text(budget)} was found" for budget in self.unmet),
         ]
         return "\n".join(lines)
 

@@ -35,7 +35,8 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Tensor
 from geutil.memory.kernels import device_of
-from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
+from geutil.sizes import byte_count, size_text
 
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
@@ -148,7 +149,7 @@ class Budget:
             return f"least peak in {100 * self.extra_share:g} % more time"
         if self._share is not None:
             return f"budget of {100 * self._share:g} % of plain gradients"
-        return f"budget of {megabytes(self.bytes(0))}"
+        return f"budget of {size_text(self.bytes(0))}"
 
     def bytes(self, plain_peak: int) -> int:
         """Return the budget in bytes; the peak of plain gradients for one of time.
@@ -332,8 +333,8 @@ class BudgetSearch:
             lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
             raise PlanError(
                 "no choice of checkpoints was found whose predicted peak is within "
-                f"{megabytes(limit)}; the least that was found is "
-                f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
+                f"{size_text(limit)}; the least that was found is "
+                f"{size_text(lowest.peak)}; pass a larger budget, or a smaller batch"
             )
         if self._updates == "apart" and self._leaves_more(tried[0]):
             # One schedule tells whether a budget for updates in place is worth it.

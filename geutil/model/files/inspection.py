@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geutil.notebook_display import Shown
+from geutil.sizes import size_text
 
 _SHOWN = 10
 
@@ -145,6 +146,8 @@ def lines_of(info: Inspection) -> Iterable[str]:
             yield from signature_lines(f"signature {name}{also}", signature)
     yield from counted("ops", info.ops)
     yield from counted("ops in functions", info.function_ops)
+    if info.function_ops:
+        yield "  a model that is opened has these ops in the place of the calls"
     yield from listed(
         "functions",
         [f"{f.name}: {f.ops} ops, {f.inputs} -> {f.outputs}" for f in info.functions],
@@ -184,13 +187,3 @@ def listed(what: str, items: list[str]) -> Iterable[str]:
         yield from (f"  {item}" for item in items[:_SHOWN])
         if len(items) > _SHOWN:
             yield f"  and {len(items) - _SHOWN} more"
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes as people read it."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"

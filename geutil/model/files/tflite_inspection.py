@@ -19,6 +19,7 @@ from geutil.model.files.inspection import (
     SignatureInfo,
     TensorInfo,
 )
+from geutil.sizes import size_text
 from geutil.tflite import LiteFile, LiteTensor, Quantization
 from geutil.tflite.parts import FLEX
 from geutil.tflite.precision import precision_of, stored_bytes
@@ -80,11 +81,11 @@ def _lines(info: TFLiteInspection) -> Iterable[str]:
     """Yield the lines of a report: the file, its ends, then the ops by device."""
     needs = f", needs runtime {info.version} or later" if info.version else ""
     yield f"{info.kind} {info.path}{needs}"
-    sizes = {dtype: inspection.size_text(n) for dtype, n in info.weights.items()}
+    sizes = {dtype: size_text(n) for dtype, n in info.weights.items()}
     weights = ", ".join(f"{dtype} {size}" for dtype, size in sizes.items())
     yield (
-        f"size: {inspection.size_text(info.bytes_total)}, of it weights and other "
-        f"constants {inspection.size_text(info.bytes_constants)}"
+        f"size: {size_text(info.bytes_total)}, of it weights and other "
+        f"constants {size_text(info.bytes_constants)}"
         + (f" ({weights})" if weights else "")
     )
     if not info.signatures:
