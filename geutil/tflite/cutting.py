@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -190,10 +191,47 @@ def _signature(
     return LiteSignature(key, part.graph, *both)
 
 
+@checked
 def cut(
-    file: F, inputs: Ends | None, outputs: Ends | None, ops: OpsLike | None, graph: Any
+    file: F,
+    inputs: Ends | None = None,
+    outputs: Ends | None = None,
+    *,
+    ops: OpsLike | None = None,
+    graph: GraphLike = None,
 ) -> F:
-    """Return the part of a file between tensors, or of some ops; see `LiteFile.cut`."""
+    """Return the part of a subgraph between tensors, or of some ops, as a new file.
+
+    Variables and tables come along with the ops that write to them, subgraphs with
+    those that call them. Metadata that describe the ends are left out where these
+    change. Weights are not copied.
+
+    Args:
+        inputs: the tensors that become inputs, or their names, or a mapping from
+            the name of each in the signature; those of the subgraph that the
+            outputs need if None.
+        outputs: the tensors that become outputs, given likewise; those of the
+            subgraph if None.
+        ops: the ops to take, in the place of both: ops, tensors that they make,
+            places, a slice or a range. Those that compute their weights come along.
+        graph: the subgraph, as in `add_input`; it becomes the main one.
+
+    Raises:
+        TFLiteError: the outputs still depend on an input that is not cut off, or do
+            not depend on a given one; metadata tie ops by their places.
+
+    Cost: linear in the ops and tensors of the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.cut(inputs="a").find()
+        (<LiteOp EXP -> 'b'>,)
+        >>> m.cut(ops=range(1)).find()
+        (<LiteOp NEG -> 'a'>,)
+    """
     state.check_places_are_free(file, "a cut")
     part = cut_part(file, looking.graph_of(file, graph), inputs, outputs, ops)
     return assembled(file, [part])
@@ -220,7 +258,7 @@ def cut_part(
         if given is None:
             given = _taken_by(chosen, graph)
         if results is None:
-            results = looking.boundary(chosen, graph)[1]
+            results = looking.boundary_of(chosen, graph)[1]
     results = [*graph.outputs] if results is None else results
     if not results:
         raise TFLiteError("a file needs at least one output; name one in outputs=")
@@ -276,7 +314,7 @@ def _free_ops(graph: LiteGraph) -> set[LiteOp]:
 def _taken_by(ops: Sequence[LiteOp], graph: LiteGraph) -> list[LiteTensor]:
     """Return what ops read from outside; constants computed for them are inside."""
     free = _free_ops(graph)
-    taken, _ = looking.boundary(ops, graph)
+    taken, _ = looking.boundary_of(ops, graph)
     return [t for t in taken if t.producer not in free]
 
 
@@ -330,8 +368,32 @@ def _them(tensors: Sequence[LiteTensor]) -> str:
     return "it" if len(tensors) == 1 else "them"
 
 
-def split(file: F, at: TensorsLike, graph: GraphLike) -> tuple[F, F]:
-    """Return the parts of a file ahead of tensors and behind; see `LiteFile.split`."""
+@checked
+def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
+    """Return two new files: the ops ahead of tensors, and those behind.
+
+    The first gives these tensors and the outputs that do not depend on them; the
+    second takes them, and the inputs that it reads besides. Ops behind that write
+    to a variable of the first stay with it.
+
+    Args:
+        at: the tensors, or their names.
+        graph: the subgraph, as in `add_input`.
+
+    Raises:
+        TFLiteError: the ops behind read other tensors from ahead, which the message
+            names; or there is nothing ahead or behind.
+
+    Cost: linear in the ops and tensors of the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> [half.find() for half in m.split("a")]
+        [(<LiteOp NEG -> 'a'>,), (<LiteOp EXP -> 'b'>,)]
+    """
     state.check_places_are_free(file, "a split")
     own = looking.graph_of(file, graph)
     places = looking.tensors_of(file, at, own)
@@ -351,8 +413,8 @@ def split(file: F, at: TensorsLike, graph: GraphLike) -> tuple[F, F]:
     read = {t for op in second for t in op.inputs}
     given = [t for t in dict.fromkeys((*places, *own.inputs)) if t in read]
     return (
-        cut(file, None, [*places, *early], None, own),
-        cut(file, given, late, None, own),
+        cut(file, None, [*places, *early], graph=own),
+        cut(file, given, late, graph=own),
     )
 
 
@@ -384,10 +446,37 @@ def _check_apart(
     )
 
 
+@checked
 def clusters(
-    file: F, parts: Sequence[OpsLike], names: Sequence[str] | None, graph: GraphLike
+    file: F,
+    parts: Sequence[OpsLike],
+    names: Sequence[str] | None = None,
+    *,
+    graph: GraphLike = None,
 ) -> F:
-    """Return a file with a subgraph for each cluster; see `LiteFile.clusters`."""
+    """Return a new file in which each cluster of ops is a subgraph of its own.
+
+    `cut(ops=...)` makes a file of one.
+
+    Args:
+        parts: the ops of each, as in `cut`.
+        names: the names of the subgraphs and their signatures; "part_0" and so on
+            if None.
+        graph: the subgraph that they are in, as in `add_input`.
+
+    Raises:
+        TFLiteError: two have one name, or one cannot be cut.
+
+    Cost: linear in the ops and tensors of the subgraph, times the clusters.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.clusters([range(1), range(1, 2)], ["stem", "head"])
+        LiteFile(['stem', 'head'], 2 subgraph(s), 2 ops)
+    """
     state.check_places_are_free(file, "a cut")
     own = looking.graph_of(file, graph)
     keys = names or [f"part_{i}" for i in range(len(parts))]
@@ -403,18 +492,25 @@ def clusters(
     )
 
 
-def keep_graphs(
-    file: F, graphs: Iterable[GraphLike], keys: Collection[str] | None = None
-) -> F:
-    """Return a file of some subgraphs and those that they call.
+@checked
+def keep_subgraphs(file: F, *graphs: GraphLike) -> F:
+    """Return a new file with some subgraphs, and those that they call.
 
     Args:
-        file: the file.
-        graphs: the subgraphs; the first of them in the file becomes the main one.
-        keys: the signatures to keep; all those of the subgraphs if None.
+        *graphs: the subgraphs, their names or places; the first of them in the file
+            becomes the main one.
+
+    Raises:
+        TFLiteError: there is no such subgraph, or metadata tie ops by place.
+
+    Cost: linear in the ops and tensors.
     """
+    return _kept(file, [looking.graph_of(file, graph) for graph in graphs], None)
+
+
+def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F:
+    """Return a file of subgraphs and of some signatures, or all of theirs."""
     state.check_places_are_free(file, "leaving subgraphs out")
-    wanted = {looking.graph_of(file, graph) for graph in graphs}
     if not wanted:
         raise TFLiteError("no subgraph is selected; a file needs one")
     parts = []
@@ -429,11 +525,18 @@ def keep_graphs(
     return assembled(file, parts)
 
 
-def keep_signatures(file: F, keys: Sequence[str]) -> F:
-    """Return a file with some signatures; see `LiteFile.keep_signatures`."""
+@checked
+def keep_signatures(file: F, *keys: str) -> F:
+    """Return a new file with some signatures and the subgraphs that they need.
+
+    Raises:
+        TFLiteError: there is no such signature, or metadata tie ops by place.
+
+    Cost: linear in the ops and tensors.
+    """
     for key in keys:
         if key not in file.signatures:
             raise TFLiteError(
                 f"there is no signature '{key}'; there are {[*file.signatures]}"
             )
-    return keep_graphs(file, (file.signatures[key].graph for key in keys), keys)
+    return _kept(file, [file.signatures[key].graph for key in keys], keys)

@@ -11,6 +11,7 @@ from typing import Any
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, making, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import (
     Part,
     copied_op,
@@ -168,14 +169,38 @@ def check_alike(new: LiteTensor, old: LiteTensor) -> None:
             )
 
 
+@checked
 def reroute(
     file: Contents,
     old: TensorLike,
     new: TensorLike,
-    consumers: OpsLike | None,
-    graph: GraphLike,
+    *,
+    consumers: OpsLike | None = None,
+    graph: GraphLike = None,
 ) -> None:
-    """Let the readers of a tensor read another; see `LiteFile.reroute`."""
+    """Let the readers of a tensor read another one of its type and shape.
+
+    Args:
+        old: the tensor that is read.
+        new: the tensor that will be.
+        consumers: the ops that change over; all, and the outputs, if None.
+        graph: the subgraph, as in `add_input`.
+
+    Raises:
+        TFLiteError: the two differ in type, shape or quantization, there would be a
+            circle, or metadata tie ops by their places. Nothing has changed.
+
+    Cost: linear in the ops and edges of the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.reroute("a", "x")
+        >>> m.op("b").inputs
+        (<LiteTensor 'x' float32 [4]>,)
+    """
     own = looking.graph_of(file, graph)
     before = looking.tensor_of(file, old, own)
     after = looking.tensor_of(file, new, own)
@@ -199,8 +224,11 @@ def _readers(
     return chosen
 
 
-def swap(file: Contents, one: TensorLike, other: TensorLike, graph: GraphLike) -> None:
-    """Let two tensors change their readers; see `LiteFile.swap`."""
+@checked
+def swap(
+    file: Contents, one: TensorLike, other: TensorLike, *, graph: GraphLike = None
+) -> None:
+    """Let two tensors change their readers, as two calls of `reroute` at once."""
     own = looking.graph_of(file, graph)
     a, b = (looking.tensor_of(file, item, own) for item in (one, other))
     check_alike(a, b)
@@ -209,10 +237,36 @@ def swap(file: Contents, one: TensorLike, other: TensorLike, graph: GraphLike) -
     plan.apply("a swap")
 
 
+@checked
 def bypass(
-    file: Contents, op: OpLike, read: TensorLike | None, graph: GraphLike
+    file: Contents,
+    op: OpLike,
+    read: TensorLike | None = None,
+    *,
+    graph: GraphLike = None,
 ) -> None:
-    """Let the readers of an op's result read its input; see `LiteFile.bypass`."""
+    """Leave out an op: the readers of its result read its input.
+
+    Args:
+        op: the op, or the name of the tensor that it makes.
+        read: the input to read; the only one that is no constant if None.
+        graph: the subgraph, as in `add_input`.
+
+    Raises:
+        TFLiteError: input and result differ in type, shape or quantization, or it
+            makes several. Nothing has changed.
+
+    Cost: linear in the ops and edges of the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.bypass("a")
+        >>> m.find()
+        (<LiteOp EXP -> 'b'>,)
+    """
     own = looking.graph_of(file, graph)
     passed = looking.op_of(file, op, own)
     if len(passed.outputs) != 1:
@@ -239,24 +293,61 @@ def bypass(
     plan.apply("a bypass")
 
 
-def remove(file: Contents, ops: OpsLike, graph: GraphLike) -> None:
-    """Leave out ops whose results nothing reads; see `LiteFile.remove`."""
+@checked
+def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
+    """Leave out ops whose results nothing else reads.
+
+    Raises:
+        TFLiteError: something reads them. Nothing has changed.
+
+    Cost: linear in the ops and edges of the subgraph.
+    """
     own = looking.graph_of(file, graph)
     plan = Plan(file, own)
     plan.put((), looking.ops_of(file, ops, own))
     plan.apply("removing ops")
 
 
+@checked
 def insert(
     file: Contents,
     tensor: TensorLike,
     by: Replacement,
-    consumers: OpsLike | None,
-    name: str | None,
-    options: Mapping[str, Any],
-    graph: GraphLike,
+    *,
+    consumers: OpsLike | None = None,
+    name: str | None = None,
+    graph: GraphLike = None,
+    **options: Any,
 ) -> LiteTensor:
-    """Put an op or a part between a tensor and its readers; see `LiteFile.insert`."""
+    """Put an op or a part between a tensor and its readers.
+
+    Args:
+        tensor: the tensor.
+        by: the kind of an op that reads it and makes its like; an op in no subgraph
+            that reads it; or a file, or a subgraph, that takes one tensor and gives
+            one.
+        consumers: the readers behind it; all, and the outputs, if None.
+        name: the name of the new tensor.
+        graph: the subgraph, as in `add_input`.
+        **options: the options of the kind.
+
+    Returns:
+        The tensor that they read now.
+
+    Raises:
+        TFLiteError: it differs from the old one in type, shape or quantization, or
+            metadata tie ops by their places. Nothing has changed.
+
+    Cost: linear in the ops and edges of the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="a")])
+        >>> m.insert("a", "RELU")
+        <LiteTensor 'a/relu' float32 [4]>
+    """
     own = looking.graph_of(file, graph)
     before = looking.tensor_of(file, tensor, own)
     chosen = _readers(file, consumers, before, own)
@@ -305,15 +396,45 @@ def _free_name(graph: LiteGraph, name: str) -> str:
     return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in taken)
 
 
+@checked
 def replace(
     file: Contents,
     ops: OpsLike,
     by: Replacement,
-    options: Mapping[str, Any],
-    inputs: TensorsLike | None,
-    graph: GraphLike,
+    *,
+    inputs: TensorsLike | None = None,
+    graph: GraphLike = None,
+    **options: Any,
 ) -> tuple[LiteOp, ...]:
-    """Replace ops by other ones or by a part; see `LiteFile.replace`."""
+    """Replace ops by other ones, or by a part of a file.
+
+    Args:
+        ops: the ops: objects, tensors that they make, places, a slice or a range.
+        by: the kind of the op that replaces each of them; an op in no subgraph that
+            replaces all; or a file, or a subgraph, whose inputs and outputs are put
+            in the place of theirs, in the order of `boundary`.
+        inputs: the tensors that a part takes, in the order of its inputs; those of
+            the boundary if None.
+        graph: the subgraph, as in `add_input`.
+        **options: the options of the kind.
+
+    Returns:
+        The new ops.
+
+    Raises:
+        TFLiteError: ends differ in number, type, shape or quantization, or metadata
+            tie ops by their places. Nothing has changed.
+
+    Cost: linear in the ops and edges of the subgraph and of the part.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("RELU6", [x], name="y")])
+        >>> m.replace("y", "RELU")
+        (<LiteOp RELU -> 'y'>,)
+    """
     own = looking.graph_of(file, graph)
     chosen = looking.ops_of(file, ops, own)
     plan = Plan(file, own)
@@ -325,7 +446,7 @@ def replace(
         return (*new,)
     if options:
         raise TFLiteError("options are for a kind; ops and parts have their own")
-    taken, given = looking.boundary(chosen, own)
+    taken, given = looking.boundary_of(chosen, own)
     if inputs is not None:
         taken = looking.tensors_of(file, inputs, own)
     if isinstance(by, LiteOp):
@@ -402,10 +523,34 @@ def _incoming(
     return ops, [tensors[t] for t in other.outputs]
 
 
+@checked
 def expose(
-    file: Contents, tensors: TensorsLike | Mapping[str, TensorLike], graph: GraphLike
+    file: Contents,
+    tensors: TensorsLike | Mapping[str, TensorLike],
+    *,
+    graph: GraphLike = None,
 ) -> None:
-    """Let tensors be outputs, too; see `LiteFile.expose`."""
+    """Let tensors be outputs besides those that there are.
+
+    Args:
+        tensors: the tensors, their names, or a mapping from the name of each in
+            signatures.
+        graph: the subgraph, as in `add_input`.
+
+    Raises:
+        TFLiteError: a signature has an output of the name, or a tensor is a handle.
+
+    Cost: linear in the tensors of the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.expose("a")
+        >>> [t.name for t in m.graphs[0].outputs]
+        ['b', 'a']
+    """
     own = looking.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
     looking.check_uncalled(file, own, "another output")

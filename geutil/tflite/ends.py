@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
+from geutil.tflite.arguments import checked
+from geutil.tflite.looking import GraphLike
 from geutil.tflite.parts import (
     Contents,
     LiteGraph,
@@ -26,6 +28,8 @@ from geutil.tflite.steps import limits, one_step
 from geutil.tflite.versions import version_of
 
 Choices = Mapping[str, Sequence[str]]
+Types = str | Mapping[str, str] | None
+"""The type of all inputs or outputs that are quantized, or by name those of some."""
 CHOICES: Choices = {
     "int8": ("int8", "uint8", "int16", "float32"),
     "int16": ("int16", "int8", "float32"),
@@ -308,7 +312,7 @@ def conversion(source: LiteTensor, made: LiteTensor) -> LiteOp:
     return op
 
 
-def ends_of(
+def _ends_of(
     file: Contents,
     graph: LiteGraph,
     what: str,
@@ -356,3 +360,52 @@ def _names_of(
             ends = getattr(signature, f"{what}s")
             return {name: (tensor, name) for name, tensor in ends.items()}
     return {t.name: (t, "") for t in getattr(graph, f"{what}s")}
+
+
+@checked
+def set_io_type(
+    file: Contents,
+    inputs: Types = None,
+    outputs: Types = None,
+    *,
+    steps: Mapping[str, Quantization] | None = None,
+    graph: GraphLike = None,
+) -> None:
+    """Set the types of inputs and outputs: "int8", "uint8", "int16" or "float32".
+
+    Kernels stay as they are: a QUANTIZE or DEQUANTIZE op at the end changes the
+    type, and one that is not needed any more goes.
+
+    Args:
+        inputs: the type of all inputs that are quantized, or by name those of some.
+            Names are those of the signature, if the subgraph has one.
+        outputs: the same of outputs.
+        steps: by name, the scales and zero points of ends that are float in the
+            file's kernels, and are to become integers.
+        graph: the subgraph; the main one if None.
+
+    Raises:
+        TFLiteError: there is no such end or type, or it cannot have that. The file
+            is as it was.
+
+    Cost: linear in the subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+        >>> x = m.add_input("x", "int8", [4], quantization=steps)
+        >>> m.set_outputs([m.add("ABS", [x], name="y", quantization=steps)])
+        >>> m.set_io_type("float32", "uint8")
+        >>> [op.kind for op in m.ops], [t.dtype for t in m.graphs[0].outputs]
+        (['QUANTIZE', 'ABS', 'QUANTIZE'], ['uint8'])
+    """
+    found = looking.graph_of(file, graph)
+    known = dict(steps or {})
+    taken = _ends_of(file, found, "input", inputs, known)
+    given = _ends_of(file, found, "output", outputs, known)
+    idle = [*{*known} - {end.name for end in (*taken, *given)}]
+    if idle:
+        raise TFLiteError(
+            f"there are steps for {sorted(idle)}, whose types are not to change"
+        )
+    set_types(file, found, [*taken, *given])

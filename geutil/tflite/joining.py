@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from geutil.errors import ArgumentTypeError, TFLiteError
+from geutil.errors import TFLiteError
 from geutil.tflite import looking, resizing, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import (
     DEFAULT_SIGNATURE,
     Part,
@@ -42,8 +43,42 @@ _REQUANTIZED = {
 """The types that the kernel of QUANTIZE makes of integers: kernels/quantize.cc."""
 
 
-def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
-    """Put a file behind another; see `LiteFile.append`."""
+@checked
+def append(
+    file: F,
+    other: F,
+    connect: Mapping[str, str] | None = None,
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Put the main subgraph of another file behind: its inputs are outputs of this.
+
+    Where types or steps differ, a QUANTIZE or DEQUANTIZE op stands between. Outputs
+    that are not connected stay; so do the other file's inputs. Variables that have
+    the same name in both files stay apart. The other file is not changed.
+
+    Args:
+        other: the other file.
+        connect: by the names of its inputs, the names of outputs of this file, or
+            of inputs that both are given. If None, those of the same name, or the
+            only one and the only one.
+        graph: the subgraph; the main one if None.
+
+    Raises:
+        TFLiteError: it is not clear which ends belong together, or shapes or types
+            do not fit. The file is as it was.
+
+    Cost: linear in both; weights are not copied.
+
+    Example:
+        >>> from geutil import tflite
+        >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+        >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+        ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+        >>> first.append(second)
+        >>> [op.kind for op in first.graphs[0].ops]
+        ['EXP', 'NEG']
+    """
     own = looking.graph_of(file, graph)
     part = _Incoming(file, own, other)
     # The joined file takes an input of both files once.
@@ -71,8 +106,35 @@ def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
         part.name_ends(signature, "outputs", results, part.graph.outputs)
 
 
-def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
-    """Put a file before another; see `LiteFile.prepend`."""
+@checked
+def prepend(
+    file: F,
+    other: F,
+    connect: Mapping[str, str] | None = None,
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Put the main subgraph of another file before: its outputs are inputs of this.
+
+    Args:
+        other: the other file; see `append`.
+        connect: by the names of its outputs, the names of inputs of this file.
+        graph: the subgraph; the main one if None.
+
+    Raises:
+        TFLiteError: see `append`.
+
+    Cost: linear in both; weights are not copied.
+
+    Example:
+        >>> from geutil import tflite
+        >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+        >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+        ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+        >>> first.prepend(second)
+        >>> [op.kind for op in first.graphs[0].ops]
+        ['NEG', 'EXP']
+    """
     own = looking.graph_of(file, graph)
     part = _Incoming(file, own, other)
     pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
@@ -103,8 +165,31 @@ def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
         part.name_ends(signature, "outputs", left)
 
 
-def splice(file: F, other: F, at: TensorsLike, graph: GraphLike) -> None:
-    """Put a file between tensors and their readers; see `LiteFile.splice`."""
+@checked
+def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> None:
+    """Put the main subgraph of another file between tensors and their readers.
+
+    Args:
+        other: the other file, which takes and gives as many tensors; see `append`.
+        at: the tensor, or tensors. Their readers, and the outputs that they are,
+            get the outputs of the other file.
+        graph: the subgraph; the main one if None.
+
+    Raises:
+        TFLiteError: see `append`.
+
+    Cost: linear in both; weights are not copied.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m, part = tflite.LiteFile(), tflite.LiteFile()
+        >>> for one, kind in ((m, "EXP"), (part, "ABS")):
+        ...     x = one.add_input("x", "float32", [2])
+        ...     one.set_outputs([one.add(kind, [x])])
+        >>> m.splice(part, at="x")
+        >>> [op.kind for op in m.graphs[0].ops]
+        ['ABS', 'EXP']
+    """
     own = looking.graph_of(file, graph)
     tensors = looking.tensors_of(file, at, own)
     part = _Incoming(file, own, other)
@@ -153,9 +238,8 @@ class _Incoming:
         replaced: dict[LiteTensor, LiteTensor] = {}
         for theirs, ours in pairs.items():
             if not _fits(ours, theirs):
-                resizing.set_input_shape(
-                    self.copy, self.graph, theirs, ours.shape or (), None
-                )
+                shape = ours.shape or ()
+                resizing.set_input_shape(self.copy, theirs, shape, graph=self.graph)
         for theirs, ours in pairs.items():
             op = bridge(ours, theirs)
             if op is None:
@@ -361,12 +445,6 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
         every: whether all of its subgraphs are copied; else the main one, and those
             that it calls.
     """
-    if not isinstance(other, Contents):
-        raise ArgumentTypeError(
-            f"a file is joined to a LiteFile, not to a {type(other).__name__}; open it "
-            "with geutil.tflite.open, and convert a function by geutil.model.open(...)"
-            '.save(path, "tflite")'
-        )
     state.check_places_are_free(other, "a join")
     state.check_places_are_free(file, "a join")
     if getattr(other.record, "externalBuffers", None):
@@ -413,8 +491,30 @@ def _resource(op: LiteOp) -> tuple[object, ...]:
     return op.kind, op.options.get("container"), op.options.get(_NAME[op.kind])
 
 
+@checked
 def merge(file: F, others: Mapping[str, F]) -> None:
-    """Put files beside another in one file; see `LiteFile.merge`."""
+    """Put other files beside this one: one file, a signature for each.
+
+    Equal weights are stored once. Variables of different files stay apart.
+
+    Args:
+        others: the other files by the names of their signatures here; where one has
+            several, they are called `<name>_<its own name>`.
+
+    Raises:
+        TFLiteError: there is a signature of that name. The file is as it was.
+
+    Cost: linear in all of them, and in their weights, which are compared.
+
+    Example:
+        >>> from geutil import tflite
+        >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+        >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+        ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+        >>> first.merge({"negative": second})
+        >>> first
+        LiteFile(['serving_default', 'negative'], 2 subgraph(s), 2 ops)
+    """
     if not others:
         raise TFLiteError("no file to merge is passed")
     state.check_places_are_free(file, "a merge")

@@ -18,7 +18,10 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import TFLiteError
+from geutil.tflite import looking
+from geutil.tflite.arguments import checked
 from geutil.tflite.dense import dense
+from geutil.tflite.looking import GraphLike, TensorLike
 from geutil.tflite.parts import (
     Array,
     Contents,
@@ -180,28 +183,55 @@ def _stored(tensor: LiteTensor, value: Array) -> tuple[Array, int]:
     return made, int(lost.sum())
 
 
-def set_quantization(file: Contents, tensor: LiteTensor, steps: Quantization) -> Stored:
-    """Let a tensor have other steps, and all that depends on them follow.
+@checked
+def set_quantization(
+    file: Contents,
+    tensor: TensorLike,
+    scale: float | Sequence[float],
+    zero_point: int | Sequence[int] = 0,
+    *,
+    graph: GraphLike = None,
+) -> Stored:
+    """Set the scale and zero point of a tensor, and of all that has to follow.
+
+    Tensors that kernels such as those of RESHAPE or CONCATENATION tie to it get the
+    same ones; constants among them are stored in the new steps; biases get the
+    scale of the input times that of the weights.
 
     Args:
-        file: the file.
-        tensor: the tensor: of activations, or a constant.
-        steps: its new scales and zero points.
+        tensor: the tensor, or its name: of activations, or weights.
+        scale: the size of a step; for weights with scales for each channel, these.
+        zero_point: the integer that stands for 0.
+        graph: the subgraph of the tensor; the main one if None.
 
     Returns:
-        A report of the tensors that changed, and of what was clipped in constants.
+        A report of the tensors that changed, and the numbers that were clipped.
 
     Raises:
-        TFLiteError: the tensor is no tensor of steps; the steps do not suit its type; a
-            kernel that is concerned has steps of its own; a bias does not fit.
+        TFLiteError: it has no steps, or cannot have these: a kernel has its own
+            built in, or a bias does not fit. The file is as it was.
+
+    Cost: linear in ops and in the constants that change.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+        >>> x = m.add_input("x", "int8", [4], quantization=steps)
+        >>> m.set_outputs([m.add("SQUEEZE", [x], name="y", quantization=steps)])
+        >>> print(m.set_quantization("x", 0.25, -3))
+        2 tensors changed; none clipped
+        >>> print(m.tensor("y").quantization)
+        scale 0.25, zero point -3
     """
-    _check_steps(tensor, steps)
-    members = _tied(file, tensor)
+    found = looking.tensor_of(file, tensor, looking.graph_of(file, graph))
+    steps = _new_steps(found, scale, zero_point)
+    _check_steps(found, steps)
+    members = _tied(file, found)
     for member in members:
-        _check_member(member, tensor)
+        _check_member(member, found)
     if len(steps.scales) > 1 and len(members) > 1:
         raise TFLiteError(
-            f"'{tensor.name}' shares its scale with {_names(members[1:])}, which take "
+            f"'{found.name}' shares its scale with {_names(members[1:])}, which take "
             "one scale each"
         )
     new = dict.fromkeys(members, steps)
@@ -416,7 +446,7 @@ def _replace_bias(op: LiteOp, place: int, value: Array, steps: Quantization) -> 
     bias.value = value
 
 
-def new_steps(
+def _new_steps(
     tensor: LiteTensor, scale: float | Sequence[float], zero_point: int | Sequence[int]
 ) -> Quantization:
     """Return steps for a tensor of scales and zero points as a caller gives them."""

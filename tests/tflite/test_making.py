@@ -113,7 +113,6 @@ REFUSED = [
     (lambda m: m.add_constant("y", [8], dtype="int4"), "that int4 cannot be; round"),
     (lambda m: m.add_constant("y", [-1], dtype="uint4"), "that uint4 cannot be"),
     (lambda m: m.add_input("y", "int8", [-1, 4]), "sizes are whole numbers"),
-    (lambda m: m.add_input("y", "int8", [2.5]), "and None where they are free"),
     (lambda m: m.add_input("y", "int8", [2**31]), "cannot have the shape"),
     (lambda m: m.add_signature("serve"), "there is a signature 'serve' already"),
     (lambda m: m.add_signature("new", {"a": "t0"}), r"name each of \['x'\] once"),
