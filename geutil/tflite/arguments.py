@@ -20,6 +20,7 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {
     float: (int, float, np.integer, np.floating),
     int: (int, np.integer),
 }
+_LONG = 80
 _WORDS: Mapping[Any, str] = {
     bool: "True or False",
     float: "a number",
@@ -45,7 +46,7 @@ def checked(function: C) -> C:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         for name, value in [*bound.arguments.items()]:
-            if name in ("file", "self"):
+            if name in ("cls", "file", "self"):
                 continue
             kind, hint = signature.parameters[name].kind, hints()[name]
             if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -83,14 +84,28 @@ def check_text(value: Any, what: str) -> str:
     return value
 
 
+def check_numbers(values: Any, kind: type, what: str) -> None:
+    """Refuse what is no tuple of numbers of a kind."""
+    if not isinstance(values, tuple) or not all(_fits(v, kind, what) for v in values):
+        raise ArgumentTypeError(
+            f"{what} cannot be {_shown(values)}; pass a tuple of {_WORDS[kind]} each"
+        )
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
-    return f"{text if len(text) < 80 else '...'} (a {type(value).__name__})"
+    said = text if len(text) < _LONG else f"{text[:_LONG]}..."
+    return f"{said} of type {type(value).__name__}"
+
+
+@functools.cache
+def _parted(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
 
 
 def _fits(value: Any, hint: Any, name: str) -> bool:
     """Tell whether a value is one that an annotation allows."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin, parts = _parted(hint)
     if hint is Any:
         return True
     if isinstance(hint, TypeVar):
@@ -98,7 +113,7 @@ def _fits(value: Any, hint: Any, name: str) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, part, name) for part in parts)
     if origin is typing.Literal:
-        return value in parts
+        return isinstance(value, str) and value in parts
     if hint is str and isinstance(value, str):
         return bool(check_text(value, f"{name}=") or True)
     if hint in _NUMBERS:
@@ -122,7 +137,7 @@ def _fits(value: Any, hint: Any, name: str) -> bool:
 
 def _described(hint: Any) -> str:
     """Return the values that an annotation allows, in words."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin, parts = _parted(hint)
     if isinstance(hint, TypeVar):
         return _described(hint.__bound__)
     if origin in (typing.Union, types.UnionType):

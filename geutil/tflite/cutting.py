@@ -23,9 +23,9 @@ from geutil.tflite.parts import (
 F = TypeVar("F", bound=Contents)
 
 Ends = TensorsLike | Mapping[str, TensorLike]
+_Names = dict[LiteTensor, list[str]]
+"""The names of ends in a signature; one can be given twice."""
 DEFAULT_SIGNATURE = "serving_default"
-DESCRIPTION = "TFLITE_METADATA"
-"""Metadata that describe the inputs and outputs of a file in their order."""
 _FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
 """Kinds of which each of two files can have the same op, and mean the same by it."""
 
@@ -35,7 +35,6 @@ class Part:
     """A part of a subgraph that becomes a subgraph.
 
     Attributes:
-        graph: the subgraph.
         ops: the ops of the part, in order.
         inputs: the tensors that it is given.
         outputs: the tensors that it gives.
@@ -97,17 +96,8 @@ def assembled(file: F, parts: Sequence[Part]) -> F:
     codes = dict.fromkeys(op.code for op in new.ops)
     new.codes = [code for code in codes if code is not None]
     if parts[0].graph is not file.graphs[0] or not parts[0].has_its_ends:
-        leave_description_out(new)
+        state.leave_description_out(new)
     return new
-
-
-def leave_description_out(file: Contents) -> None:
-    """Drop the metadata that describe ends which the file no longer has as they were.
-
-    The files of the archive belong to the description.
-    """
-    if file.metadata.pop(DESCRIPTION, None) is not None:
-        file.archive = None
 
 
 def fill(
@@ -172,21 +162,26 @@ def copied_op(
     return new
 
 
-def _signature(
-    file: Contents, key: str, part: Part, chosen: Mapping[LiteTensor, str]
-) -> LiteSignature:
+def _signature(file: Contents, key: str, part: Part, chosen: _Names) -> LiteSignature:
     """Return the signature of a part, whose ends are called as asked, or as before."""
-    known = {t: name for name, t in looking.ends(file, part.graph)}
+    known: _Names = {}
+    for one in sorted(
+        looking.signatures_of(file, part.graph), key=lambda s: s.key != key
+    ):
+        names: _Names = {}
+        for name, t in (*one.inputs.items(), *one.outputs.items()):
+            names.setdefault(t, []).append(name)
+        known = {**names, **known}
     both: list[dict[str, LiteTensor]] = []
     for ends in (part.inputs, part.outputs):
         named: dict[str, LiteTensor] = {}
         for t in ends:
-            name = chosen.get(t) or known.get(t) or t.name
-            if not name or named.setdefault(name, t) is not t:
-                raise TFLiteError(
-                    f"{named.get(name, t)!r} and {t!r} would both be called '{name}'; "
-                    "pass a mapping from names to tensors"
-                )
+            for name in chosen.get(t) or known.get(t) or [t.name]:
+                if not name or named.setdefault(name, t) is not t:
+                    raise TFLiteError(
+                        f"{named.get(name, t)!r} and {t!r} would both be called "
+                        f"'{name}'; pass a mapping from names to tensors"
+                    )
         both.append(named)
     return LiteSignature(key, part.graph, *both)
 
@@ -220,8 +215,6 @@ def cut(
         TFLiteError: the outputs still depend on an input that is not cut off, or do
             not depend on a given one; metadata tie ops by their places.
 
-    Cost: linear in the ops and tensors of the subgraph.
-
     Example:
         >>> from geutil import tflite
         >>> m = tflite.LiteFile()
@@ -233,25 +226,22 @@ def cut(
         (<LiteOp NEG -> 'a'>,)
     """
     state.check_places_are_free(file, "a cut")
-    part = cut_part(file, looking.graph_of(file, graph), inputs, outputs, ops)
-    return assembled(file, [part])
+    own = looking.graph_of(file, graph)
+    names: _Names = {}
+    given = None if inputs is None else _named(file, inputs, own, names)
+    results = None if outputs is None else _named(file, outputs, own, names)
+    return assembled(file, [_part(file, own, given, results, ops, names)])
 
 
-def cut_part(
+def _part(
     file: Contents,
     graph: LiteGraph,
-    inputs: Ends | None,
-    outputs: Ends | None,
-    ops: OpsLike | None,
+    given: list[LiteTensor] | None,
+    results: list[LiteTensor] | None,
+    ops: OpsLike | None = None,
+    names: _Names | None = None,
 ) -> Part:
-    """Return the part of a subgraph that a cut takes.
-
-    Raises:
-        TFLiteError: ends are missing, or are not needed.
-    """
-    names: dict[LiteTensor, str] = {}
-    given = None if inputs is None else _named(file, inputs, graph, names)
-    results = None if outputs is None else _named(file, outputs, graph, names)
+    """Return the part of a subgraph that a cut takes."""
     chosen: list[LiteOp] = []
     if ops is not None:
         chosen = looking.ops_of(file, ops, graph)
@@ -271,23 +261,23 @@ def cut_part(
     if given is None:
         given = [t for t in graph.inputs if t in read]
     _check_ends(graph, given, read)
-    key = next((s.key for s in file.signatures.values() if s.graph is graph), None)
+    key = next((s.key for s in looking.signatures_of(file, graph)), None)
     if key is None and names:
         key = DEFAULT_SIGNATURE
     part = Part(graph, kept, given, results, graph.name)
     if key is None:
         return part
-    return replace(part, signatures=[_signature(file, key, part, names)])
+    return replace(part, signatures=[_signature(file, key, part, names or {})])
 
 
 def _named(
-    file: Contents, ends: Ends, graph: LiteGraph, names: dict[LiteTensor, str]
+    file: Contents, ends: Ends, graph: LiteGraph, names: _Names
 ) -> list[LiteTensor]:
     """Return the tensors that are named as ends; note the names of a mapping."""
     if not isinstance(ends, Mapping):
         return looking.tensors_of(file, ends, graph)
     for name, item in ends.items():
-        names[looking.tensor_of(file, item, graph)] = name
+        names.setdefault(looking.tensor_of(file, item, graph), []).append(name)
     return looking.tensors_of(file, ends.values(), graph)
 
 
@@ -378,13 +368,10 @@ def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
 
     Args:
         at: the tensors, or their names.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: the ops behind read other tensors from ahead, which the message
             names; or there is nothing ahead or behind.
-
-    Cost: linear in the ops and tensors of the subgraph.
 
     Example:
         >>> from geutil import tflite
@@ -399,23 +386,24 @@ def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
     places = looking.tensors_of(file, at, own)
     behind = {*looking.ahead(places)}
     late = [t for t in own.outputs if t.producer in behind and t not in places]
-    early = [t for t in own.outputs if t not in late and t not in places]
+    early = [t for t in own.outputs if t not in late]
+    for t in {*places} & {*early}:
+        early.remove(t)  # What a file gives twice, its half does, too.
     first = _with_state(looking.behind([*places, *early]), own, ())
     second = _with_state(looking.behind(late, places), own, places)
     if not first or not second:
         side = "ahead of" if not first else "behind"
         raise TFLiteError(
-            f"the outputs need no op {side} {', '.join(repr(t.name) for t in places)}: "
+            f"the outputs need no op {side} {', '.join(t.label for t in places)}: "
             "nothing is split"
         )
     _check_apart(own, places, first, second)
     # Inputs of the file that both read are inputs of both.
     read = {t for op in second for t in op.inputs}
     given = [t for t in dict.fromkeys((*places, *own.inputs)) if t in read]
-    return (
-        cut(file, None, [*places, *early], graph=own),
-        cut(file, given, late, graph=own),
-    )
+    halves = (None, [*places, *early]), (given, late)
+    one, other = (assembled(file, [_part(file, own, *ends)]) for ends in halves)
+    return one, other
 
 
 def _check_apart(
@@ -433,7 +421,7 @@ def _check_apart(
     alone = [op for op in graph.ops if op in second and op not in first]
     read = dict.fromkeys(t for op in alone for t in op.reads)
     crossing = [t for t in read if t in made]
-    names = ", ".join(repr(t.name) for t in places)
+    names = ", ".join(t.label for t in places)
     if not crossing:
         raise TFLiteError(
             f"{both[0]!r} reads or writes a state that is needed ahead of {names} and "
@@ -441,7 +429,7 @@ def _check_apart(
         )
     raise TFLiteError(
         f"behind {names} the file still reads "
-        f"{', '.join(repr(t.name) for t in crossing)} from ahead of the split; split "
+        f"{', '.join(t.label for t in crossing)} from ahead of the split; split "
         "at these, too"
     )
 
@@ -462,7 +450,6 @@ def clusters(
         parts: the ops of each, as in `cut`.
         names: the names of the subgraphs and their signatures; "part_0" and so on
             if None.
-        graph: the subgraph that they are in, as in `add_input`.
 
     Raises:
         TFLiteError: two have one name, or one cannot be cut.
@@ -482,7 +469,7 @@ def clusters(
     keys = names or [f"part_{i}" for i in range(len(parts))]
     if len({*keys}) != len(parts) or not keys:
         raise TFLiteError(f"{len(parts)} clusters cannot be called {[*keys]}")
-    found = [cut_part(file, own, None, None, ops) for ops in parts]
+    found = [_part(file, own, None, None, ops) for ops in parts]
     return assembled(
         file,
         [
@@ -503,7 +490,14 @@ def keep_subgraphs(file: F, *graphs: GraphLike) -> F:
     Raises:
         TFLiteError: there is no such subgraph, or metadata tie ops by place.
 
-    Cost: linear in the ops and tensors.
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> _ = m.add_signature("negate")
+        >>> m.keep_subgraphs("main")
+        LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
     return _kept(file, [looking.graph_of(file, graph) for graph in graphs], None)
 
@@ -532,7 +526,14 @@ def keep_signatures(file: F, *keys: str) -> F:
     Raises:
         TFLiteError: there is no such signature, or metadata tie ops by place.
 
-    Cost: linear in the ops and tensors.
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> _ = m.add_signature("negate")
+        >>> m.keep_signatures("negate")
+        LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
     for key in keys:
         if key not in file.signatures:

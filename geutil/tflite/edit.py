@@ -17,9 +17,9 @@ from geutil.tflite.cutting import (
     copied_op,
     copied_tensors,
     fill,
-    leave_description_out,
     of_blocks,
 )
+from geutil.tflite.ends import give_ends, move_ends
 from geutil.tflite.fitting import check_fits
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -102,14 +102,8 @@ class Plan:
                 op.inputs = read
         if ordered != graph.ops:
             graph.set_ops(ordered)
+        move_ends(self._file, graph, "outputs", self._ends)
         graph.outputs = self.outputs
-        for signature in self._file.signatures.values():
-            if signature.graph is graph:
-                signature.outputs.update(
-                    (name, self._ends[t])
-                    for name, t in signature.outputs.items()
-                    if t in self._ends
-                )
         self._file.graphs += self.graphs
         self._file.unknown = self._file.unknown or self.unknown
         touched = {t for op in removed for t in (*op.inputs, *op.outputs) if t}
@@ -184,13 +178,10 @@ def reroute(
         old: the tensor that is read.
         new: the tensor that will be.
         consumers: the ops that change over; all, and the outputs, if None.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: the two differ in type, shape or quantization, there would be a
             circle, or metadata tie ops by their places. Nothing has changed.
-
-    Cost: linear in the ops and edges of the subgraph.
 
     Example:
         >>> from geutil import tflite
@@ -228,7 +219,21 @@ def _readers(
 def swap(
     file: Contents, one: TensorLike, other: TensorLike, *, graph: GraphLike = None
 ) -> None:
-    """Let two tensors change their readers, as two calls of `reroute` at once."""
+    """Let two tensors change their readers, as two calls of `reroute` at once.
+
+    Raises:
+        TFLiteError: see `reroute`. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> one, other = (m.add(kind, [x], name=kind) for kind in ("NEG", "EXP"))
+        >>> m.set_outputs([m.add("SUB", [one, other], name="y")])
+        >>> m.swap("NEG", "EXP")
+        >>> [t.name for t in m.op("y").inputs]
+        ['EXP', 'NEG']
+    """
     own = looking.graph_of(file, graph)
     a, b = (looking.tensor_of(file, item, own) for item in (one, other))
     check_alike(a, b)
@@ -250,13 +255,10 @@ def bypass(
     Args:
         op: the op, or the name of the tensor that it makes.
         read: the input to read; the only one that is no constant if None.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: input and result differ in type, shape or quantization, or it
             makes several. Nothing has changed.
-
-    Cost: linear in the ops and edges of the subgraph.
 
     Example:
         >>> from geutil import tflite
@@ -300,7 +302,14 @@ def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
     Raises:
         TFLiteError: something reads them. Nothing has changed.
 
-    Cost: linear in the ops and edges of the subgraph.
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> y = m.add("NEG", [x], name="unread")
+        >>> m.remove("unread")
+        >>> m.find()
+        ()
     """
     own = looking.graph_of(file, graph)
     plan = Plan(file, own)
@@ -328,7 +337,6 @@ def insert(
             one.
         consumers: the readers behind it; all, and the outputs, if None.
         name: the name of the new tensor.
-        graph: the subgraph, as in `add_input`.
         **options: the options of the kind.
 
     Returns:
@@ -337,8 +345,6 @@ def insert(
     Raises:
         TFLiteError: it differs from the old one in type, shape or quantization, or
             metadata tie ops by their places. Nothing has changed.
-
-    Cost: linear in the ops and edges of the subgraph.
 
     Example:
         >>> from geutil import tflite
@@ -415,7 +421,6 @@ def replace(
             in the place of theirs, in the order of `boundary`.
         inputs: the tensors that a part takes, in the order of its inputs; those of
             the boundary if None.
-        graph: the subgraph, as in `add_input`.
         **options: the options of the kind.
 
     Returns:
@@ -424,8 +429,6 @@ def replace(
     Raises:
         TFLiteError: ends differ in number, type, shape or quantization, or metadata
             tie ops by their places. Nothing has changed.
-
-    Cost: linear in the ops and edges of the subgraph and of the part.
 
     Example:
         >>> from geutil import tflite
@@ -535,12 +538,9 @@ def expose(
     Args:
         tensors: the tensors, their names, or a mapping from the name of each in
             signatures.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: a signature has an output of the name, or a tensor is a handle.
-
-    Cost: linear in the tensors of the subgraph.
 
     Example:
         >>> from geutil import tflite
@@ -554,7 +554,7 @@ def expose(
     own = looking.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
     looking.check_uncalled(file, own, "another output")
-    signatures = [s for s in file.signatures.values() if s.graph is own]
+    signatures = looking.signatures_of(file, own)
     if isinstance(tensors, Mapping):
         for name, item in tensors.items():
             t = looking.tensor_of(file, item, own)
@@ -568,20 +568,9 @@ def expose(
     for t in named:
         if t.dtype in ("resource", "variant"):
             raise TFLiteError(f"{t!r} is a handle and cannot be an output")
-    new = {t: name for t, name in named.items() if t not in own.outputs}
-    for signature in signatures:
-        for t, name in new.items():
-            if signature.outputs.get(name, t) is not t:
-                raise TFLiteError(
-                    f"signature '{signature.key}' has an output '{name}' already; pass "
-                    "a mapping from names to tensors"
-                )
     state.check_places_are_free(file, "another output")
-    own.outputs = (*own.outputs, *new)
-    for signature in signatures:
-        signature.outputs.update((name, t) for t, name in new.items())
-    if new and own is file.graphs[0]:
-        leave_description_out(file)
+    new = [t for t in named if t not in own.outputs]
+    give_ends(file, own, "outputs", (*own.outputs, *new), named)
 
 
 def _check_can_be_named(

@@ -35,7 +35,11 @@ from geutil.writing import written_atomically
 
 
 class LiteFile(Contents):
-    """A TFLite file.
+    """A TFLite file, and the editor of it.
+
+    An edit is planned, checked, then applied; one that is refused changes nothing. The
+    `graph` of a call is a subgraph, its name or its place; the main one if None. Costs
+    that no call states are linear in the ops and tensors of the subgraph.
 
     Attributes:
         graphs: its subgraphs, the first of them the main one.
@@ -64,6 +68,13 @@ class LiteFile(Contents):
                 flatbuffer can be in one piece of memory; see `save`.
 
         Cost: linear in tables; one copy of the weights.
+
+        Example:
+            >>> from geutil import tflite
+            >>> m = tflite.LiteFile()
+            >>> m.set_outputs([m.add_input("x", "float32", [4])])
+            >>> m.to_bytes()[4:8]
+            b'TFL3'
         """
         return b"".join(Writer(self).pieces())
 
@@ -85,6 +96,14 @@ class LiteFile(Contents):
             OSError: the disk is full, or writing is forbidden.
 
         Cost: linear in tables; the weights are copied from file to file.
+
+        Example:
+            >>> import os, tempfile
+            >>> from geutil import tflite
+            >>> m = tflite.LiteFile()
+            >>> m.set_outputs([m.add_input("x", "float32", [4])])
+            >>> m.save(os.path.join(tempfile.mkdtemp(), "m.tflite")).name
+            'm.tflite'
         """
         target = Path(path)
         pieces = Writer(self).pieces()
@@ -176,6 +195,14 @@ class LiteFile(Contents):
                 others; or there is no such signature.
 
         Cost: linear in ops, and in the bytes of the weights; it imports TensorFlow.
+
+        Example:
+            >>> from geutil import tflite
+            >>> m = tflite.LiteFile()
+            >>> x = m.add_input("x", "float32", [4])
+            >>> m.set_outputs([m.add("NEG", [x], name="y")])
+            >>> m.to_model().run(x=[1.0, 2.0, 3.0, 4.0])["y"].tolist()
+            [-1.0, -2.0, -3.0, -4.0]
         """
         make = lazy.provided("model of a TFLite file")
         if make is None:

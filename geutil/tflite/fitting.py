@@ -13,7 +13,7 @@ import numpy as np
 from geutil.errors import TFLiteError
 from geutil.tflite import state
 from geutil.tflite.parts import LiteOp, LiteTensor
-from geutil.tflite.schema import kind_number, option_names, option_number
+from geutil.tflite.schema import kind_number, option_fault
 from geutil.tflite.shapes import output_shapes, output_types
 from geutil.tflite.steps import BIASED, FIXED_SCALE, ONE_SCALE, STEPPED, one_step
 
@@ -59,20 +59,13 @@ def _kind(op: LiteOp) -> Iterator[str]:
     try:
         kind_number(op.kind)
     except KeyError:
-        yield "TFLite has no such kind"
+        yield "TFLite has no such kind; an op of your own needs custom_options"
         return
     highest = _HIGHEST.get(op.kind, 1)
     if not 1 <= op.version <= highest:
         yield f"its version is {op.version}, and the runtime has {highest}"
-    known = {*option_names(op.table).values()} if op.table else set()
-    for option, value in op.options.items():
-        if option not in known:
-            yield f"has no option '{option}'"
-            continue
-        try:
-            option_number(option, value)
-        except KeyError:
-            yield f"'{value}' is no value of its option '{option}'"
+    faults = (option_fault(op.table, *option) for option in op.options.items())
+    yield from filter(None, faults)
 
 
 _COUNTS: Mapping[str, tuple[int, int]] = {

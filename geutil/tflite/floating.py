@@ -13,6 +13,7 @@ import numpy as np
 
 from geutil.errors import TFLiteError
 from geutil.tflite.arguments import checked
+from geutil.tflite.ends import move_ends
 from geutil.tflite.numbers import Stored, numbers
 from geutil.tflite.parts import Array, Buffer, Contents, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.steps import STEPPED, limits, one_step
@@ -68,7 +69,7 @@ def dequantize(file: Contents) -> Stored:
             )
         if op.kind in _RAW and any(_stands_for_numbers(t) for t in ends):
             raise TFLiteError(
-                f"{op!r} reads the integers of '{ends[0].name}' themselves; replace it "
+                f"{op!r} reads the integers of {ends[0].label} themselves; replace it "
                 "by a DEQUANTIZE"
             )
     cutting = [op for op in file.ops if _cuts_at_zero(op)]
@@ -165,11 +166,7 @@ def _drop(file: Contents, graph: LiteGraph, ops: Iterable[LiteOp]) -> None:
         if made in ends and source not in ends:
             source.name = made.name
             ends.add(source)
-    graph.outputs = tuple(replaced.get(t, t) for t in graph.outputs)
-    for signature in file.signatures.values():
-        if signature.graph is graph:
-            for name, tensor in signature.outputs.items():
-                signature.outputs[name] = replaced.get(tensor, tensor)
+    move_ends(file, graph, "outputs", replaced)
     read = {*graph.inputs, *graph.outputs}
     unused = [t for t in graph.tensors if not (t.makers or t.readers or t in read)]
     graph.drop_tensors(unused)

@@ -7,7 +7,7 @@ Variables of the two files stay apart: names that both use are changed in one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from geutil.errors import TFLiteError
@@ -17,7 +17,6 @@ from geutil.tflite.cutting import (
     DEFAULT_SIGNATURE,
     Part,
     assembled,
-    leave_description_out,
 )
 from geutil.tflite.edit import Plan
 from geutil.tflite.ends import conversion
@@ -62,7 +61,6 @@ def append(
         connect: by the names of its inputs, the names of outputs of this file, or
             of inputs that both are given. If None, those of the same name, or the
             only one and the only one.
-        graph: the subgraph; the main one if None.
 
     Raises:
         TFLiteError: it is not clear which ends belong together, or shapes or types
@@ -99,7 +97,7 @@ def append(
     plan.apply("an append")
     own.inputs = (*own.inputs, *free)
     part.settle()
-    for signature in _signatures(file, own):
+    for signature in looking.signatures_of(file, own):
         for name in [n for n, t in signature.outputs.items() if t in gone]:
             del signature.outputs[name]
         part.name_ends(signature, "inputs", free)
@@ -119,7 +117,6 @@ def prepend(
     Args:
         other: the other file; see `append`.
         connect: by the names of its outputs, the names of inputs of this file.
-        graph: the subgraph; the main one if None.
 
     Raises:
         TFLiteError: see `append`.
@@ -158,7 +155,7 @@ def prepend(
     own.inputs = (*before, *given, *kept[len(before) :])
     own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
     part.settle()
-    for signature in _signatures(file, own):
+    for signature in looking.signatures_of(file, own):
         for name in [n for n, t in signature.inputs.items() if t in made]:
             del signature.inputs[name]
         part.name_ends(signature, "inputs", given)
@@ -173,7 +170,6 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
         other: the other file, which takes and gives as many tensors; see `append`.
         at: the tensor, or tensors. Their readers, and the outputs that they are,
             get the outputs of the other file.
-        graph: the subgraph; the main one if None.
 
     Raises:
         TFLiteError: see `append`.
@@ -289,7 +285,7 @@ class _Incoming:
             own.add_tensor(tensor)
         self.file.graphs += self.copy.graphs[1:]
         self.file.unknown = self.file.unknown or self.copy.unknown
-        leave_description_out(self.file)
+        state.leave_description_out(self.file)
 
     def name_ends(
         self,
@@ -307,14 +303,9 @@ class _Incoming:
 
     def named(self, field: str) -> dict[str, LiteTensor]:
         """Return inputs or outputs by their names in a signature, or their own."""
-        for signature in self.copy.signatures.values():
-            if signature.graph is self.graph:
-                return dict(getattr(signature, field))
+        for signature in looking.signatures_of(self.copy, self.graph):
+            return dict(getattr(signature, field))
         return {t.name: t for t in getattr(self.graph, field)}
-
-
-def _signatures(file: Contents, graph: LiteGraph) -> Iterator[LiteSignature]:
-    return (s for s in file.signatures.values() if s.graph is graph)
 
 
 def _free(name: str, taken: Iterable[str]) -> str:
@@ -453,7 +444,7 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
         )
     main = looking.graph_of(other)
     parts = [
-        Part.whole(graph, [s for s in other.signatures.values() if s.graph is graph])
+        Part.whole(graph, looking.signatures_of(other, graph))
         for graph in (other.graphs if every else [main])
     ]
     copy = assembled(other, parts)
@@ -542,7 +533,7 @@ def merge(file: F, others: Mapping[str, F]) -> None:
     file.graphs += graphs
     file.signatures.update(added)
     file.unknown = unknown
-    leave_description_out(file)
+    state.leave_description_out(file)
     share_buffers(file)
 
 

@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError
 from geutil.tflite.arguments import checked
-from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.parts import (
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+)
 from geutil.tflite.state import keeps_order
 
 T = TypeVar("T")
@@ -90,12 +96,16 @@ def tensors_of(
     return [*dict.fromkeys(tensor_of(file, item, graph) for item in several)]
 
 
+def signatures_of(file: Contents, graph: LiteGraph) -> list[LiteSignature]:
+    """Return the signatures of a subgraph."""
+    return [s for s in file.signatures.values() if s.graph is graph]
+
+
 def ends(file: Contents, graph: LiteGraph) -> Iterator[tuple[str, LiteTensor]]:
     """Yield the names that signatures have for the ends of a subgraph."""
-    for signature in file.signatures.values():
-        if signature.graph is graph:
-            yield from signature.inputs.items()
-            yield from signature.outputs.items()
+    for signature in signatures_of(file, graph):
+        yield from signature.inputs.items()
+        yield from signature.outputs.items()
 
 
 def op_of(file: Contents, item: OpLike, graph: LiteGraph) -> LiteOp:
@@ -178,7 +188,16 @@ def find_tensors(
     where: Callable[[LiteTensor], Any] | None = None,
     graph: GraphLike = None,
 ) -> tuple[LiteTensor, ...]:
-    """Return the tensors for which all that is given holds, as `find` does."""
+    """Return the tensors for which all that is given holds, as `find` does.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.find_tensors(regex="^[ab]$", where=lambda t: t.readers)
+        (<LiteTensor 'a' float32 [4]>,)
+    """
     named = _name_test(name, regex)
     return tuple(
         t
@@ -280,10 +299,7 @@ def is_constant(tensor: LiteTensor, graph: LiteGraph) -> bool:
 
 
 def constant_ops(graph: LiteGraph) -> set[LiteOp]:
-    """Return the ops that compute from constants alone, as DEQUANTIZE of weights.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the ops that compute from constants alone, as DEQUANTIZE of weights."""
     given = {*graph.inputs}
     constant: set[LiteOp] = set()
     for op in graph.ops:
@@ -312,6 +328,13 @@ def tensor(file: Contents, name: TensorLike, *, graph: GraphLike = None) -> Lite
     Raises:
         TFLiteError: there is none, or there are several; the message lists names
             that are near.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> _ = m.add_input("x", "float32", [4])
+        >>> m.tensor("x")
+        <LiteTensor 'x' float32 [4]>
     """
     return tensor_of(file, name, graph_of(file, graph))
 
@@ -322,6 +345,14 @@ def op(file: Contents, op: OpLike, *, graph: GraphLike = None) -> LiteOp:
 
     Raises:
         TFLiteError: there is none.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.op("a"), m.op(1)
+        (<LiteOp NEG -> 'a'>, <LiteOp EXP -> 'b'>)
     """
     return op_of(file, op, graph_of(file, graph))
 
@@ -339,9 +370,6 @@ def ancestors(
     Args:
         tensors: one or several tensors, or their names.
         stop_at: tensors that the walk does not go behind.
-        graph: the subgraph, as in `add_input`.
-
-    Cost: linear in the ops of the subgraph.
 
     Example:
         >>> from geutil import tflite
@@ -364,7 +392,16 @@ def descendants(
     stop_at: TensorsLike = (),
     graph: GraphLike = None,
 ) -> tuple[LiteOp, ...]:
-    """Return the ops that depend on tensors, as `ancestors` does."""
+    """Return the ops that depend on tensors, as `ancestors` does.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.descendants("a")
+        (<LiteOp EXP -> 'b'>,)
+    """
     own = graph_of(file, graph)
     found = {*ahead(*(tensors_of(file, some, own) for some in (tensors, stop_at)))}
     return tuple(op for op in own.ops if op in found)
@@ -380,7 +417,14 @@ def boundary(
 
     Args:
         ops: ops, tensors that they make, places, a slice or a range of these.
-        graph: the subgraph, as in `add_input`.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.boundary("a")
+        ([<LiteTensor 'x' float32 [4]>], [<LiteTensor 'a' float32 [4]>])
     """
     own = graph_of(file, graph)
     return boundary_of(ops_of(file, ops, own), own)

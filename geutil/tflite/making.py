@@ -10,6 +10,7 @@ import numpy as np
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
 from geutil.tflite.arguments import checked
+from geutil.tflite.ends import give_ends
 from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
@@ -19,8 +20,9 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
-from geutil.tflite.schema import DTYPES, kind_number, option_names, type_numbers
+from geutil.tflite.schema import DTYPES, kind_number, option_fault, type_numbers
 from geutil.tflite.shapes import output_shapes, output_types
+from geutil.tflite.steps import faults_of_steps
 from geutil.tflite.versions import version_of
 
 Shape = Sequence[int | None]
@@ -28,7 +30,14 @@ Shape = Sequence[int | None]
 
 @checked
 def add_graph(file: Contents, name: str) -> LiteGraph:
-    """Add an empty subgraph, such as a branch or the body of a loop; return it."""
+    """Add an empty subgraph, such as a branch or the body of a loop; return it.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> m.add_graph("body")
+        <LiteGraph 'body', 0 ops>
+    """
     graph = LiteGraph(name)
     file.graphs.append(graph)
     return graph
@@ -72,9 +81,10 @@ def add_input(
     """
     check_dtype(dtype)
     own = _open_graph(file, graph)
-    tensor = own.add_tensor(LiteTensor(name, dtype, shape, quantization))
-    own.inputs = (*own.inputs, tensor)
-    return tensor
+    tensor = LiteTensor(name, dtype, shape, quantization)
+    _check_steps(tensor)
+    give_ends(file, own, "inputs", (*own.inputs, tensor))
+    return own.add_tensor(tensor)
 
 
 @checked
@@ -94,7 +104,6 @@ def add_constant(
         value: an array, or numbers. Of a quantized constant, the integers.
         dtype: the name of its type, such as "int4"; that of the array if None.
         quantization: what its integers stand for.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: TFLite has no such type.
@@ -117,7 +126,14 @@ def add_constant(
     check_dtype(dtype)
     tensor = LiteTensor(name, dtype, array.shape, quantization)
     tensor.value = array
+    _check_steps(tensor)
     return _open_graph(file, graph).add_tensor(tensor)
+
+
+def _check_steps(tensor: LiteTensor) -> None:
+    steps = tensor.quantization
+    for fault in faults_of_steps(steps, tensor.dtype, tensor.sizes):
+        raise TFLiteError(f"{tensor!r} cannot have {steps}: it then {fault}")
 
 
 def check_dtype(dtype: str) -> None:
@@ -157,13 +173,9 @@ def new_op(
                 "it is an op of your own"
             ) from None
     op = LiteOp(kind, inputs, outputs, options, custom_options=custom_options)
-    known = [*option_names(op.table).values()] if op.table else []
-    for option in options:
-        if option not in known:
-            raise TFLiteError(
-                f"{kind} has no option '{option}'; "
-                + (f"its options are {known}" if known else "it has none")
-            )
+    for each in options.items():
+        if fault := option_fault(op.table, *each):
+            raise TFLiteError(f"{kind}: {fault}")
     for option, meaning in _NEEDED.get(kind, {}).items():
         if option not in options:
             raise TFLiteError(
@@ -207,7 +219,6 @@ def add(
         version: the version of its kernel; the oldest that computes it if None.
         custom_options: of an op of your own, its options as its kernel reads them.
         at: its place in the order; the end if None.
-        graph: the subgraph, as in `add_input`.
         **options: its options by their names in the schema, such as
             `stride_w=2`, `padding="SAME"`; those left out are 0.
 
@@ -256,24 +267,40 @@ def _describe(
     for t, own, ruled in zip(op.outputs, types, shapes, strict=True):
         found = dtype or own or (first and first.dtype)
         if not found:
-            raise TFLiteError(f"{op!r}: the type of '{t.name}' is open; pass dtype=")
+            raise TFLiteError(f"{op!r}: the type of {t.label} is open; pass dtype=")
         t.dtype = found
         t.quantization = quantization
         if shape is None and ruled is None:
             raise TFLiteError(
-                f"{op!r}: no rule of the kind {op.kind} tells the shape of '{t.name}'; "
+                f"{op!r}: no rule of the kind {op.kind} tells the shape of {t.label}; "
                 "pass shape="
             )
         t.shape = ruled if shape is None else shape
+        _check_steps(t)
 
 
 @checked
 def set_outputs(
     file: Contents, outputs: TensorsLike, *, graph: GraphLike = None
 ) -> None:
-    """Let a subgraph give these tensors and no others; see `expose` to add some."""
+    """Let a subgraph give these tensors and no others; see `expose` to add some.
+
+    Signatures follow: outputs that stay keep their names, others have their tensors'.
+
+    Raises:
+        TFLiteError: there is no such tensor, or a signature has an output of its name.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.set_outputs("a")
+        >>> m.graphs[0].outputs
+        (<LiteTensor 'a' float32 [4]>,)
+    """
     own = _open_graph(file, graph)
-    own.outputs = tuple(looking.tensors_of(file, outputs, own))
+    give_ends(file, own, "outputs", looking.tensors_of(file, outputs, own))
 
 
 @checked
@@ -291,7 +318,6 @@ def add_signature(
         key: its name.
         inputs: a name for each input; those of the tensors if None.
         outputs: a name for each output; those of the tensors if None.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: there is one of the name, or an end has no name, or two.

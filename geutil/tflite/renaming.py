@@ -36,12 +36,9 @@ def rename(
         from_signature: whether ends take the names that signatures have for them,
             in the place of such as "serving_default_x:0"; or the name of the
             signature whose ends do.
-        graph: the subgraph, as in `add_input`.
 
     Raises:
         TFLiteError: there is nothing of an old name, or two would have one name.
-
-    Cost: linear in the tensors of the subgraph.
 
     Example:
         >>> from geutil import tflite

@@ -234,7 +234,7 @@ class _Fitting(Flow):
             new, old = self.shape(tensor), self.old.shape(tensor)
             if new is None and old is not None and op.kind not in _STATES:
                 raise TFLiteError(
-                    f"the shape of '{tensor.name}', which {op.kind} makes, cannot be "
+                    f"the shape of {tensor.label}, which {op.kind} makes, cannot be "
                     "told of the new input; cut the file in front of it"
                 )
         flat = op.kind == "FULLY_CONNECTED" and not op.options.get("keep_num_dims")
@@ -293,7 +293,7 @@ class _Fitting(Flow):
         first = np.take(value, [0], axis)
         if not np.array_equal(value, np.broadcast_to(first, value.shape)):
             raise TFLiteError(
-                f"constant '{tensor.name}' has {value.shape[axis]} rows for the batch, "
+                f"constant {tensor.label} has {value.shape[axis]} rows for the batch, "
                 f"which differ, and {wanted[axis]} are needed; give it another value"
             )
         self.rewrite(op, place, np.repeat(first, int(wanted[axis] or 1), axis))
@@ -598,14 +598,11 @@ def set_batch_size(
         size: the new batch size; None is any.
         inputs: the inputs whose first dimension is the batch; all but scalars if
             None. An input is a tensor, its name, or its name in a signature.
-        graph: the subgraph; the main one if None.
 
     Raises:
         TFLiteError: an op computes along the batch, or a constant could hold the
             batch size by chance, or the shapes of an op cannot be told. The file
             is as it was.
-
-    Cost: linear in ops and tensors.
 
     Example:
         >>> import numpy as np
@@ -630,7 +627,7 @@ def set_batch_size(
             f"subgraph '{own.name}' has no batch to set: inputs {scalars} are scalars"
         )
     if len({shape[0] for shape in shapes.values()}) > 1:
-        listed_shapes = ", ".join(f"'{t.name}' {t}" for t in ends)
+        listed_shapes = ", ".join(f"{t.label} {t}" for t in ends)
         raise TFLiteError(
             f"the inputs have different first sizes, which are no batch: "
             f"{listed_shapes}; pass inputs=..., or use set_input_shape"
@@ -659,12 +656,9 @@ def set_input_shape(
         shape: its new shape, of the same rank; None is a size that is free.
         resize: where the file resizes an image to a constant size: whether this is
             scaled with the input, or kept. If None, such a file is refused.
-        graph: the subgraph; the main one if None.
 
     Raises:
         TFLiteError: see `set_batch_size`; or weights do not fit the new shape.
-
-    Cost: linear in ops and tensors.
 
     Example:
         >>> from geutil import tflite
@@ -682,7 +676,7 @@ def set_input_shape(
         size is not None and not _is_size(size) for size in new
     ):
         raise TFLiteError(
-            f"input '{tensor.name}' is {tensor}, and cannot have the shape "
+            f"input {tensor.label} is {tensor}, and cannot have the shape "
             f"{list(new)}: the rank stays, and sizes are at least 1"
         )
     batch = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b] == [0]
@@ -702,7 +696,7 @@ def _resize(
         if tensor not in graph.inputs:
             raise TFLiteError(
                 f"{tensor!r} is no input of {graph!r}; its inputs are "
-                f"{', '.join(repr(t.name) for t in graph.inputs)}"
+                f"{', '.join(t.label for t in graph.inputs)}"
             )
     looking.check_uncalled(file, graph, "another shape")
     if _TIED in file.metadata:

@@ -52,6 +52,7 @@ def strip(
         >>> m.find()
         (<LiteOp NEG -> 'y'>,)
     """
+    looking.graph_of(file)
     dropped = _chosen_metadata(file, metadata)
     dead = {graph: _dead_ops(graph) for graph in file.graphs} if unused else {}
     fixed = [n for n in state.FIXED_BY_METADATA if n in file.metadata]
@@ -110,7 +111,7 @@ def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
 
 def _drop_graphs(file: Contents) -> None:
     """Leave out subgraphs that nothing calls and no signature names."""
-    roots = [file.graphs[0], *(s.graph for s in file.signatures.values())]
+    roots = [looking.graph_of(file), *(s.graph for s in file.signatures.values())]
     kept = {*roots, *state.called_graphs(op for g in roots for op in g.ops)}
     file.graphs = [graph for graph in file.graphs if graph in kept]
 
