@@ -277,7 +277,8 @@ def _named(
     if not isinstance(ends, Mapping):
         return looking.tensors_of(file, ends, graph)
     for name, item in ends.items():
-        names.setdefault(looking.tensor_of(file, item, graph), []).append(name)
+        known = names.setdefault(looking.tensor_of(file, item, graph), [])
+        known += [name] if name else []
     return looking.tensors_of(file, ends.values(), graph)
 
 

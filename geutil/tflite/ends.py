@@ -335,10 +335,12 @@ def give_ends(
         for t in dict.fromkeys(t for t in tensors if t not in known):
             name = names.get(t, t.name)
             if not name or ends.setdefault(name, t) is not t:
+                because = (
+                    f"has an {field[:-1]} '{name}' already" if name else "names ends"
+                )
                 raise TFLiteError(
-                    f"signature '{signature.key}' has {field} and needs another name "
-                    f"for {t!r}: '{name}' is one already; rename the tensor, or pass "
-                    "a mapping from names to tensors"
+                    f"signature '{signature.key}' {because}; pass a mapping from names "
+                    f"to tensors, or give {t!r} another name"
                 )
         named.append((signature, ends))
     if graph is file.graphs[0] and (*tensors,) != getattr(graph, field):

@@ -175,7 +175,7 @@ def new_op(
     op = LiteOp(kind, inputs, outputs, options, custom_options=custom_options)
     for each in options.items():
         if fault := option_fault(op.table, *each):
-            raise TFLiteError(f"{kind}: {fault}")
+            raise TFLiteError(f"{kind} {fault}")
     for option, meaning in _NEEDED.get(kind, {}).items():
         if option not in options:
             raise TFLiteError(

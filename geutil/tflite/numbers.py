@@ -185,7 +185,13 @@ def _stored(tensor: LiteTensor, value: Array) -> tuple[Array, int]:
         )
     if steps is None or tensor.dtype == "bool" or is_float:
         # They stand for themselves; others are refused, as none of them is near.
-        stored(value, tensor.dtype)
+        try:
+            stored(value, tensor.dtype)
+        except TFLiteError as error:
+            raise TFLiteError(
+                f"{tensor.label} holds {tensor.dtype}, which stand for themselves: "
+                f"{error}"
+            ) from None
         return value, 0
     made, lost = integers_of(value, steps, tensor.dtype)
     return made, int(lost.sum())
@@ -284,8 +290,6 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
             "these"
         )
     scales = np.asarray(steps.scales)
-    for fault in faults_of_steps(steps, tensor.dtype, tensor.sizes):
-        raise TFLiteError(f"{tensor.label} cannot have {steps}: it then {fault}")
     is_weight = any(
         op.kind in BIASED and place == BIASED[op.kind][1]
         for op in tensor.consumers
@@ -302,6 +306,8 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
         raise TFLiteError(
             f"{tensor.label} has {len(own.scales)} scale(s), not {scales.size}"
         )
+    for fault in faults_of_steps(steps, tensor.dtype, tensor.sizes):
+        raise TFLiteError(f"{tensor.label} cannot have {steps}: it then {fault}")
 
 
 def _check_member(member: LiteTensor, tensor: LiteTensor) -> None:

@@ -217,7 +217,7 @@ def option_fault(table: str | None, name: str, value: Any) -> str:
         values = value if isinstance(value, list) else [value]
         if all(v is None or isinstance(v, int) or hasattr(v, "ops") for v in values):
             return ""
-        return f"{value!r} is no subgraph for its option '{name}'"
+        return f"cannot have {value!r} as its option '{name}', which is a subgraph"
     try:
         number = option_number(name, value)
         packs = _packs if isinstance(number, bool | int | float) else _packs.__wrapped__
@@ -225,9 +225,9 @@ def option_fault(table: str | None, name: str, value: Any) -> str:
             return ""
     except KeyError:
         pass
-    words = f"; it is one of {[*words_of(_ENUMERATIONS[name]).values()]}"
-    listed = words if name in _ENUMERATIONS else ""
-    return f"{value!r} is no value of its option '{name}'{listed}"
+    words = [*words_of(_ENUMERATIONS[name]).values()] if name in _ENUMERATIONS else []
+    listed = f"; it is one of {words}" if words else ""
+    return f"cannot have {value!r} as its option '{name}'{listed}"
 
 
 # Typed: 1.0 is no whole number, and equals one.

@@ -76,7 +76,7 @@ def faults_of_steps(
         return
     scales = np.asarray(steps.scales)
     if not scales.size or not (np.isfinite(scales).all() and (scales > 0).all()):
-        yield f"has a scale that is not positive: scales are, and finite, not {scales}"
+        yield f"has a scale that is not positive; scales are positive numbers: {scales}"
     if len(steps.zero_points) not in (1, scales.size):
         yield f"has {scales.size} scales and {len(steps.zero_points)} zero points"
     if len(scales) > 1:

@@ -220,6 +220,9 @@ def _check_variables(file: Contents) -> Check:
         for t in op.outputs:
             if t.is_variable:
                 yield op, f"makes {t!r}, which is a variable"
+    for t in file.tensors:
+        if t.is_variable and t.buffer.size:
+            yield t, "is a variable, and has values in the file, which none begins with"
     for graph in file.graphs:
         yield from _unset_variables(graph, written)
 

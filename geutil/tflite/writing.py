@@ -255,7 +255,7 @@ class Writer:
             record.customOptions = np.frombuffer(op.custom_options, np.uint8)
         for option in op.options.items():
             if fault := option_fault(op.table, *option):
-                raise TFLiteError(f"{op!r}: {fault}")
+                raise TFLiteError(f"{op!r} {fault}")
         if op.table is None:
             return record
         field = "builtinOptions"

@@ -102,7 +102,7 @@ REFUSED = [
     ),
     (lambda m: m.add("VAR_HANDLE", [], shape=[], name="v", dtype="float"), "no type"),
     (lambda m: m.add("CONV_2D", ["x"]), "tells the shape of 'conv_2d'; pass"),
-    (lambda m: m.insert("t0", "CONV_2D"), "reads 1 tensors, and its kernel takes 2 to"),
+    (lambda m: m.insert("t0", "CONV_2D"), "reads 1 tensors, and its kernel takes 3"),
     (lambda m: m.add("UNIQUE", []), "the type of 'unique' is open; pass dtype="),
     (lambda m: m.add("NEG", ["x"], outputs=[m.tensor("x")]), "a tensor of .* already"),
     (lambda m: m.add_input("y", "float31", [1]), "no type 'float31'; it has"),
