@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli.imports import import_keras, import_tensorflow
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import working
-from geutil.errors import GeutilError
+from geutil.errors import GeutilError, TFLiteError
 from geutil.formats import (
     BY_SUFFIX,
     DIRECTORY,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "serving_default"
 """The signature that is opened where none is named."""
+
 
 def start_tensorflow() -> None:
     """Import TensorFlow.
@@ -72,7 +73,7 @@ def _starting(name: str) -> Iterator[None]:
 
 _KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 _SUFFIXES_READ = (".pb", ".pbtxt", *_KERAS_SUFFIXES)
-_READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
+_READ = "a SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file"
 
 
 class CommandError(GeutilError, ValueError):
@@ -106,20 +107,14 @@ def check_scope(model: Model, scope: str | None) -> None:
         )
 
 
-def check_source(path: Path, *, or_tflite: bool = False) -> None:
-    """Refuse to read what cannot be a model, before TensorFlow is started.
-
-    Args:
-        path: what is to be read.
-        or_tflite: whether it may be a TFLite file.
-    """
-    accepted = f"{_READ}; or a .tflite file" if or_tflite else _READ
+def check_source(path: Path) -> None:
+    """Refuse to read what cannot be a model, before TensorFlow is started."""
     if not path.exists():
-        raise CommandError(f"there is nothing at '{path}'; pass {accepted}")
-    if path.is_dir() or path.suffix in _SUFFIXES_READ or (or_tflite and is_lite(path)):
+        raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
+    if path.is_dir() or path.suffix in _SUFFIXES_READ or is_lite(path):
         return
     what = _what_is(path)
-    raise CommandError(f"'{path}' is {what}; pass {accepted}")
+    raise CommandError(f"'{path}' is {what}; pass {_READ}")
 
 
 def is_lite(path: Path) -> bool:
@@ -143,15 +138,23 @@ def _what_is(path: Path) -> str:
 
 
 def read_model(path: Path, signature: str | None = None) -> Model:
-    """Open a model, and start TensorFlow for that."""
+    """Open a model, or the graph of a TFLite file, and start TensorFlow for that."""
     check_source(path)
     if "tensorflow" not in sys.modules and not is_text(path):
         _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
-    from geutil.model import open
+    from geutil.model import ModelError, from_tflite, open
 
     with working(f"opening {path.name}"):
-        return open(str(path), signature=signature)
+        if not is_lite(path):
+            return open(str(path), signature=signature)
+        try:
+            return from_tflite(path, signature=signature)
+        except (ModelError, TFLiteError) as error:
+            raise CommandError(
+                f"{path} cannot become the graph that this command needs: {error}; "
+                "pass the model that it was made from, or `geutil cut` the file"
+            ) from error
 
 
 def _check_content(path: Path, signature: str | None) -> None:
@@ -168,7 +171,7 @@ def _check_content(path: Path, signature: str | None) -> None:
 
 def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
     """Return what can be drawn: a model, or the path of a TFLite file."""
-    check_source(path, or_tflite=True)
+    check_source(path)
     return path if is_lite(path) else read_model(path, signature)
 
 

@@ -91,7 +91,8 @@ def _path(text: str) -> Path:
 Source = Annotated[
     Path,
     typer.Argument(
-        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file.",
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file; a .tflite "
+        "file becomes a graph.",
         parser=_path,
         metavar="PATH",
     ),

@@ -85,24 +85,24 @@ def view(
             "it was made from; pass both, the file last"
         )
     held = memory or training
-    if held and (len(paths) > 1 or files.is_lite(paths[0]) or (memory and training)):
+    if held and (len(paths) > 1 or (memory and training)):
         raise files.CommandError(
-            "--memory and --training are of one model, and no .tflite file; give one "
-            "of the two"
+            "--memory and --training are of one model; give one of the two"
         )
     if size and not held:
         raise files.CommandError("--size goes with --memory or --training")
     for path in paths:
-        files.check_source(path, or_tflite=True)
+        files.check_source(path)
     files.check_page(page, force)
-    if len(paths) == 1 and files.is_lite(paths[0]):
+    if len(paths) == 1 and files.is_lite(paths[0]) and not held:
         from geutil.report.file_page import view_file
 
         title = paths[0].absolute().name
         files.write_page(page, lambda: view_file(paths[0], title))
         return
     batches = None if data is None else Batches(data, batch).of_file(paths[-2])
-    models = [files.read_drawn(path, signature) for path in paths]
+    read = files.read_model if held else files.read_drawn
+    models = [read(path, signature) for path in paths]
     files.start_tensorflow()
     noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
@@ -184,7 +184,7 @@ def diff(
     Of a model and a .tflite file: what each op of the file computes, what is fused,
     what is missing, and what computes in floats.
     """
-    files.check_source(other, or_tflite=True)
+    files.check_source(other)
     files.check_page(html, force)
     are_files = files.is_lite(path) and files.is_lite(other)
     ours = files.read_drawn(path, signature)
@@ -268,7 +268,7 @@ def check(
     """
     tolerances = {"--samples": samples, "--rtol": rtol, "--atol": atol}
     of_files = {"--steps": steps, "--layers": layers or None, "--html": html}
-    files.check_source(path, or_tflite=True)
+    files.check_source(path)
     batches = None if data is None else Batches(data, batch)
     if not files.is_lite(path):
         _refuse_unused({"--against": against, **of_files}, "are of .tflite files")
@@ -405,7 +405,7 @@ def inspect(
     what its ops compute in, and its quantization. TensorFlow is started for `--scopes`
     and for text forms only.
     """
-    files.check_source(path, or_tflite=True)
+    files.check_source(path)
     if files.is_lite(path):
         scopes = True if with_scopes else None
         unused = {"--scopes": scopes, "--signature": signature}
@@ -484,7 +484,7 @@ def ops(
     Of a .tflite file those of all subgraphs, with their types; TensorFlow is not
     started. Exit with 1 if there is no such op.
     """
-    files.check_source(path, or_tflite=True)
+    files.check_source(path)
     pattern = None if regex is None else files.compiled(regex)
     if files.is_lite(path):
         _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")

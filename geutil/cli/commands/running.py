@@ -175,7 +175,7 @@ def run(
         raise CommandError("--rtol and --atol are for --against; leave them out")
     for source in (path, against):
         if source is not None:
-            files.check_source(source, or_tflite=True)
+            files.check_source(source)
     _check_arrays(output, force)
     files.Batches(data, batch).of_file(path, signature)
     files.start_tensorflow()
