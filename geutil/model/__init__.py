@@ -42,7 +42,7 @@ if typing.TYPE_CHECKING:
     from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
     from geutil.model.comparison import Comparison, Difference
     from geutil.model.core import ModelFunction
-    from geutil.model.files.inspecting import inspect
+    from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
@@ -61,7 +61,7 @@ else:
             "geutil.jobs.batching": ("batch",),
             "comparison": ("Comparison", "Difference"),
             "core": ("ModelFunction",),
-            "files.inspecting": ("inspect",),
+            "files.inspect_files": ("inspect",),
             "files.inspection": ("Inspection",),
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
