@@ -37,7 +37,7 @@ if typing.TYPE_CHECKING:
     from geutil.capabilities.report import Power, Powers
     from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
-    from geutil.jobs.batching import batch
+    from geutil.jobs.batches import batch
     from geutil.jobs.executors import RayExecutor
     from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
     from geutil.model.comparison import Comparison, Difference
@@ -58,7 +58,7 @@ else:
         {
             "geutil.jobs.executors": ("RayExecutor",),
             "geutil.jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
-            "geutil.jobs.batching": ("batch",),
+            "geutil.jobs.batches": ("batch",),
             "comparison": ("Comparison", "Difference"),
             "core": ("ModelFunction",),
             "files.inspect_files": ("inspect",),

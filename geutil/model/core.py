@@ -347,7 +347,7 @@ class EditableModel(Shown):
         )
 
     def _size(self) -> int:
-        # Not those that stand for the model's ends.
+        # Not those of the model's ends.
         return len(self._graph.get_operations()) - len(self.outputs) - 1
 
     @property

@@ -166,8 +166,9 @@ def renew_bodies(graph: Graph) -> None:
     """Let a graph call bodies whose gradients can be built, and saved.
 
     A gradient of `tf.custom_gradient` is a closure over the tensors of its body as it
-    was traced. TensorFlow rebuilds bodies from their definitions, to differentiate them and once a
-    graph was imported, and saves only gradients whose body is a graph of Python.
+    was traced. TensorFlow rebuilds bodies from their definitions, to differentiate them
+    and once a graph was imported, and saves only gradients whose body is a graph of
+    Python.
     """
     callers: list[function_calls.Caller] = []
     direct: dict[str, None] = {}

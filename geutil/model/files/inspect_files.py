@@ -182,7 +182,7 @@ def _aliases(signatures: Mapping[str, Any], calls: _Calls) -> dict[str, str]:
     """Return the signatures that are the same as another, and which one."""
     first: dict[Any, str] = {}
     aliases = {}
-    # The name that users know stands for the others.
+    # The name that users know replaces the others.
     for name in sorted(signatures, key=lambda name: (name != _KNOWN, name)):
         proto = signatures[name]
         computed = calls.computed(proto)
