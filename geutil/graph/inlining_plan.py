@@ -32,6 +32,7 @@ _VERSION = re.compile(r"v\d+$")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
 _KIND = re.compile(r"^__(inference|forward|backward)_(?=.)")
 _LONGEST = 1000
+"""Characters of a name beyond which it is not searched for a type of op."""
 
 
 def is_automatic(name: str, op: str) -> bool:

@@ -69,7 +69,7 @@ _STOPS = frozenset((*_TAKEN, *_SHAPE_BEHIND, "ResourceGather", "TensorListStack"
 """Ops, besides those that call functions, at which TensorFlow stops."""
 _CALLERS = op_types.LOOPS | op_types.CALLS | op_types.BRANCHINGS
 _LONGEST = 16
-"""How many dimensions a shape has at most."""
+"""Elements of the longest vector that is kept as a shape; longer ones are data."""
 _DEEPEST = 32
 """How many functions deep shapes are followed."""
 

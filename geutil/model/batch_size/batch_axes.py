@@ -114,6 +114,7 @@ Shape = tuple[int | None, ...] | None
 
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283)
 _SMALL = 4096
+"""Elements of the largest constant that is searched for the batch size."""
 
 
 @dataclass(frozen=True)
