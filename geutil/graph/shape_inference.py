@@ -25,6 +25,7 @@ from geutil.graph.types import (
     Tensor,
     is_func_graph,
 )
+from geutil.graph.walks import data_inputs
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class _Refiner:
             members = frozenset(part)
             for node in graph_def.node:
                 # Control inputs do not matter for shapes.
-                data = [name for name in node.input if not name.startswith("^")]
+                data = data_inputs(node.input)
                 del node.input[:]
                 node.input.extend(data)
                 node.attr.pop("_class", None)
