@@ -22,7 +22,7 @@ from benchmarks.graphs import random_graph_def
 from benchmarks.resident import forget_peak, resident_peak
 from benchmarks.rows import Row
 from geutil.graph.protos import SavedModel
-from geutil.model.files.inspecting import inspect
+from geutil.model.files.inspect_files import inspect
 
 LIMIT_SECONDS = 5.0
 LIMIT_MEMORY = 1.5

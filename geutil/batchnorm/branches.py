@@ -24,8 +24,8 @@ from geutil.batchnorm.channel_affine import (
     joined_axis,
 )
 from geutil.batchnorm.fold_arithmetic import Affine
-from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle, Path, Start, Ways, across, misfit
+from geutil.batchnorm.norm_runs import Norm
 from geutil.graph import creation
 from geutil.graph.types import Operation, Tensor
 
@@ -264,7 +264,7 @@ def _applied(affine: Affine, branch: Branch, *, shifts: bool) -> Tensor:
     if affine.scale is not None:
         tensor = tf.multiply(tensor, _along(affine.scale, branch), name=f"mul{SUFFIX}")
         if offset is None and shifts:
-            # Without a root, a norm is told by its shift.
+            # Without a root, its shift tells a batch norm.
             offset = tf.zeros_like(affine.scale)
     if offset is not None:
         tensor = tf.add(tensor, _along(offset, branch), name=f"add{SUFFIX}")

@@ -16,7 +16,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_arithmetic, norm_path
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.batchnorm.norm_finding import Norm
+from geutil.batchnorm.norm_runs import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor

@@ -132,7 +132,7 @@ def _after_slice(op: Operation, axis: int) -> int | None:
     masks = {name: op.get_attr(f"{name}_mask") for name in _MASKS}
     added = bin(masks["new_axis"] & ~masks["ellipsis"]).count("1")
     last, named = 1 << strides.size - 1, strides.size - added
-    # An ellipsis may stand for no axes at all.
+    # An ellipsis may be no axes at all.
     if masks["ellipsis"] & last:
         return -1 if named <= rank else None
     if not masks["ellipsis"] and named < rank:

@@ -10,8 +10,8 @@ from geutil.batchnorm.branches import Branched, build_branches
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import stacked_item
 from geutil.batchnorm.fold_plan import Choices, FoldPlan, Planner
-from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle
+from geutil.batchnorm.norm_runs import Norm
 from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.targets import Place
 from geutil.batchnorm.training_fold import Training, fold_in_training

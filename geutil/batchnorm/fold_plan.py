@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from geutil.batchnorm import fold_arithmetic, norm_finding, norm_path
+from geutil.batchnorm import fold_arithmetic, norm_path, norm_runs
 from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import (
@@ -21,8 +21,8 @@ from geutil.batchnorm.channel_affine import (
     axis_after,
     link_of,
 )
-from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle, Path, Ways
+from geutil.batchnorm.norm_runs import Norm
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.liveness import Liveness
@@ -240,8 +240,8 @@ class Planner:
         self._choices = choices
         self._norms = [
             norm
-            for norm in norm_finding.find_norms(graph, self._origins, self._liveness)
-            if not norm_finding.is_correction(norm, self._origins)
+            for norm in norm_runs.find_norms(graph, self._origins, self._liveness)
+            if not norm_runs.is_correction(norm, self._origins)
         ]
         self._moving: dict[Norm, tuple[MovingVariable, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}

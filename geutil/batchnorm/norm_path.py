@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from geutil.batchnorm import channel_affine
 from geutil.batchnorm.channel_affine import AffineStep, Kind, Link
-from geutil.batchnorm.norm_finding import Norm, measures_only
+from geutil.batchnorm.norm_runs import Norm, measures_only
 from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor

@@ -73,7 +73,7 @@ class FoldReport(Shown):
         folded = len({(entry.signature, entry.norm) for entry in self.folded})
         refused = len(self.refused)
         entries: list[Folded | Refused] = [*self.folded, *self.refused]
-        # Signatures may hold norms of the same name: with several, entries name theirs.
+        # Signatures may hold norms of one name: with several, entries name theirs.
         several = len({entry.signature for entry in entries}) > 1
 
         def label(entry: Folded | Refused) -> str:

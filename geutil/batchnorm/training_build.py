@@ -219,7 +219,7 @@ def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> BuiltNorm
     gamma, beta = step.op.inputs[1:3]
     root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
     scale = root * gamma
-    # No ops do these steps yet; those of the operands stand for them.
+    # No ops do these steps yet; those of the operands are taken.
     steps = [AffineStep(scale.op, Kind.MULTIPLY, 0, scale, step.axis)]
     if mean is not None:
         offset = beta - mean * scale

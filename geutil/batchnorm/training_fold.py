@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.batchnorm import batch_statistics, build, one_pass, training_build
-from geutil.batchnorm.norm_finding import Norm, find_norms, is_correction
 from geutil.batchnorm.norm_path import Obstacle, Path, Ways, outside_readers
+from geutil.batchnorm.norm_runs import Norm, find_norms, is_correction
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from geutil.capabilities import op_table
 from geutil.capabilities.op_table import OpEntry
 from geutil.capabilities.report import MAIN
-from geutil.graph.walks import closure, node_name
+from geutil.graph.walks import closure, data_inputs, node_name
 from geutil.model.files import wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import Buffer, Span
@@ -215,7 +215,7 @@ class ScannedBody:
     def detail(self, found: Found) -> tuple[str, KnownString]:
         """Return the input that decides an op's effect, in words and as it is read."""
         index = _FILE_INPUTS.get(found.node.op)
-        inputs = [name for name in found.node.input if not name.startswith("^")]
+        inputs = data_inputs(found.node.input)
         if found.detail or index is None or index >= len(inputs):
             return found.detail, KnownString()
         value = self.value(inputs[index])

@@ -20,7 +20,7 @@ from geutil.capabilities.graph_scan import (
 from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
 from geutil.capabilities.report import LOADED, RUN, Power
 from geutil.errors import ModelError
-from geutil.graph.walks import closure, node_name, walk
+from geutil.graph.walks import closure, data_inputs, node_name, walk
 from geutil.model.files import reading, wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer, Span
@@ -231,7 +231,7 @@ def _is_saver(body: ScannedBody, found: Found, *, is_passed: bool) -> bool:
     All strings that its path is made of are looked at: the first comes from outside,
     and no other leads to another folder; nor does its default, unless it is passed.
     """
-    inputs = [name for name in found.node.input if not name.startswith("^")]
+    inputs = data_inputs(found.node.input)
     paths = inputs[:2] if found.node.op == "MergeV2Checkpoints" else inputs[:1]
     return bool(paths) and all(_is_within(body, path, is_passed) for path in paths)
 
@@ -258,7 +258,7 @@ def _is_within(body: ScannedBody, path: str, is_passed: bool = True) -> bool:
                 return False
             first = False
         else:
-            inputs = [n for n in node.input if not n.startswith("^")]
+            inputs = data_inputs(node.input)
             waiting = inputs + waiting
     return begins
 
@@ -370,7 +370,7 @@ class _Reach:
         for caller, body in {"": self._main, **self._functions}.items():
             for node, names in body.calls:
                 if function in names:
-                    inputs = [n for n in node.input if not n.startswith("^")]
+                    inputs = data_inputs(node.input)
                     if value.argument >= len(inputs):
                         return None
                     passed = body.value(inputs[value.argument])

@@ -19,6 +19,7 @@ _BESIDES = frozenset(
     ("Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp", "Squeeze")
 )
 _MOST_NODES = 16
+"""Nodes beyond which a body is not looked at."""
 
 
 def is_convolution_call(op: Operation) -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from geutil.graph._tf import ResourceVariable, UninitializedVariable, VariableDef
 from geutil.graph.creation import neutral
 from geutil.graph.types import Graph, MutableIdentityMap
+from geutil.graph.walks import node_name
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ def variable_facts(collections: Mapping[str, Any]) -> dict[str, VariableFacts]:
     facts = {}
     for key in sorted(collections):
         for definition in _definitions(collections, key):
-            name = definition.variable_name.partition(":")[0]
+            name = node_name(definition.variable_name)
             part = definition.save_slice_info_def
             facts[name] = VariableFacts(
                 part.full_name or name,
                 definition.variable_name in trainable,
                 tuple(part.var_offset) if part.full_name else None,
-                definition.initializer_name.partition(":")[0],
+                node_name(definition.initializer_name),
             )
     return facts
 

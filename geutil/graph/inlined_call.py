@@ -131,7 +131,7 @@ class Wiring:
         if not colon:
             return name
         tensor = output_name(name, int(index)) if is_index(index) else reference[1:]
-        return self.tensor(tensor).partition(":")[0]
+        return node_name(self.tensor(tensor))
 
 
 _RESOURCE = tf.resource.as_datatype_enum

@@ -25,6 +25,8 @@ from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
 from geutil.graph.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.graph.protos import GraphDef
 from geutil.graph.walks import (
+    control_references,
+    data_inputs,
     node_name,
     short_name,
     tensor_name,
@@ -147,7 +149,7 @@ class Inliner:
     ) -> BodySite:
         """Return the site of a call, placed among the effects of the calling body."""
         plan = self._plans.of(site.plan.calls[node.name])
-        read = [node_name(r) for r in node.inputs if not r.startswith("^")]
+        read = list(map(node_name, data_inputs(node.inputs)))
         args = list(zip(read, plan.args, strict=True))
         around = CallSurroundings(
             late=tuple(arg for name, arg in args if name in site.ties.late),
@@ -160,8 +162,8 @@ class Inliner:
             self._find_ties(plan, around),
             name,
             node.definition.op,
-            [r for r in inputs if not r.startswith("^")],
-            [r for r in inputs if r.startswith("^")],
+            data_inputs(inputs),
+            control_references(inputs),
             device,
             site.branched or node.name in site.plan.branched,
         )

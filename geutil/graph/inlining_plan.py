@@ -25,13 +25,14 @@ from geutil.graph import call_graph, op_types
 from geutil.graph.call_graph import Effects, FunctionCall, Instance, Library
 from geutil.graph.flat_body import BodyNode, FlatBody, flat_body
 from geutil.graph.types import scope_basename, scope_dirname
-from geutil.graph.walks import node_name
+from geutil.graph.walks import control_references, data_inputs, node_name
 
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
 _KIND = re.compile(r"^__(inference|forward|backward)_(?=.)")
 _LONGEST = 1000
+"""Characters of a name beyond which it is not searched for a type of op."""
 
 
 def is_automatic(name: str, op: str) -> bool:
@@ -233,7 +234,7 @@ class CallerPlan:
     @cached_property
     def _control_needs(self) -> dict[str, list[str]]:
         return {
-            node.name: [node_name(r) for r in node.inputs if r.startswith("^")]
+            node.name: list(map(node_name, control_references(node.inputs)))
             for node in self.body.nodes
             if node.name in self.calls
         }
@@ -255,7 +256,7 @@ class CallerPlan:
     def _has_to_be_told(self, node: BodyNode) -> bool:
         inputs: Iterable[str] = node.inputs
         if node.name in self.calls:
-            inputs = (name for name in inputs if name.startswith("^"))
+            inputs = control_references(inputs)
         return all(node_name(name) in self.args for name in inputs)
 
     @cached_property
@@ -354,7 +355,7 @@ class Plans:
 
     def _check(self, node: BodyNode, call: FunctionCall) -> None:
         signature = self._library.functions[call.function].signature
-        argument_count = sum(1 for name in node.inputs if not name.startswith("^"))
+        argument_count = len(data_inputs(node.inputs))
         _check_count(node, call, "arguments", argument_count, len(signature.input_arg))
         if "Tout" in node.definition.attr and node.definition.op != call.function:
             expected = len(node.definition.attr["Tout"].list.type)

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from geutil.graph.state import slot
 from geutil.graph.types import Graph, is_tensor, scopes_around
+from geutil.graph.walks import tree
 
 INPUT_LAYER = "InputLayer"
 
@@ -258,22 +259,24 @@ def calls_by_scopes(
     owners |= {owner.partition("/")[2] for owner in owners}
     # Names that tf_keras accepts have slashes in them, which make scopes of their own.
     paths = owners if classes is None else _with_prefixes(classes)
+    opened = _opened_twice if classes is None else _opened_once
+
+    def inside(place: tuple[str, str]) -> list[tuple[str, str]]:
+        scope, path = place
+        below = list(children.get(scope, {}))
+        openers = opened(below, _Known(path, paths))
+        return [
+            (child, _joined(path, opener))
+            for child, opener in zip(below, openers, strict=True)
+            if opener is not None and child in children
+        ]
+
     calls = []
     # The model itself has a scope around those of its layers.
-    waiting = [(scope, "") for scope in reversed(children.get("", {}))]
-    while waiting:
-        scope, path = waiting.pop()
+    for scope, path in tree([(scope, "") for scope in children.get("", {})], inside):
         if path and (classes is None or path in classes):
             name = path.rpartition("/")[2]
             calls.append(LayerCall(path, name, (classes or {}).get(path, ""), scope))
-        below = list(children.get(scope, {}))
-        known = _Known(path, paths)
-        openers = (_opened_twice if classes is None else _opened_once)(below, known)
-        waiting += [
-            (child, _joined(path, opener))
-            for child, opener in reversed(list(zip(below, openers, strict=True)))
-            if opener is not None and child in children
-        ]
     if classes is None and owners.isdisjoint(call.path for call in calls):
         return ()
     return tuple(calls)

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from geutil.graph import _tf
 from geutil.graph._tf import AssetFileDef, DataType
+from geutil.graph.walks import node_name
 
 
 def all_nodes(graph_def: Any) -> Iterator[Any]:
@@ -70,7 +71,7 @@ def asset_files(meta_graph: Any) -> dict[str, str]:
             definition = AssetFileDef()
             if packed.Unpack(definition):
                 definitions.append(definition)
-    return {d.tensor_info.name.partition(":")[0]: d.filename for d in definitions}
+    return {node_name(d.tensor_info.name): d.filename for d in definitions}
 
 
 AttrValue: TypeAlias = tf.compat.v1.AttrValue

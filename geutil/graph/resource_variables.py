@@ -26,6 +26,7 @@ from geutil.graph import (
 )
 from geutil.graph._tf import ResourceVariable, get_resource_handle_data
 from geutil.graph.types import Graph, is_func_graph
+from geutil.graph.walks import node_name
 
 
 def variable_outside(
@@ -142,7 +143,7 @@ class _Series:
                 self._patterns[key] = variable.to_proto(), nodes
             return variable
         definition, nodes = self._patterns[key]
-        old = definition.variable_name.partition(":")[0]
+        old = node_name(definition.variable_name)
         new = types.absolute_unique_name(self._graph, name)
         for node in nodes:
             self._add(node, old, new, initial)

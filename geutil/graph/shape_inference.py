@@ -25,6 +25,7 @@ from geutil.graph.types import (
     Tensor,
     is_func_graph,
 )
+from geutil.graph.walks import data_inputs
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ _STOPS = frozenset((*_TAKEN, *_SHAPE_BEHIND, "ResourceGather", "TensorListStack"
 """Ops, besides those that call functions, at which TensorFlow stops."""
 _CALLERS = op_types.LOOPS | op_types.CALLS | op_types.BRANCHINGS
 _LONGEST = 16
-"""How many dimensions a shape has at most."""
+"""Elements of the longest vector that is kept as a shape; longer ones are data."""
 _DEEPEST = 32
 """How many functions deep shapes are followed."""
 
@@ -169,7 +170,7 @@ class _Refiner:
             members = frozenset(part)
             for node in graph_def.node:
                 # Control inputs do not matter for shapes.
-                data = [name for name in node.input if not name.startswith("^")]
+                data = data_inputs(node.input)
                 del node.input[:]
                 node.input.extend(data)
                 node.attr.pop("_class", None)

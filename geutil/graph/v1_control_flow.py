@@ -26,6 +26,7 @@ from geutil.errors import RerouteError
 from geutil.graph import _tf, adjacency, creation, op_types
 from geutil.graph._tf import CondContext, GetContainingWhileContext, GetOutputContext
 from geutil.graph.types import Graph, Operation, Tensor, is_op
+from geutil.graph.walks import closure
 
 
 def while_context(op: Operation) -> Any:
@@ -249,15 +250,13 @@ def step_states(ops: Iterable[Operation]) -> list[Operation]:
     arrays. Two users that know nothing of each other spoil them.
     """
     states: dict[Operation, None] = {}
-    waiting = list(ops)
-    seen = set(waiting)
-    for op in waiting:
-        for producer in (t.op for t in op.inputs):
-            if producer.type in _STEP_STATES:
-                states[producer] = None
-            elif producer.type in _PASS_HANDLES and producer not in seen:
-                seen.add(producer)
-                waiting.append(producer)
+
+    def behind(op: Operation) -> list[Operation]:
+        producers = adjacency.producers(op)
+        states.update((p, None) for p in producers if p.type in _STEP_STATES)
+        return [p for p in producers if p.type in _PASS_HANDLES]
+
+    closure(ops, behind)
     return list(states)
 
 

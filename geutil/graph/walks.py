@@ -160,6 +160,11 @@ def data_inputs(references: Iterable[str]) -> list[str]:
     return [reference for reference in references if not reference.startswith("^")]
 
 
+def control_references(references: Iterable[str]) -> list[str]:
+    """Return the inputs of a node that it waits for, with their `^`."""
+    return [reference for reference in references if reference.startswith("^")]
+
+
 def tensor_parts(name: str) -> tuple[str, int]:
     """Return the node and the index in the name of a tensor: `x` is `x:0`.
 

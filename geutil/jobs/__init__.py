@@ -18,14 +18,14 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.jobs.batching import batch
+    from geutil.jobs.batches import batch
     from geutil.jobs.executors import RayExecutor
     from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "batching": ("batch",),
+            "batches": ("batch",),
             "executors": ("RayExecutor",),
             "report": ("BatchEntry", "BatchReport", "BatchStep"),
         },

@@ -231,7 +231,7 @@ def _forked(
     code = 1
     try:
         os.setsid()
-        # They are the server's: its death is told by their end.
+        # They are the server's: their end reports its death.
         for one in sockets:
             one.close()
         os.dup2(lifeline, 0)

@@ -37,12 +37,12 @@ if typing.TYPE_CHECKING:
     from geutil.capabilities.report import Power, Powers
     from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
-    from geutil.jobs.batching import batch
+    from geutil.jobs.batches import batch
     from geutil.jobs.executors import RayExecutor
     from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
     from geutil.model.comparison import Comparison, Difference
     from geutil.model.core import ModelFunction
-    from geutil.model.files.inspecting import inspect
+    from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
@@ -58,10 +58,10 @@ else:
         {
             "geutil.jobs.executors": ("RayExecutor",),
             "geutil.jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
-            "geutil.jobs.batching": ("batch",),
+            "geutil.jobs.batches": ("batch",),
             "comparison": ("Comparison", "Difference"),
             "core": ("ModelFunction",),
-            "files.inspecting": ("inspect",),
+            "files.inspect_files": ("inspect",),
             "files.inspection": ("Inspection",),
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),

@@ -17,7 +17,7 @@ from geutil.errors import ModelError
 from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
 from geutil.graph.op_types import MERGES
-from geutil.graph.walks import closure, node_name, short_name
+from geutil.graph.walks import closure, data_inputs, node_name, short_name
 from geutil.model import handle_values, programs, shared_state
 from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
@@ -258,7 +258,7 @@ def _check(carrier: Carrier, versions: Versions, where: str) -> None:
         ):
             raise ModelError(_refusal(node, value.variable, op))
     if node.op == "Merge":
-        data = [text for text in node.input if not text.startswith("^")]
+        data = data_inputs(node.input)
         dtypes = {value.dtype for value in carrier.values.values()}
         if len(carrier.values) < len(data) or len(dtypes) > 1:
             raise ModelError(f"{op} merges handles of variables with something else")

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.op_types import LOOPS
-from geutil.graph.walks import short_name
+from geutil.graph.walks import control_references, data_inputs, short_name
 from geutil.model.programs import const_node
 
 SINGLE_PASSES = frozenset(("Identity", "Enter", "Exit", "NextIteration", "Merge"))
@@ -403,8 +403,8 @@ def turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) -> 
     if node.op in _SUMS:
         set_op_type(node, _SUMS[node.op], T=value.dtype)
         return "z"
-    data = [text for text in node.input if not text.startswith("^")]
-    controls = [text for text in node.input if text.startswith("^")]
+    data = data_inputs(node.input)
+    controls = control_references(node.input)
     if node.op == "AssignVariableOp":
         data = data[1:]
         controls += [wait for wait in waits if wait not in controls]

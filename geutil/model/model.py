@@ -22,7 +22,7 @@ from geutil.model import (
     thawing,
     unrolling,
 )
-from geutil.model.batch_size import changing
+from geutil.model.batch_size import size_change
 from geutil.model.comparison import Comparison
 from geutil.model.core import EditableModel, ModelFunction, Signatures
 from geutil.model.cutting import Selection
@@ -948,7 +948,7 @@ class Model(EditableModel):
             {'y': array([[0., 1., 2., 3.],
                          [4., 5., 6., 7.]], dtype=float32)}
         """
-        return changing.set_batch_size(
+        return size_change.set_batch_size(
             self, size, inputs=inputs, samples=samples, verify=verify
         )
 

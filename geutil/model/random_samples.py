@@ -15,7 +15,9 @@ from geutil.graph.types import Operation, Tensor
 BATCH = 3
 """Rows that are drawn where the first dimension is unknown."""
 _PIXELS = 32
+"""The length of unknown axes of images."""
 _STEPS = 8
+"""The length of other unknown axes, such as time."""
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 Arrays = dict[str, np.ndarray[Any, Any]]

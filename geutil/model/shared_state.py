@@ -186,7 +186,7 @@ class SharedState:
             self.wholes[id(variable)] = strategy_variables.whole(variable)
             if id(variable) not in variable_ids:
                 variable_ids.add(id(variable))
-                name = preferred_name or variable.name.partition(":")[0]
+                name = preferred_name or node_name(variable.name)
                 self.variables[programs.fresh_name(self.variables, name)] = variable
 
     def merged(self, other: SharedState) -> SharedState:

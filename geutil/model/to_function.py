@@ -12,12 +12,21 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import creation, functions
+from geutil.graph import (
+    call_graph,
+    creation,
+    function_calls,
+    function_defs,
+    functions,
+    gradient_functions,
+)
+from geutil.graph.protos import FunctionDef
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import topological_order
 from geutil.model.programs import fresh_name
 from geutil.model.shared_state import SharedState
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform import body_gradients, copying, custom_gradients
+from geutil.transform import copying, custom_gradients, transformer
 
 
 def ops_to_run(
@@ -132,7 +141,7 @@ def build(
     results = {n: info.transformed(sink.outputs[0]) for n, sink in sinks.items()}
     waits = [info.transformed(op) for op in side_effects.control_inputs]
     variables = variables_of(graph, captures, holdings)
-    body_gradients.renew(target)
+    renew_bodies(target)
     return functions.build_function(target, arguments, results, waits, variables)
 
 
@@ -151,3 +160,68 @@ class _ArgumentNames:
         name = fresh_name(self._taken, op.name.replace("/", "."))
         self._taken.add(name)
         return name
+
+
+def renew_bodies(graph: Graph) -> None:
+    """Let a graph call bodies whose gradients can be built, and saved.
+
+    A gradient of `tf.custom_gradient` is a closure over the tensors of its body as it
+    was traced. TensorFlow rebuilds bodies from their definitions, to differentiate them
+    and once a graph was imported, and saves only gradients whose body is a graph of
+    Python.
+    """
+    callers: list[function_calls.Caller] = []
+    direct: dict[str, None] = {}
+    for caller in function_calls.callers_in(graph):
+        if all(callee.attribute for callee in caller.callees):
+            callers.append(caller)
+        else:
+            # An op whose type is a function cannot call another one.
+            direct.update(dict.fromkeys(caller.names))
+    definitions: dict[str, Any] = {}
+
+    def callees(name: str) -> list[str]:
+        definitions[name] = function_defs.definition_in(graph, name)
+        called = function_defs.called_names(definitions[name].node_def)
+        return [n for n in called if function_calls.has_function(graph, n)]
+
+    roots = dict.fromkeys(name for caller in callers for name in caller.names)
+    new_names: dict[str, str] = {}
+    for name in topological_order(roots, callees):
+        definition = definitions[name]
+        called = set(function_defs.called_names(definition.node_def))
+        if _closures(definition) or not called.isdisjoint(new_names):
+            new_names[name] = _renewed(graph, definition, new_names)
+    for caller in callers:
+        if not new_names.keys().isdisjoint(caller.names):
+            function_calls.call_others(caller, new_names)
+    kept = topological_order(direct, callees)
+    functions.forget_functions(graph, new_names.keys() - set(kept))
+
+
+def _closures(definition: Any) -> dict[str, str]:
+    """Return the nodes of a function whose gradient is a closure, with its name."""
+    attribute = gradient_functions.ATTRIBUTE
+    named = {
+        node.name: node.attr[attribute].s.decode()
+        for node in definition.node_def
+        if attribute in node.attr
+    }
+    return {n: g for n, g in named.items() if gradient_functions.is_closure(g)}
+
+
+def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
+    """Give a graph a function like one that it holds; return its name."""
+    own = FunctionDef()
+    own.CopyFrom(definition)
+    own.signature.name = function_defs.unused_name(definition.signature.name)
+    for node in own.node_def:
+        call_graph.rename_called(node, new_names)
+    body = functions.body_of(graph, own)
+    for name, gradient in _closures(own).items():
+        op = body.get_operation_by_name(name)
+        gradient_by_names = custom_gradients.gradient_by_names(
+            op, gradient, transformer.copy_replacing
+        )
+        gradient_functions.set_gradient(op, gradient_by_names)
+    return functions.add_function_of(graph, body, own)

@@ -210,7 +210,7 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
             name, external = by_node[node.name]
             functions.write_stand_in(node, external)
             stand_ins[name] = (first.setdefault(id(external), name), external)
-    # A graph binds one tensor to one outside; nodes that stand for the same share it.
+    # A graph binds one tensor to one outside; nodes of the same one share it.
     shared = {short_name(n): short_name(t) for n, (t, _) in stand_ins.items() if n != t}
     if shared:
         for node in graph_def.node:

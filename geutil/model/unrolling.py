@@ -19,6 +19,7 @@ from geutil.graph import function_calls, op_types
 from geutil.graph.function_calls import Caller
 from geutil.graph.function_loops import Loops
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import control_references, data_inputs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import (
     ModelProgram,
@@ -147,8 +148,8 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
     nodes = nodes_by_name(graph_def)
     for name, count in times.items():
         loop = nodes[name]
-        controls = [text for text in loop.input if text.startswith("^")]
-        values = [text for text in loop.input if not text.startswith("^")]
+        controls = control_references(loop.input)
+        values = data_inputs(loop.input)
         places = range(len(values))
         for step in range(count):
             call = graph_def.node.add(op=_CALLS[loop.op], device=loop.device)

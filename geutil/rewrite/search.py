@@ -279,7 +279,7 @@ class PatternSearch:
     def _is_possible(self, node: Pattern, tensor: Tensor) -> bool:
         """Tell whether a node may correspond to a tensor by the type of its op."""
         kinds = self.compiled.types_of[id(node)]
-        # A nearest miss is told by what fails, one by one.
+        # The constraint that fails first names the nearest miss.
         return self._record is not None or kinds is None or tensor.op.type in kinds
 
     def _bind(self, node: Pattern, element: typing.Any) -> bool:

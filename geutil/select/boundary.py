@@ -9,6 +9,7 @@ from geutil.graph import adjacency, types
 from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.adjacency import control_outputs as _control_outputs
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.select.conversions import make_list_of_op
 
 
@@ -268,15 +269,13 @@ def get_within_boundary_ops(
             raise SelectionError(
                 f"seed '{op.name}' lies on the boundary; take it out of boundary_ops"
             )
-    reached = set(seeds)
-    queue = list(dict.fromkeys(seeds))
-    for op in queue:
-        for neighbour in get_ops_ios(op, control_inputs, control_outputs):
-            if neighbour in reached:
-                continue
-            if neighbour not in boundary:
-                reached.add(neighbour)
-                queue.append(neighbour)
-            elif inclusive:
-                reached.add(neighbour)
+
+    def around(op: Operation) -> list[Operation]:
+        # A walk ends at the boundary, whose ops are reached if they count.
+        if op in boundary:
+            return []
+        neighbours = get_ops_ios(op, control_inputs, control_outputs)
+        return [o for o in neighbours if inclusive or o not in boundary]
+
+    reached = closure(seeds, around)
     return [op for op in listed if op in reached]

@@ -226,7 +226,7 @@ def _tensors_named(graph: Graph, name: str) -> list[Tensor] | None:
     if types.is_tensor(element):
         return [element]
     if types.is_op(element):
-        # The reader of an output bears its name, and stands for nothing else.
+        # The reader of an output bears its name, and is nothing else.
         if any(t.op is element for t in getattr(graph, "outputs", ())):
             return [element.inputs[0]]
         if len(element.outputs) != 1:

@@ -29,7 +29,7 @@ from geutil.graph import (
 from geutil.graph.flat_body import Arg, FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
-from geutil.graph.walks import topological_order
+from geutil.graph.walks import node_name, topological_order
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -63,7 +63,7 @@ class ReadBody:
         if self.body.control_results:
             names = dict.fromkeys(node for _, node in self.body.control_results)
             return [self.graph.get_operation_by_name(name) for name in names]
-        ends = {r.tensor.partition(":")[0] for r in self.body.results}
+        ends = {node_name(r.tensor) for r in self.body.results}
         return [
             op
             for op in self.graph.get_operations()

@@ -195,7 +195,7 @@ def test_control_inputs_that_stay_are_not_taken_off(line, monkeypatch):
         raise AssertionError("the order was searched")
 
     # Nor is the order searched for edges that lead up.
-    monkeypatch.setattr("geutil.graph.adjacency._Search.__init__", search)
+    monkeypatch.setattr("geutil.graph.adjacency._AffectedRegion.__init__", search)
     assert ge.reroute_ts(line.x, line.a) == 1
     ge.add_control_inputs(line.d.op, line.b.op)
 

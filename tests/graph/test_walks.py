@@ -133,3 +133,4 @@ def test_names_of_tensors() -> None:
     assert [walks.tensor_name(n) for n in ("a", "a:1")] == ["a:0", "a:1"]
     assert [walks.short_name(n) for n in ("a:0", "a:1", "a:10")] == ["a", "a:1", "a:10"]
     assert walks.data_inputs(["a", "^b", "c:1"]) == ["a", "c:1"]
+    assert walks.control_references(["a", "^b", "c:1"]) == ["^b"]

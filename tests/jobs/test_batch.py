@@ -29,7 +29,7 @@ from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
 from geutil.jobs import executors, model_job, processes, sources, steps
-from geutil.jobs.batching import LOCK
+from geutil.jobs.batches import LOCK
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS

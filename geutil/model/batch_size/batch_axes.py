@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.graph.flat_body import flat_body
 from geutil.graph.op_types import NEXT_ITERATIONS
-from geutil.graph.walks import node_name, tensor_name
+from geutil.graph.walks import data_inputs, node_name, tensor_name
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def _ordered(
 
 
 def _entry(node: Any, inputs: Sequence[str]) -> ScopeNode:
-    data = tuple(tensor_name(name) for name in inputs if not name.startswith("^"))
-    written = tuple(name for name in node.input if not name.startswith("^"))
+    data = tuple(map(tensor_name, data_inputs(inputs)))
+    written = tuple(data_inputs(node.input))
     return ScopeNode(node, data, written)
 
 
@@ -114,6 +114,7 @@ Shape = tuple[int | None, ...] | None
 
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283)
 _SMALL = 4096
+"""Elements of the largest constant that is searched for the batch size."""
 
 
 @dataclass(frozen=True)

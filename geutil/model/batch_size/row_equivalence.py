@@ -21,8 +21,11 @@ _EPS = {
     "complex128": 2.0**-52,
 }
 _TRIALS = 3
+"""Perturbations of the inputs, of which the largest effect counts."""
 _MARGIN = 32
+"""Times the measured effect of one rounding that a result may be off."""
 _PLAIN = 256
+"""Units in the last place where no effect of rounding could be measured."""
 
 
 def eps(dtype: Any) -> float:
@@ -86,6 +89,7 @@ def tolerance(references: Sequence[Array], measured: float) -> float:
 
 
 _MOST_WINDOWS = 6
+"""Windows of a batch that are compared, evenly spread: each costs a run."""
 
 
 class RowVerdict(Enum):

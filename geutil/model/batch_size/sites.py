@@ -18,6 +18,7 @@ from geutil.model.batch_size.batch_axes import ScopeNode, Shape, Sizes, SizeSour
 from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
 
 _LARGE = 4096
+"""Elements of a constant beyond which a placeholder replaces it: it is no shape."""
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
 """Errors that TensorFlow raises for a node that its shape inference refuses."""
 _EQUAL_ROWS = frozenset(("Tile", "BroadcastTo"))

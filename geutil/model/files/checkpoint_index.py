@@ -20,8 +20,10 @@ from geutil.model.files import schema, wire
 from geutil.model.files.schema import message_class
 
 _FOOTER = 48
+"""Bytes at the end of a LevelDB table: two handles of up to 20, and the magic."""
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _TRAILER = 5
+"""Bytes behind each block: its type, and a CRC of 32 bits."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
 _PLAIN = 0
 """The type of a block that is not compressed."""

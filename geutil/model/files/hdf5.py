@@ -24,6 +24,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 from geutil.errors import ModelError
 
 _SECONDS = 10
+"""Seconds for a process to read a file's metadata; a damaged one can make it hang."""
 _NAME_LENGTH = 26
 """Where the header of an entry says how long its name is."""
 _FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError, BadZipFile)

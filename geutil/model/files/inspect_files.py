@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
+from geutil.formats import is_tflite_file
 from geutil.graph.op_types import CALLS
-from geutil.model.files import checkpoint_index, reading, schema, wire
+from geutil.model.files import (
+    checkpoint_index,
+    keras_files,
+    reading,
+    schema,
+    tflite_inspection,
+    wire,
+)
 from geutil.model.files.inspection import (
     FunctionInfo,
     Inspection,
@@ -21,6 +29,7 @@ from geutil.model.files.inspection import (
     TensorInfo,
     VariableInfo,
 )
+from geutil.model.files.reading import PathLike
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
 
@@ -173,7 +182,7 @@ def _aliases(signatures: Mapping[str, Any], calls: _Calls) -> dict[str, str]:
     """Return the signatures that are the same as another, and which one."""
     first: dict[Any, str] = {}
     aliases = {}
-    # The name that users know stands for the others.
+    # The name that users know replaces the others.
     for name in sorted(signatures, key=lambda name: (name != _KNOWN, name)):
         proto = signatures[name]
         computed = calls.computed(proto)
@@ -300,3 +309,40 @@ def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo,
 
 def _bytes(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
+    """Describe a model: signatures, ops, functions, variables, sizes.
+
+    Only its files are looked at. No graph is built, no object is made, nothing is
+    executed, and the values of variables and large constants are not read.
+
+    Args:
+        path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef, a
+            `.keras` or `.h5` file, or a `.tflite` file, of which a `TFLiteInspection`
+            is returned.
+        tags: exactly the tags of the MetaGraph of a SavedModel; None means "serve", or
+            the only one there is.
+
+    Raises:
+        ModelError: there is nothing there, it is damaged, or of another kind.
+
+    Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
+    whole, by TensorFlow; all else is inspected without it.
+
+    Example:
+        >>> found = inspect("testdata/two_signatures")
+        >>> print(found.signatures["encode"].inputs["x"], found.variables[0].tensor)
+        float32 [n,3] float32 [3,2]
+        >>> found.ops["VarHandleOp"]
+        1
+    """
+    source = Path(path)
+    if not source.exists():
+        raise ModelError(f"'{source}' does not exist")
+    is_directory = source.is_dir()
+    if not is_directory and source.suffix in keras_files.KERAS_SUFFIXES:
+        return keras_files.inspect_keras(source)
+    if not is_directory and is_tflite_file(source):
+        return tflite_inspection.inspect_tflite(source)
+    return inspect_graphs(source, tags, is_directory=is_directory)

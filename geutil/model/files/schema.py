@@ -134,7 +134,7 @@ _TYPES = (
     *("float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
     "float4_e2m1fn",
 )
-_REFERENCE = 100
+REFERENCE = 100
 """Added to the number of a type for a reference to a variable of it."""
 
 
@@ -143,10 +143,10 @@ def type_name(number: int) -> str | None:
 
     None if it is none of those up to TensorFlow 2.21.
     """
-    plain = number % _REFERENCE
-    if number < 0 or number // _REFERENCE > 1 or not 0 < plain < len(_TYPES):
+    plain = number % REFERENCE
+    if number < 0 or number // REFERENCE > 1 or not 0 < plain < len(_TYPES):
         return None
-    return _TYPES[plain] + ("_ref" if number > _REFERENCE else "")
+    return _TYPES[plain] + ("_ref" if number > REFERENCE else "")
 
 
 @cache

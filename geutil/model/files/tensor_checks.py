@@ -15,6 +15,7 @@ from geutil.errors import ModelError
 from geutil.graph import protos
 from geutil.graph.protos import DATA_TYPES, OpDef, TensorProto, TensorShapeProto
 from geutil.graph.walks import tree
+from geutil.model.files.schema import REFERENCE
 
 Types: TypeAlias = tuple[int, ...]
 """Numbers of data types, one for each tensor; UNKNOWN where nothing tells it."""
@@ -22,8 +23,6 @@ Types: TypeAlias = tuple[int, ...]
 UNKNOWN = 0
 MOST_TENSORS = 2**20
 """No op yields more: a number beyond it is damage, and TensorFlow would allocate it."""
-
-_FIRST_REFERENCE = 100
 
 
 @dataclass(frozen=True)
@@ -154,15 +153,17 @@ class OpSignatures:
 
 def base_type(number: int) -> int:
     """Return the number of a data type without its mark for references."""
-    return number - _FIRST_REFERENCE if number > _FIRST_REFERENCE else number
+    return number - REFERENCE if number > REFERENCE else number
 
 
 MOST_BYTES = 2**31
 """The most bytes of a constant: one stored in full cannot be larger."""
 
 MOST_DIMENSIONS = 254
+"""As TensorFlow's `TensorShape::MaxDimensions`."""
 _MOST_ELEMENTS = 2**63 - 1
 _STRING_BYTES = 24
+"""Bytes of TensorFlow's `tstring`, without the text of a long one."""
 
 _VALUES: dict[tf.DType, str] = {
     tf.float32: "float_val",

@@ -28,6 +28,7 @@ Buffer: TypeAlias = bytes | mmap.mmap
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _FIXED = {FIXED64: 8, FIXED32: 4}
 _LONGEST_VARINT = 70
+"""Bits of ten bytes, seven each: those of a 64-bit number."""
 
 
 class Field(NamedTuple):
@@ -174,6 +175,7 @@ _LARGE = 1 << 14
 
 _BATCH = 1 << 18
 _DEEPEST = 100
+"""The depth of messages that protobuf's own parsers accept."""
 
 
 @contextmanager

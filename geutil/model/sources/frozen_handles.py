@@ -164,7 +164,7 @@ def _value_type(producer: Any, text: str, signatures: OpSignatures) -> int:
 
 
 def _variable(producer: Any, kind: str, dtype: int) -> Any:
-    # It waits for what it stands for, so that this is not dropped.
+    # It waits for its value, so that this is not dropped.
     node = tf.compat.v1.NodeDef(op=kind, input=[f"^{producer.name}"])
     node.attr["dtype"].type = dtype
     shape = node.attr["shape"].shape

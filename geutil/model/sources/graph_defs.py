@@ -223,7 +223,7 @@ def _needed(
     """
     nodes = programs.nodes_by_name(graph_def)
     tensors = [t for pair in ends for part in pair for t in part.values()]
-    # An end that is not there is told of later.
+    # An end that is not there is reported later.
     names = {name for name in map(node_name, tensors) if name in nodes}
     names |= {name for name, node in nodes.items() if node.op in op_types.VARIABLES}
     while True:

@@ -16,6 +16,7 @@ from geutil.graph import keras_calls, strategy_variables
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
+from geutil.graph.walks import node_name
 from geutil.model.files.keras_files import inspect_keras, refuse_code
 from geutil.model.programs import Ancestor, ModelProgram, nodes_by_name
 from geutil.model.shared_state import SharedState
@@ -156,7 +157,7 @@ def _small_values_as_constants(
     nodes = nodes_by_name(graph_def) if captures else {}
     remaining: dict[str, Any] = {}
     for name, external in captures.items():
-        node = nodes.get(name.partition(":")[0])
+        node = nodes.get(node_name(name))
         if node is None or not _is_small_value(external):
             remaining[name] = external
             continue
@@ -196,7 +197,7 @@ def weights_of(model: Any) -> list[KerasWeight]:
     for v in model.variables:
         # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
         is_plain = isinstance(v, tf.Variable)
-        name = v.name.partition(":")[0] if is_plain else v.path
+        name = node_name(v.name) if is_plain else v.path
         weights.append(KerasWeight(v if is_plain else v.value, name))
     return weights
 
@@ -274,7 +275,7 @@ def _input_layers(model: Any, inputs: dict[str, str]) -> Iterator[LayerCall]:
                 layer.name,
                 layer.name,
                 keras_calls.INPUT_LAYER,
-                tensor.partition(":")[0],
+                node_name(tensor),
                 (),
                 (tensor,),
                 weakref.ref(layer),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from geutil.errors import ModelError
 from geutil.graph import protos, training_flags, types
 from geutil.graph.graph_collections import VariableFacts, variable_facts
 from geutil.graph.keras_calls import LayerCall, calls_by_scopes
+from geutil.graph.protos import SavedModel
 from geutil.graph.types import Graph
-from geutil.model.files import loading, reading, validation, wire
+from geutil.model.files import checkpoint_index, reading, validation, wire
+from geutil.model.files.reading import PathLike
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import holdings_of
 from geutil.model.sources import frozen_handles
@@ -40,7 +42,7 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
 
 def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
     """Return a SavedModel with objects as a source; signatures are read on demand."""
-    loaded = loading.load_saved_model(path, list(meta_graph.meta_info_def.tags))
+    loaded = load_saved_model(path, list(meta_graph.meta_info_def.tags))
     signatures = getattr(loaded, "signatures", {})
     if not isinstance(signatures, Mapping):
         raise ModelError(f"{what} has no list of signatures: the file is damaged")
@@ -210,3 +212,56 @@ def _checkpoint_values(
         return value
 
     return value_of
+
+
+def open_checkpoint(prefix: Path) -> Any:
+    """Check the files of a checkpoint, and open its index."""
+    index = checkpoint_index.checked_index(prefix)
+    try:
+        return tf.train.load_checkpoint(str(prefix))
+    except Exception as error:  # TensorFlow raises several kinds, RuntimeError too.
+        raise ModelError(f"'{index}' is damaged: {error}") from error
+
+
+def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
+    """Load a SavedModel, checked before.
+
+    Args:
+        path: the directory of the SavedModel.
+        tags: exactly the tags of the MetaGraph; None means "serve", or the only one
+            there is.
+
+    Example:
+        >>> loaded = load_saved_model("testdata/two_signatures")
+        >>> sorted(loaded.signatures)
+        ['decode', 'encode']
+    """
+    folder = Path(path)
+    saved_model = reading.read_saved_model(folder)
+    chosen = list(reading.select_meta_graph(saved_model, tags).meta_info_def.tags)
+    check_saved_model(saved_model, folder)
+    del saved_model
+    try:
+        return tf.saved_model.load(str(folder), tags=chosen)
+    except Exception as error:  # The loader raises whatever its Python code meets.
+        reason = str(error).strip() or type(error).__name__
+        raise ModelError(f"'{folder}' cannot be loaded: {reason}") from error
+
+
+def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
+    """Check a SavedModel's graphs and its checkpoint."""
+    for meta_graph in saved_model.meta_graphs:
+        tags = ", ".join(meta_graph.meta_info_def.tags)
+        validation.check_graph_def(
+            meta_graph.graph_def, f"'{folder}', MetaGraph '{tags}'"
+        )
+    prefix = checkpoint_index.variables_prefix(folder)
+    if checkpoint_index.has_checkpoint(prefix) or any(
+        map(_has_variables, saved_model.meta_graphs)
+    ):
+        open_checkpoint(prefix)
+
+
+def _has_variables(meta_graph: Any) -> bool:
+    nodes = meta_graph.object_graph_def.nodes
+    return any(node.WhichOneof("kind") == "variable" for node in nodes)

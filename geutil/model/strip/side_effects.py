@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.op_types import ENTERS, MERGES, RANDOM_STATE, is_random
-from geutil.graph.walks import node_name
+from geutil.graph.walks import data_inputs, node_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.model.strip.options import StripOptions
@@ -311,7 +311,7 @@ class _Decider:
                 dropped = self._dropped.pop(name)
                 self._keep(name, dropped.kind, "what stays reads what it gives")
             node = self._nodes[name]
-            before = [node_name(text) for text in node.input if text[0] != "^"]
+            before = list(map(node_name, data_inputs(node.input)))
             if name in self._handles:
                 continue
             waiting.extend(before)

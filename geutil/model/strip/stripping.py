@@ -8,7 +8,7 @@ from typing import Any
 
 from geutil.graph.functions import bindings
 from geutil.graph.op_types import FUSED_NORMS, is_random
-from geutil.graph.walks import node_name
+from geutil.graph.walks import closure, node_name
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
@@ -41,16 +41,13 @@ def candidates_in_bodies(graph_def: Any) -> list[Stripped]:
 
 
 def _found(node: Any, functions: dict[str, Any], kinds: EffectKinds) -> Iterator[str]:
-    waiting = kinds.called(node)
-    seen = set(waiting)
-    for name in waiting:
+    def called(name: str) -> list[str]:
+        return [c for inner in functions[name].node_def for c in kinds.called(inner)]
+
+    for name in closure(kinds.called(node), called):
         for inner in functions[name].node_def:
             if _serves_training(inner):
                 yield f"{inner.op} '{inner.name}'"
-            for called in kinds.called(inner):
-                if called not in seen:
-                    seen.add(called)
-                    waiting.append(called)
 
 
 def _serves_training(node: Any) -> bool:

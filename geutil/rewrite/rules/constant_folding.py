@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.graph import adjacency, call_graph, creation, op_types
 from geutil.graph.types import Graph, Operation, is_reference, scope_basename
+from geutil.graph.walks import data_inputs
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Op
 from geutil.rewrite.rule import Replaced, Rule
@@ -201,7 +202,7 @@ def on_cpu(graph_def: Any) -> Graph:
         node.device = "/CPU:0"
         node.attr.pop("_class", None)
         # Control inputs come last; the part is computed without what it waits for.
-        node.input[:] = [name for name in node.input if not name.startswith("^")]
+        node.input[:] = data_inputs(node.input)
     with tf.device(None), creation.new_graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")
     return graph

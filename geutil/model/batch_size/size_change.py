@@ -13,7 +13,7 @@ from geutil.errors import ModelError, TransformError
 from geutil.graph import shape_inference
 from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
-from geutil.graph.walks import node_name
+from geutil.graph.walks import control_references, node_name
 from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
 from geutil.model.batch_size.batch_edits import (
@@ -106,7 +106,7 @@ def _change(
         total = writer.add(name, node.input[0], edit.bias, dtype)
         node.op = "Identity"
         node.attr.pop("data_format", None)
-        node.input[:] = [total, *(n for n in node.input if n.startswith("^"))]
+        node.input[:] = [total, *control_references(node.input)]
     elif isinstance(edit, batch_edits.SetConstant):
         after = _controls(by_name.get(node_name(node.input[edit.index])))
         dtype = tf.as_dtype(edit.value.dtype).as_datatype_enum
@@ -138,7 +138,7 @@ def _change(
 
 def _controls(node: Any) -> list[str]:
     """Return the control inputs of a constant that is replaced."""
-    return [] if node is None else [n for n in node.input if n.startswith("^")]
+    return [] if node is None else control_references(node.input)
 
 
 def _broadcast(
