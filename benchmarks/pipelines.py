@@ -74,7 +74,7 @@ def compare_peaks(name: str, make: MakeStep) -> None:
     for count in STAGES:
         devices = [f"/device:CPU:{i}" for i in range(count)]
         found = partition(loss, devices, "memory", micro_batches=PARTS)
-        even = even_split(loss, devices, micro_batches=PARTS)
+        even = even_split(loss, devices, PARTS)
         print(
             f"| {name} | {count} | {found.largest / 1e6:.1f} | "
             f"{even.largest / 1e6:.1f} | {1 - found.largest / even.largest:.0%} | "

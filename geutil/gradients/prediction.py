@@ -21,7 +21,7 @@ from geutil.gradients.segments import (
 from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
 from geutil.gradients.tape.engine import additions
 from geutil.gradients.tensor_sizes import negligible_bytes
-from geutil.graph import runtime
+from geutil.graph import runtime, walks
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.buffers import Simulation
@@ -440,17 +440,15 @@ def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]
     for place, node in enumerate(nodes):
         for number in node.outputs:
             maker[number] = place
-    waiting = list(dict.fromkeys(maker[number] for number in roots))
-    needed = [False] * len(nodes)
-    for place in waiting:
-        needed[place] = True
-    while waiting:
-        node = nodes[waiting.pop()]
-        for place in (*(maker[number] for number in node.inputs), *node.controls):
-            if not needed[place]:
-                needed[place] = True
-                waiting.append(place)
-    left = [place for place, is_needed in enumerate(needed) if is_needed]
+    left = sorted(
+        walks.closure(
+            (maker[number] for number in roots),
+            lambda place: (
+                *(maker[number] for number in nodes[place].inputs),
+                *nodes[place].controls,
+            ),
+        )
+    )
     new_place = dict(zip(left, range(len(left)), strict=True))
     final = [nodes[place] for place in left]
     for place, node in enumerate(final):

@@ -30,11 +30,14 @@ from geutil.memory.schedule import planned_order
 _PARTS = 100
 """Tensors of less than this part of the peak are small."""
 _HARMLESS = 1 << 10
+"""Smaller ones are small whatever the peak. With 16 KB steps of small networks held up
+to a third more than with 1 KB (changelog)."""
 _ROOM = 50
 """This part of the peak may be held besides, so that several nodes run at once."""
 _AHEAD = 50
 """This part of the peak may be made of small tensors ahead of the plan, and as much
-again of tiny ones."""
+again of tiny ones. Without a bound Adam's updates of EfficientNetB0 held 1.31 times the
+reported peak under the worst schedule (commit 3fc39671)."""
 _TINY = 16
 """Tensors of less than this part of a small one are tiny."""
 _FURTHEST = 128

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
+
+import numpy as np
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types, types
@@ -14,13 +16,9 @@ from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
-from geutil.pipeline.stage_cuts import (
-    SequenceCut,
-    cut_any,
-    cut_sequence,
-    lower_largest,
-)
+from geutil.pipeline.stage_cuts import SequenceCut, cut_sequence, lower_largest
 from geutil.pipeline.stage_memory import (
+    Floats,
     StageMemory,
     held_bytes,
     is_handle,
@@ -179,7 +177,7 @@ def partition(
 
     Cost: by "time" linear in ops and edges, some 100 ms for 5,000 ops. By "memory" that
         of `tf.gradients`, the square of the places to cut in numpy, and some hundred
-        simulations of a stage: a minute for ResNet152, with 6,000 ops.
+        simulations of the step: a minute for ResNet152, with 6,000 ops.
 
     Example:
         >>> import tensorflow as tf
@@ -210,10 +208,7 @@ def partition(
 def even_split(
     ys: Any,
     devices: Sequence[str],
-    *,
-    micro_batches: int = 1,
-    schedule: Schedule = "1f1b",
-    recompute: bool = True,
+    micro_batches: int,
 ) -> Partition:
     """Cut the forward pass into stages of as many ops each, to compare partitions with.
 
@@ -221,9 +216,8 @@ def even_split(
     """
     tensors = _targets(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
-    flights = _flights(len(devices), micro_batches, schedule)
-    memory = line.memory(tensors, flights, recompute)
-    return line.evenly(memory, devices)
+    flights = _flights(len(devices), micro_batches, "1f1b")
+    return line.evenly(line.memory(tensors, flights, True), devices)
 
 
 def _targets(ys: Any) -> list[Tensor]:
@@ -344,12 +338,16 @@ class _Line:
 
     def _cut_by(self, taken: Sequence[float], stages: int, slack: float) -> SequenceCut:
         """Return the best cut by sums of the costs of pieces."""
-        sums = [0.0, *accumulate(taken)]
+        sums = np.array([0.0, *accumulate(taken)])
 
-        def cost(_: int, start: int, end: int) -> float:
-            return sums[end] - sums[start]
+        def row(_: int, start: int) -> Floats:
+            return sums[start + 1 :] - sums[start]
 
-        return cut_sequence(self._crossing(), stages, cost, slack=slack, precision=1e-4)
+        # Slack is used only where it saves traffic.
+        parts = dict.fromkeys((0.0, slack))
+        crossing = self._crossing()
+        cuts = [cut_sequence(crossing, stages, row, slack=part) for part in parts]
+        return min(cuts, key=lambda cut: cut.traffic)
 
     def evenly(self, memory: StageMemory, devices: Sequence[str]) -> Partition:
         """Return the partition into stages of as many ops, with their peaks."""
@@ -357,7 +355,9 @@ class _Line:
         for piece in self._piece.values():
             counts[piece] += 1
         ends = self._cut_by(counts, len(devices), 0.0).ends
-        found = self._stages(ends, memory.peaks(ends), devices)
+        stretches = enumerate(pairwise((0, *ends)))
+        peaks = [memory.peak(s, i, j) for s, (i, j) in stretches]
+        found = self._stages(ends, peaks, devices)
         return Partition(found, "memory", memory.bound, self._unplaced())
 
     def memory(
@@ -378,17 +378,18 @@ class _Line:
     def by_memory(
         self, memory: StageMemory, devices: Sequence[str], slack: float
     ) -> Partition:
-        """Return the best partition by peaks: by estimates, and then tried nearby."""
-        rows = cache(memory.estimates)
-        starts = [
-            cut_any(self._crossing(), len(devices), rows, slack=part).ends
+        """Return the best partition by peaks: by estimates, and then simulated."""
+        rows, peak = cache(memory.estimates), cache(memory.peak)
+        # The first has the least traffic.
+        tried = [
+            lower_largest(
+                cut_sequence(self._crossing(), len(devices), rows, slack=part).ends,
+                peak,
+            )
             for part in (slack, 0.0)
         ]
-        tried = [lower_largest(ends, cache(memory.nearly))[0] for ends in starts]
-        every = [(ends, memory.peaks(ends)) for ends in (*tried, *starts)]
-        least = min(max(costs) for _, costs in every)
-        # The first has the least traffic.
-        ends, costs = next(e for e in every if max(e[1]) <= least * (1 + slack))
+        least = min(max(costs) for _, costs in tried)
+        ends, costs = next(t for t in tried if max(t[1]) <= least * (1 + slack))
         found = self._stages(ends, costs, devices)
         return Partition(found, "memory", memory.bound, self._unplaced())
 

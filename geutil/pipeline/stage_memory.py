@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from geutil.graph import adjacency, colocation, creation, op_types, runtime, typ
 from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import GivenShapes, Operation, Tensor
 from geutil.memory.executor import simulate
-from geutil.memory.program import Node, Program
+from geutil.memory.program import Program
 from geutil.memory.sizes import bytes_of_shape, tensor_bytes
 from geutil.memory.step_prediction import step_program
 from geutil.select.queries import make_view
@@ -31,13 +30,12 @@ class StageMemory:
 
     A stage holds its weights with their gradients, the kept tensors of the micro-
     batches in flight, and the buffers of its forward and backward pass of one micro-
-    batch. The last is estimated for all stretches at once (`estimates`), simulated for
-    a stage alone (`nearly`), or in the step of all stages (`peaks`).
+    batch. The last is estimated for all stretches at once (`estimates`), or simulated
+    in the step of all stages (`peak`).
 
     Attributes:
         program: the step of one micro-batch, gradients handed on as they come.
         nodes: of each piece the nodes, by number.
-        backward: the nodes of the backward pass, by number.
         held: of each piece the bytes of weights, their gradients and constants.
         kept: of each piece the bytes that its backward ops read of the forward pass.
         working: of each piece the most that is held besides while it runs.
@@ -49,7 +47,6 @@ class StageMemory:
 
     program: Program
     nodes: tuple[tuple[int, ...], ...]
-    backward: frozenset[int]
     held: Floats
     kept: Floats
     working: Floats
@@ -78,17 +75,8 @@ class StageMemory:
         once = np.cumsum(self.held[start:]) + peaks
         return once + self._of_others(stage, start)
 
-    def nearly(self, stage: int, start: int, end: int) -> float:
-        """Return the peak of a stage by a simulation of itself. Cost: linear in it."""
-        once = self.held[start:end].sum() + self.transient(start, end)
-        return float(once + self._of_others(stage, start)[end - start - 1])
-
-    def peaks(self, ends: Sequence[int]) -> list[float]:
-        """Return the peaks of stages by simulations of the step, by their ends."""
-        stretches = enumerate(pairwise((0, *ends)))
-        return [self._peak(s, i, j) for s, (i, j) in stretches]
-
-    def _peak(self, stage: int, start: int, end: int) -> float:
+    def peak(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of a stage by a simulation of the step."""
         here = {i for nodes in self.nodes[start:end] for i in nodes}
         program = self.program.held_on(here, received=self.program.sizes.__getitem__)
         once = self.held[start:end].sum() + simulate(program).peak
@@ -140,63 +128,6 @@ class StageMemory:
         later = max(stages * reader // len(self.held), min(stage + 1, stages - 1))
         ahead = flights[stage] - flights[later]
         return ahead if ahead or stage == later else flights[0] - 1
-
-    @cached_property
-    def transient(self) -> Any:
-        """The bytes of a forward and backward pass of a stretch, by start and end."""
-
-        @cache
-        def transient(start: int, end: int) -> int:
-            here = sorted(i for nodes in self.nodes[start:end] for i in nodes)
-            return simulate(self._alone(here)).peak
-
-        return transient
-
-    def _alone(self, here: Sequence[int]) -> Program:
-        """Return the program of a stage: tensors of other stages are there at once."""
-        # Those of backward ops are there when all has been sent forward.
-        place = {i: n for n, i in enumerate(here)}
-        program, sizes = self.program, list(self.program.sizes)
-        sent = [
-            place[i]
-            for i in here
-            if i not in self.backward
-            and any(
-                r not in place
-                for t in program.nodes[i].outputs
-                for r in self._readers[t]
-            )
-        ]
-        arrived: dict[int, int] = {}
-        nodes, arrivals = [], []
-        for i in here:
-            node = program.nodes[i]
-            for t in node.inputs:
-                if self._makers[t] in place or t in arrived:
-                    continue
-                arrived[t] = len(sizes)
-                sizes.append(sizes[t])
-                controls = sent if self._makers[t] in self.backward else []
-                arrivals.append(
-                    Node("", "received", [], [arrived[t]], controls, cheap=True)
-                )
-            inputs = [arrived.get(t, t) for t in node.inputs]
-            controls = [place[c] for c in node.controls if c in place]
-            nodes.append(node.changed(inputs=inputs, controls=controls))
-        return Program([*nodes, *arrivals], sizes)
-
-    @cached_property
-    def _makers(self) -> dict[int, int]:
-        nodes = enumerate(self.program.nodes)
-        return {t: i for i, node in nodes for t in node.outputs}
-
-    @cached_property
-    def _readers(self) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in self.program.sizes]
-        for i, node in enumerate(self.program.nodes):
-            for t in node.inputs:
-                found[t].append(i)
-        return found
 
 
 def _least(program: Program, number: int) -> int:
@@ -264,7 +195,6 @@ def stage_memory(
     return StageMemory(
         program,
         tuple(map(tuple, nodes)),
-        frozenset(i for i, is_first in enumerate(is_forward) if not is_first),
         np.array(held, float) + constant,
         kept,
         working,

@@ -305,6 +305,9 @@ def _rank(trial: Trial) -> tuple[int, int]:
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
 """The budgets to try, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
+"""The weights of idle tensors to try. Of both tables together: in a chain 1.0 with 0.1
+is best alone, by 1.8 %, in an encoder 1.05 with 0.1, by 1.9 %, in a U-Net 1.1 with 0.0,
+by 0.4 % (benchmarks.networks, before cuts are shifted)."""
 _EVERY = (1, 2, 3, 4, 6, 8, 12)
 """Cuts at each place, at each second one and so on."""
 _TRIED_NODES = 80_000

@@ -19,7 +19,7 @@ from geutil.gradients.segments import (
     scheduled_recomputation,
 )
 from geutil.gradients.step import PlainStep, tensors_of
-from geutil.graph import runtime
+from geutil.graph import runtime, walks
 from geutil.graph.types import Operation
 from geutil.memory.timeline import drawn_axes
 from geutil.sizes import size_text
@@ -316,20 +316,10 @@ def canonical_ops(step: PlainStep) -> list[Operation]:
     """Return the ops of a step in an order that its structure alone decides."""
     # Each comes after its inputs, back edges of loops apart: in depth first order from
     # the ys and the gradients on, input by input.
-    ordered: dict[Operation, None] = {}
-    begun: set[Operation] = set()
-    ends = [t.op for t in (*step.ys, *tensors_of(step.gradients))]
-    waiting = [(op, False) for op in reversed(ends)]
-    while waiting:
-        op, is_done = waiting.pop()
-        if is_done:
-            ordered[op] = None
-        elif op not in begun and step.covers(op):
-            begun.add(op)
-            waiting.append((op, True))
-            before = reversed(list(step.producers(op)))
-            waiting += [(p, False) for p in before if p not in begun]
-    return list(ordered)
+    ends = (t.op for t in (*step.ys, *tensors_of(step.gradients)))
+    return walks.topological_order(
+        filter(step.covers, ends), lambda op: filter(step.covers, step.producers(op))
+    )
 
 
 def fingerprint(step: PlainStep, ops: Sequence[Operation]) -> str:

@@ -124,6 +124,7 @@ def num_elements(gradient: Any) -> int:
     return math.prod(n or 1 for n in dims)
 
 
+# Those of TensorFlow's own tape (kMinAggregateCount, kMinAggregateBytes in tape.h).
 MIN_AGGREGATE_COUNT = 4
 MIN_AGGREGATE_BYTES = 128 * 1024 * 1024
 

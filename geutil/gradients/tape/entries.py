@@ -17,6 +17,7 @@ from geutil.graph import (
     runtime,
     types,
     v1_control_flow,
+    walks,
 )
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
@@ -113,18 +114,14 @@ def _ids(tensors: Iterable[Any]) -> tuple[int, ...]:
 
 def _behind(ends: Iterable[Any], captured: CapturedTensors) -> list[Operation]:
     """Return the ops that tensors depend on, each after those that it depends on."""
-    stack = [t.op for t in ends if hasattr(t, "graph")]
-    entered: set[Operation] = set()
-    order: dict[Operation, None] = {}
-    while stack:
-        op = stack[-1]
-        if op in entered:
-            order[stack.pop()] = None
-            continue
-        entered.add(op)
-        inputs = (captured.beyond(t) for t in op.inputs)
-        stack += [t.op for t in inputs if hasattr(t, "graph") and t.op not in entered]
-    return list(order)
+
+    def makers(tensors: Iterable[Any]) -> list[Operation]:
+        # The last input comes first on the tape.
+        return [t.op for t in tensors if hasattr(t, "graph")][::-1]
+
+    return walks.topological_order(
+        makers(ends), lambda op: makers(map(captured.beyond, op.inputs))
+    )
 
 
 def _kinds(op: Operation) -> Iterator[tuple[Any, Any] | None]:
