@@ -39,12 +39,12 @@ def fold_batch_norms(
     """Fold batch normalization into the layers before it, or behind it.
 
     A batch norm at inference multiplies each channel by a number and adds another. A
-    layer that is linear in its weights takes both in: what is left is the layer with
-    other weights, and one bias. Constants are folded in float64; of variables, new ops
-    compute the weights, and the variables are left as they are. The old ops stay in the
-    graph, and nothing reads them any more. A norm of layers that are added, joined or
-    stacked is folded into each of them, and one behind average pooling or a resized
-    image into the layer before that.
+    layer that is linear in its weights takes both in: the layer with other weights and
+    one bias is left. Constants are folded in float64; of variables, new ops compute the
+    weights, and the variables are left as they are. The old ops stay in the graph, and
+    nothing reads them any more. A norm of layers that are added, joined or stacked is
+    folded into each of them, and one behind average pooling or a resized image into the
+    layer before that.
 
     With `is_training` batch norms that normalize by the statistics of the batch are
     folded, too, before gradients are built: in a v1 graph, or in the FuncGraph of a

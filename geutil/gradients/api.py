@@ -69,15 +69,15 @@ def gradients(
         ys: a tensor, or a list or tuple of tensors.
         xs: a tensor, a `tf.Variable` or a Keras variable, or a list or tuple of them.
         grad_ys: the gradients of `ys`, each of its shape; None means ones.
-        checkpoints: what is held. A list of tensors, of Keras layers, or of names of
-            either, of ops or scopes; "collection", the tensors in the graph collection
-            `checkpoints`; "speed", the results of convolutions, matrix products and the
-            like; "memory", what gives the least predicted peak; a `Budget`, what takes
-            the least time at a predicted peak within it, or holds the least within some
-            more time; a `Plan`, what was found for such a budget before; or a policy, a
-            predicate on tensors such as `by_type("Conv2D")`. None: all tensors that the
-            backward pass reads, as with `tf.gradients`, for the other features of
-            `engine` and the report.
+        checkpoints: the kept tensors. A list of tensors, of Keras layers, or of names
+            of either, of ops or scopes; "collection", the tensors in the graph
+            collection `checkpoints`; "speed", the results of convolutions, matrix
+            products and the like; "memory", those of the lowest predicted peak; a
+            `Budget`, those of the least time at a predicted peak within it, or those
+            that hold the least within some more time; a `Plan`, found for such
+            a budget before; or a policy, a predicate on tensors such as
+            `by_type("Conv2D")`. None: all tensors that the backward pass reads, as with
+            `tf.gradients`, for the other features of `engine` and the report.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
             "memory" keeps a tiny one along that reaches over many layers, such as a
             mask that each of them reads.

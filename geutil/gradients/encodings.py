@@ -48,9 +48,9 @@ class EncodedTensor:
         op_type: the type of the op that yields it.
         keeps: the encoding that is kept in its place: "mask", where an activation lets
             gradients through; "places", where in its window each maximum is; "shape";
-            "sign" as int8; "narrow", what it was cast from; "part", nothing but the
-            padded tensor that it is part of and that is held anyway; "nothing", since
-            it was only searched for maxima; "bfloat16". Several are joined by " and ".
+            "sign" as int8; "narrow", the input of its cast; "part", only the padded
+            tensor that it is part of and that is held anyway; "nothing", since it was
+            only searched for maxima; "bfloat16". Several are joined by " and ".
         bytes: its size.
         kept_bytes: that of the encoding.
     """

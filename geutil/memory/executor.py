@@ -49,8 +49,8 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
     A model of TensorFlow's executor with a pool of one thread. The thread works on an
     inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
     Of the other nodes that become ready together, the last joins it if the queue is
-    empty; the rest are handed to the pool, which takes up last what came first. Nodes
-    that wait for nothing become ready together, when the source node has run.
+    empty; the rest go to the pool, which is last in, first out. Nodes that wait for
+    nothing become ready together, when the source node has run.
 
     Args:
         program: the nodes and their edges.

@@ -423,8 +423,8 @@ class Model(EditableModel):
 
         Raises:
             ModelError: there is something at `path`; the format is unknown, or its name
-                says another one; or the model holds what the format cannot: the message
-                names it.
+                says another one; or the model has parts that the format has not: the
+                message names it.
 
         Cost: linear in the ops and the bytes of the variables.
 

@@ -163,7 +163,7 @@ def partition(
         schedule: "1f1b" or "gpipe"; it says how many micro-batches are in flight.
         recompute: whether stages recompute activations in their backward passes.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
-            or pairs; "memory" needs them. What is sent and "time" count each as 32.
+            or pairs; "memory" needs them. Sent tensors and "time" count each as 32.
 
     Returns:
         The partition; nothing is changed until `apply`.

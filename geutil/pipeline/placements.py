@@ -64,8 +64,8 @@ def place(ops: Any, device: str) -> Placement:
         device: the device, such as "/job:worker/task:1" or "/device:CPU:0".
 
     Returns:
-        The ops, and the tensors that cross. What an op without a device reads or
-        makes counts as crossing: TensorFlow is free to put that elsewhere.
+        The ops, and the tensors that cross. Tensors that an op without a device reads
+        or makes count as sent: TensorFlow is free to put that elsewhere.
 
     Raises:
         ArgumentTypeError: `device` is no text.

@@ -204,8 +204,8 @@ def rewrite(
         were made stay, unconnected.
 
     Cost: linear in ops and edges, plus for each rule and op of an anchor type one
-    search, which the types of the producers end early where they do not fit; and
-    what the rewrites cost, each with the neighbourhood that it touches.
+    search, which the types of the producers end early where they do not fit; and the
+    cost of the rewrites, each with the neighbourhood that it touches.
 
     Example:
         >>> import tensorflow as tf

@@ -21,8 +21,8 @@ class Match:
     """A place in a graph where a pattern holds.
 
     `match["name"]` is the op or tensor that was captured under a name, and
-    `match[node]` the one that a node of the pattern matches. What an alternative that
-    was not taken would have captured is missing: `get` returns None for it.
+    `match[node]` the one that a node of the pattern matches. Captures of an alternative
+    that was not taken are missing: `get` returns None for it.
 
     Attributes:
         root: the op that the root of the pattern matches.

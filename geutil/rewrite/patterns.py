@@ -228,7 +228,7 @@ class Optional(Or):
 
     Args:
         pattern: the pattern with the op.
-        otherwise: what stands there without it; None is the first input of the op.
+        otherwise: the tensor without it; None is the first input of the op.
 
     Raises:
         ArgumentTypeError: an argument is no pattern.

@@ -86,7 +86,7 @@ class OpMatcher:
         )
 
     def input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these producers, one for each input; None stands for any.
+        """Ask for these producers, one for each input; None matches any.
 
         Raises:
             SelectionError: the producers were asked for already.
@@ -96,7 +96,7 @@ class OpMatcher:
         return self
 
     def control_input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these control inputs, in graph order; None stands for any.
+        """Ask for these control inputs, in graph order; None matches any.
 
         Raises:
             SelectionError: the control inputs were asked for already.

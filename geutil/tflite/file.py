@@ -125,7 +125,7 @@ class LiteFile(Contents):
             name: its name.
             dtype: the name of its type, such as "float32".
             shape: its size in each dimension, None where it is free.
-            quantization: what its integers stand for.
+            quantization: the scales and zero points of its integers.
             graph: the subgraph, or its name or place; the main one, which is begun in
                 an empty file, if None.
 
@@ -155,7 +155,7 @@ class LiteFile(Contents):
             name: its name.
             value: an array, or numbers. Of a quantized constant, the integers.
             dtype: the name of its type, such as "int4"; that of the array if None.
-            quantization: what its integers stand for.
+            quantization: the scales and zero points of its integers.
             graph: the subgraph, as in `add_input`.
 
         Raises:
@@ -195,7 +195,7 @@ class LiteFile(Contents):
                 if None.
             shape: the shape of the tensor; by the rule of the kind if None.
             dtype: its type; by the rule of the kind, or of the first input, if None.
-            quantization: what its integers stand for.
+            quantization: the scales and zero points of its integers.
             outputs: new tensors that it makes, in the place of the four arguments
                 before: for results that differ in type or shape.
             version: the version of its kernel; the oldest that computes it if None.
@@ -807,8 +807,8 @@ class LiteFile(Contents):
 
         Raises:
             TFLiteError: an op computes along the batch, or a constant could hold the
-                batch size by chance, or the shapes of an op cannot be told. The file
-                is as it was.
+                batch size by chance, or the shapes of an op are unknown. The file is as
+                it was.
 
         Cost: linear in ops and tensors.
 
@@ -909,7 +909,7 @@ class LiteFile(Contents):
         Args:
             tensor: the tensor, or its name: of activations, or weights.
             scale: the size of a step; for weights with scales for each channel, these.
-            zero_point: the integer that stands for 0.
+            zero_point: the integer of the value 0.
             graph: the subgraph of the tensor; the main one if None.
 
         Returns:

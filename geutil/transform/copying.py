@@ -42,7 +42,7 @@ def copy(
             gets a number.
 
     Returns:
-        `(sgv_, info)`: a view of the copies, and what became what.
+        `(sgv_, info)`: a view of the copies, and the map to them.
 
     Raises:
         ArgumentTypeError, TransformError, FinalizedGraphError: as
@@ -91,7 +91,7 @@ def copy_with_input_replacements(
             gets a number.
 
     Returns:
-        `(sgv_, info)`: a view of the copies, and what became what.
+        `(sgv_, info)`: a view of the copies, and the map to them.
 
     Raises:
         ArgumentTypeError, TransformError, FinalizedGraphError: as

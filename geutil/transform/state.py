@@ -171,7 +171,7 @@ class TransformerInfo:
         Args:
             original: an op, a tensor, the name of one, or a nested structure of these.
             missing_fn: called for an element that was not transformed; without it,
-                None stands for that element.
+                the result is None.
 
         Returns:
             A structure like `original`.
@@ -190,7 +190,7 @@ class TransformerInfo:
             transformed: an op, a tensor, the name of one, or a nested structure of
                 these.
             missing_fn: called for an element that is no result of the transformation;
-                without it, None stands for that element.
+                without it, the result is None.
 
         Returns:
             A structure like `transformed`.

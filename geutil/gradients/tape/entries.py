@@ -222,8 +222,8 @@ class TapeEntry(NamedTuple):
 class Tape:
     """Operations in the order in which they were run.
 
-    A tape holds ids of tensors, and no tensor: what keeps an intermediate alive is the
-    backward function that needs it, and who records must not hold on to more. A tape is
+    A tape holds ids of tensors, and no tensor: the backward function that needs an
+    intermediate keeps it alive, and the recorder must not hold on to more. A tape is
     used once: `imperative_grad` takes the entries out as it goes through them.
 
     Example:

@@ -23,7 +23,7 @@ _TOLERANCE = 1e-2
 def dropout_removal() -> tuple[Rule, ...]:
     """Return rules that let dropout pass its input on.
 
-    They know what these build:
+    They recognize the ops of these:
 
     - Keras 3 (`Dropout`, `SpatialDropout*` with training=True), `tf.nn.dropout`,
       `tf.nn.experimental.stateless_dropout` and `general_dropout`:
@@ -35,11 +35,12 @@ def dropout_removal() -> tuple[Rule, ...]:
       `SelectV2(uniform < keep_prob, 1, 0)`; and a `SelectV2` between `x` and 0 that is
       scaled before or behind, or whose mask is the `Floor`.
 
-    `x / (1 - rate)` and `DivNoNan` may stand for `x * scale`, a `LogicalNot` may turn a
-    mask, and `uniform` may be shifted and scaled by constants to [0, 1). Identities,
-    casts, reshapes of the mask and FakeQuant ops may lie in between. Refused where
-    constants do not fit, so that the values that are kept would not be those at
-    inference: `scale * (1 - rate)` is not 1, or `uniform` is not between 0 and 1.
+    `x / (1 - rate)` and `DivNoNan` may take the place of `x * scale`, a `LogicalNot`
+    may turn a mask, and `uniform` may be shifted and scaled by constants to [0, 1).
+    Identities, casts, reshapes of the mask and FakeQuant ops may lie in between.
+    Refused where constants do not fit, so that the values that are kept would not be
+    those at inference: `scale * (1 - rate)` is not 1, or `uniform` is not between 0 and
+    1.
 
     The random ops stay without readers. In a function that is being traced, TensorFlow
     still runs those with a state, and the update of a Keras seed generator.
